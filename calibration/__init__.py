@@ -1,0 +1,1 @@
+"""Everything learned or measured from data: drafts, draft layers, evaluation."""

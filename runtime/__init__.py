@@ -1,0 +1,1 @@
+"""Run a deployment bundle: speculative decoding without torch."""

@@ -1,0 +1,39 @@
+"""Every error that vlmexport raises on purpose. The message names the offending value and the remedy."""
+
+from __future__ import annotations
+
+
+class VlmexportError(Exception):
+    """Base of all deliberate errors; the command line prints it as one line and exits with status 2."""
+
+
+class BundleError(VlmexportError):
+    """A bundle is missing files, was changed, or has a manifest that cannot be trusted."""
+
+
+class InputError(VlmexportError):
+    """A request cannot be served as given."""
+
+
+class ImageError(InputError):
+    """An image cannot be read, or is refused (too large, truncated, not an image)."""
+
+
+class PromptError(InputError):
+    """A prompt is empty where one is needed, too long, or not text."""
+
+
+class OptionError(VlmexportError):
+    """An option has a value that does not exist or does not fit the others."""
+
+
+class CapacityError(VlmexportError):
+    """A pass would write beyond the key/value buffers."""
+
+
+class ExportError(VlmexportError):
+    """A model could not be exported."""
+
+
+class UnsupportedModelError(ExportError):
+    """A model type, or a feature of a model, that the exporter does not support (and never exports wrongly)."""
