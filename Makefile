@@ -1,0 +1,37 @@
+# Two commands matter on a fresh machine: `make demo` and `make test`.
+# They install into .venv (override: VENV=path; an active environment: VENV=$VIRTUAL_ENV).
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+DEMO ?= demo
+STAMP := $(VENV)/.vlmexport-dev
+
+.PHONY: install demo test test-all lint format clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/python examples/demo.py --output $(DEMO)
+
+test: install
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+
+test-all: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(DEMO) build dist .pytest_cache .ruff_cache
