@@ -6,6 +6,8 @@ this version does not know are kept in `extra` and written back by `to_dict` (la
 optional fields). The format is described in docs/architecture.md.
 """
 
+# ruff: noqa: RUF009 - `_checked` returns a dataclass field
+
 from __future__ import annotations
 
 import dataclasses
@@ -192,7 +194,7 @@ _HEADS = _integer(1, 1024)
 _DTYPE = _string(20, tuple(ITEM_SIZES))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelInfo(_Part):
     """Where the model came from."""
 
@@ -205,7 +207,7 @@ class ModelInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Limits(_Part):
     """Largest request: positions per sequence, sequences, new positions per pass, encoder rows."""
 
@@ -216,7 +218,7 @@ class Limits(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TextInfo(_Part):
     """Tokenizer file, special tokens and prompt layout."""
 
@@ -233,7 +235,7 @@ class TextInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ImageInfo(_Part):
     """Image processor settings and the reference implementation they were compared with."""
 
@@ -248,7 +250,7 @@ class ImageInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RelativeBias(_Part):
     """T5 relative-position bias: a [num_buckets, heads] tensor of the bundle."""
 
@@ -261,7 +263,7 @@ class RelativeBias(_Part):
 _RELATIVE_BIAS = _optional(RelativeBias._parse)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DecoderInfo(_Part):
     """Shape of the decoder and how it is cut: segment k holds layers cuts[k]..cuts[k + 1] − 1."""
 
@@ -280,7 +282,7 @@ class DecoderInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EncoderInfo(_Part):
     """The text encoder of an encoder-decoder model; heads and bias of its float mask."""
 
@@ -289,7 +291,7 @@ class EncoderInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ValueInfo(_Part):
     """One graph input or output; symbolic dimensions are strings."""
 
@@ -299,7 +301,7 @@ class ValueInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GraphInfo(_Part):
     """One ONNX file; `layers` is [first, end) for segments."""
 
@@ -311,7 +313,7 @@ class GraphInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WeightsInfo(_Part):
     """The one file that holds every weight."""
 
@@ -320,7 +322,7 @@ class WeightsInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TensorInfo(_Part):
     """A tensor inside `weights` that the runtime itself reads."""
 
@@ -331,7 +333,7 @@ class TensorInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DraftInfo(_Part):
     """A proposer of the bundle. `layer` is the cut after which it branches off; `graph` is null for early exit."""
 
@@ -343,7 +345,7 @@ class DraftInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PolicyInfo(_Part):
     """Defaults of a request: which draft, how many tokens, and when to stop drafting."""
 
@@ -354,7 +356,7 @@ class PolicyInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FileInfo(_Part):
     """Size and checksum of a file of the bundle."""
 
@@ -363,10 +365,12 @@ class FileInfo(_Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Manifest(_Part):
     """A whole manifest, schema version 1. Construct with `from_dict`."""
 
+    format: str = _checked(_string(40, (FORMAT,)), default=FORMAT)
+    schema_version: int = _checked(_integer(1, 1 << 30), default=SCHEMA_VERSION)
     producer: dict[str, Any] = _checked(_object)
     model: ModelInfo = _checked(ModelInfo._parse)
     precision: str = _checked(_string(40))
@@ -384,8 +388,6 @@ class Manifest(_Part):
     verify_width: int | None = _checked(_optional(_integer(1, 4096)), default=None)
     parity: list[dict[str, Any]] = _checked(_list(_object, 100_000), default_factory=list)
     plans: list[dict[str, Any]] = _checked(_list(_object, 10_000), default_factory=list)
-    format: str = _checked(_string(40, (FORMAT,)), default=FORMAT)
-    schema_version: int = _checked(_integer(1, 1 << 30), default=SCHEMA_VERSION)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
