@@ -1,0 +1,25 @@
+"""Model families: how an image and a prompt become prompt rows. One file per family."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ..errors import BundleError
+from .base import Family, Prepared, Prompt, RawPrompt
+
+FAMILIES = {"blip2": "Blip2", "llama": "Llama"}
+"""Family name in `model.family` → class in the module of the same name. A new family is one line here."""
+
+
+def get_family(name: str) -> Family:
+    """The family called `name` in a manifest. Raises `BundleError` when this version does not know it."""
+    if name not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise BundleError(
+            f"manifest field 'model.family': {name!r} is unknown to this version, which knows {known}; "
+            "upgrade with `pip install --upgrade vlmexport`"
+        )
+    return getattr(import_module(f".{name}", __name__), FAMILIES[name])()
+
+
+__all__ = ["FAMILIES", "Family", "Prepared", "Prompt", "RawPrompt", "get_family"]

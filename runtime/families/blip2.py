@@ -1,0 +1,45 @@
+"""BLIP-2 with a T5 language model: image rows first, then the prompt, as `Blip2Processor` lays them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import BundleError, ImageError, PromptError
+from ..images.load import load_image
+from ..images.processors import preprocess
+from ..text.prompt import as_text, check_ids, check_length
+from .base import Prepared, Prompt, Source
+
+
+class Blip2:
+    """Source of the layout: transformers `Blip2Processor.__call__`."""
+
+    name = "blip2"
+    needs_image = True
+
+    def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
+        """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's `</s>`."""
+        manifest = bundle.manifest
+        text, settings = manifest.text, manifest.image
+        if settings is None or text.image_token_id is None or not text.image_rows:
+            raise BundleError(
+                "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family "
+                "'blip2'; build the bundle again"
+            )
+        if image is None:
+            raise ImageError("this model describes images: give one (a path, a PIL image or a uint8 array)")
+        if isinstance(prompt, list):
+            raise PromptError("this model has no chat template: give the prompt as text, not as messages")
+        words = as_text(text.default_prompt or "" if prompt is None else prompt)
+        ids = bundle.tokenizer.encode(words)
+        if np.any(ids == text.image_token_id):
+            written = bundle.tokenizer.token(text.image_token_id)
+            raise PromptError(f"the prompt contains {written!r}, which stands for an image row: leave it out")
+        token_ids = np.concatenate([np.full(text.image_rows, text.image_token_id, dtype=np.int64), ids])
+        limit = manifest.limits.max_source or manifest.limits.max_length
+        rows = f"max_source ({limit}) less {text.image_rows} image rows"
+        check_length(ids, limit - text.image_rows, rows)
+        check_ids(ids, text.vocab_size)
+        return Prepared(token_ids, preprocess(load_image(image), settings))

@@ -1,0 +1,1 @@
+"""Text in and out: tokenizer, streaming detokenizer, prompt checks, chat templates."""

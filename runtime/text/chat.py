@@ -1,0 +1,105 @@
+"""Chat templates, rendered as `transformers` renders them (`apply_chat_template`)."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..errors import BundleError, PromptError
+
+LONGEST = 4_000_000
+"""Characters of a rendered prompt; a template that writes more is taken for a runaway loop."""
+
+
+def render_chat(
+    template: str,
+    messages: list[dict[str, Any]],
+    *,
+    bos_token: str | None = None,
+    eos_token: str | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The text of a conversation.
+
+    The template comes with the bundle and is untrusted: it runs in Jinja's immutable sandbox.
+    Raises `BundleError` when the template itself is broken, `PromptError` when it refuses the messages.
+    """
+    # transformers passes the special tokens that exist; the others stay undefined and render as nothing.
+    special = {"bos_token": bos_token, "eos_token": eos_token}
+    try:
+        parts: list[str] = []
+        size = 0
+        for part in _compile(template).generate(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
+            **{name: value for name, value in special.items() if value is not None},
+        ):
+            parts.append(part)
+            size += len(part)
+            if size > LONGEST:
+                raise PromptError(f"the chat template wrote more than {LONGEST} characters")
+        return "".join(parts)
+    except jinja2.TemplateSyntaxError as error:
+        raise BundleError(f"manifest field 'text.chat_template': line {error.lineno}: {error}") from error
+    except jinja2.exceptions.SecurityError as error:
+        raise BundleError(f"manifest field 'text.chat_template': not allowed: {error}") from error
+    except jinja2.TemplateError as error:
+        raise PromptError(f"the chat template refuses these messages: {error}") from error
+    except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
+        raise PromptError(f"the chat template fails on these messages: {error}") from error
+
+
+def check_messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """Messages must be objects with a `role` and a `content`. Raises `PromptError`."""
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise PromptError(f"message {at} is not an object with 'role' and 'content': {message!r:.80}")
+    if not messages:
+        raise PromptError("the list of messages is empty; give at least one")
+    return messages
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it is only its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
