@@ -28,7 +28,9 @@ class Llama:
         template = manifest.text.chat_template
         if isinstance(prompt, list):
             if not template:
-                raise PromptError("this bundle has no chat template: give the prompt as text, not as messages")
+                raise PromptError(
+                    "this bundle has no chat template: give the prompt as text, not as messages"
+                )
             messages = check_messages(prompt)
         else:
             words = as_text(prompt)
@@ -49,6 +51,8 @@ class Llama:
         if not len(ids):
             raise PromptError("the prompt has no tokens; write some text")
         # One position is kept for the first new token.
-        check_length(ids, manifest.limits.max_length - 1, f"max_length ({manifest.limits.max_length}) less one")
+        check_length(
+            ids, manifest.limits.max_length - 1, f"max_length ({manifest.limits.max_length}) less one"
+        )
         check_ids(ids, manifest.text.vocab_size)
         return Prepared(ids)

@@ -60,7 +60,11 @@ def render_chat(
 def check_messages(messages: list[Any]) -> list[dict[str, Any]]:
     """Messages must be objects with a `role` and a `content`. Raises `PromptError`."""
     for at, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        if (
+            not isinstance(message, dict)
+            or not isinstance(message.get("role"), str)
+            or "content" not in message
+        ):
             raise PromptError(f"message {at} is not an object with 'role' and 'content': {message!r:.80}")
     if not messages:
         raise PromptError("the list of messages is empty; give at least one")

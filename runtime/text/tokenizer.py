@@ -32,7 +32,9 @@ class Tokenizer:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception for any defect
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise BundleError(f"{path}: not a readable tokenizer ({reason}); build the bundle again") from error
+            raise BundleError(
+                f"{path}: not a readable tokenizer ({reason}); build the bundle again"
+            ) from error
 
     @property
     def vocab_size(self) -> int:

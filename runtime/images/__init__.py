@@ -1,0 +1,1 @@
+"""Images in: reading and checking (`load`), preprocessing without torch (`processors/`)."""

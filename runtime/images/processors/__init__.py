@@ -1,0 +1,26 @@
+"""Image processors: upright RGB → `pixel_values`, equal to transformers' PIL backend. One file per processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from ...errors import BundleError
+from ...manifest import ImageInfo
+from . import blip
+
+PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {"blip": blip.preprocess}
+"""`image.processor` of a manifest → function."""
+
+
+def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
+    """`pixel_values` float32 [1, 3, H, W] of an RGB image, by the processor that the manifest names."""
+    if settings.processor not in PROCESSORS:
+        known = ", ".join(sorted(PROCESSORS))
+        raise BundleError(
+            f"manifest field 'image.processor': {settings.processor!r} is unknown to this version, which knows "
+            f"{known}; upgrade with `pip install --upgrade vlmexport`"
+        )
+    return PROCESSORS[settings.processor](image, settings)

@@ -1,0 +1,19 @@
+"""BLIP and BLIP-2: resize to a fixed size, scale, normalize. Reference: transformers `BlipImageProcessorPil`."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from ...manifest import ImageInfo
+from .resample import resampling
+
+
+def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
+    """`pixel_values` float32 [1, 3, height, width] of an RGB image; the aspect ratio is not kept."""
+    resized = image.resize((settings.width, settings.height), resample=resampling(settings.resample))
+    # The reference scales in float64, rounds to float32, then normalizes in float32.
+    pixels = (np.asarray(resized).astype(np.float64) * settings.rescale_factor).astype(np.float32)
+    mean, std = np.asarray(settings.mean, np.float32), np.asarray(settings.std, np.float32)
+    pixels = (pixels - mean) / std
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])  # [H, W, 3] → [1, 3, H, W]
