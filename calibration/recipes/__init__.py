@@ -1,0 +1,1 @@
+"""Recipes: how the bundled models are made."""

@@ -1,0 +1,1 @@
+"""Recipe of ``tiny-blip2-flant5``: data, vision stage, decoder stage, evaluation."""

@@ -1,0 +1,78 @@
+"""Muon for matrices, AdamW for everything else: fast on narrow, deep stacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Pushes the singular values of a batch of matrices [N, rows, columns] towards 1."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised; equal shapes are handled in one batch.
+
+    Args:
+        params: two-dimensional parameters.
+        lr: step; an update has root-mean-square 0.2 * lr, comparable to AdamW's.
+        momentum: Nesterov momentum.
+        weight_decay: decoupled decay.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape.setdefault(tuple(p.shape), []).append(p)
+            for shape, members in by_shape.items():
+                updates = []
+                for p in members:
+                    assert p.grad is not None
+                    velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+                    velocity.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(velocity, group["momentum"]))
+                directions = newton_schulz(torch.stack(updates)) * (0.2 * math.sqrt(max(shape)))
+                for p, direction in zip(members, directions, strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
+
+
+def build_optimizers(named: Iterable[tuple[str, Tensor]], lr: float) -> list[torch.optim.Optimizer]:
+    """Muon over the inner matrices, AdamW over embeddings, heads, norms and biases."""
+    matrices, rest = [], []
+    outside = ("shared", "lm_head", "heads", "relative_attention_bias", "embed")
+    for name, p in named:
+        if not p.requires_grad:
+            continue
+        (matrices if p.ndim == 2 and not any(o in name for o in outside) else rest).append(p)
+    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
+
+
+def schedule(step: int, steps: int, warmup: int, floor: float = 0.02) -> float:
+    """Factor of the learning rate: linear warm-up, then cosine down to ``floor``."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))

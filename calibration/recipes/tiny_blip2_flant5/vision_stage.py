@@ -1,0 +1,192 @@
+"""First stage: the vision tower and the Q-Former learn what lies where, through throw-away heads.
+
+Query i answers for the i-th object from the left, queries 5 to 7 for the setting; every patch
+answers for the object that it shows. The heads are dropped afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Blip2ForConditionalGeneration
+
+from ...scenes.dataset import prerender
+from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
+from .labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
+from .model import MEAN, SIDE, STD, WIDTH, build_model
+from .optimizer import build_optimizers, schedule
+from .tokenizer import build_tokenizer
+
+
+class VisionHeads(nn.Module):
+    """Linear classifiers on query outputs and on patches; used in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slot_heads = nn.ModuleDict({n: nn.Linear(WIDTH, c) for n, c in SLOT_CLASSES.items()})
+        self.global_heads = nn.ModuleDict({n: nn.Linear(WIDTH, c) for n, c in GLOBAL_CLASSES.items()})
+        patch_classes = {n: SLOT_CLASSES[n] for n in PATCH_FIELDS} | {"ordinal": MOST_OBJECTS + 1}
+        self.patch_heads = nn.ModuleDict({n: nn.Linear(WIDTH, c) for n, c in patch_classes.items()})
+
+
+def encode(model: Blip2ForConditionalGeneration, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixels [B, 3, side, side] to patch states [B, 1 + patches, width] and queries [B, 8, width]."""
+    patches = model.vision_model(pixel_values=pixels).last_hidden_state
+    queries = model.qformer(
+        query_embeds=model.query_tokens.expand(len(pixels), -1, -1), encoder_hidden_states=patches
+    ).last_hidden_state
+    return patches, queries
+
+
+def to_pixels(pictures: np.ndarray) -> Tensor:
+    """uint8 (B, side, side, 3) to normalised float [B, 3, side, side]."""
+    x = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
+    return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def batch(
+    pictures: np.ndarray, labels: dict[str, np.ndarray], rows: np.ndarray
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Pixels and labels of ``rows``; rows beyond the number of pictures are mirrored pictures."""
+    count = len(pictures)
+    chosen = pictures[rows % count]
+    flip = rows >= count
+    chosen[flip] = chosen[flip][:, :, ::-1]
+    return to_pixels(chosen), {name: torch.from_numpy(value[rows]) for name, value in labels.items()}
+
+
+def vision_loss(
+    heads: VisionHeads, patches: Tensor, queries: Tensor, labels: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Summed cross entropies, and per question the answers' correctness (1, 0) or -1 for none."""
+    loss = queries.new_zeros(())
+    correct: dict[str, Tensor] = {}
+    for name, head in heads.slot_heads.items():
+        logits, truth = head(queries[:, :MOST_OBJECTS]), labels[name]
+        loss = loss + F.cross_entropy(logits.flatten(0, 1).float(), truth.flatten(), ignore_index=NONE)
+        correct[name] = torch.where(truth == NONE, -1, (logits.argmax(-1) == truth).long())
+    setting = queries[:, MOST_OBJECTS:].mean(1)
+    for name, head in heads.global_heads.items():
+        logits, truth = head(setting), labels[name]
+        loss = loss + F.cross_entropy(logits.float(), truth)
+        correct[name] = (logits.argmax(-1) == truth).long()
+    owner = labels["owner"].flatten(1)  # [B, patches]
+    for name, head in heads.patch_heads.items():
+        logits = head(patches[:, 1:])
+        if name == "ordinal":
+            truth = torch.where(owner >= 0, owner, MOST_OBJECTS)
+        else:
+            truth = labels[name].gather(1, owner.clamp_min(0)).masked_fill(owner < 0, NONE)
+        loss = loss + 0.5 * F.cross_entropy(logits.flatten(0, 1).float(), truth.flatten(), ignore_index=NONE)
+    return loss, correct
+
+
+@torch.no_grad()
+def evaluate(
+    model: Blip2ForConditionalGeneration,
+    heads: VisionHeads,
+    pictures: np.ndarray,
+    labels: dict[str, np.ndarray],
+) -> dict[str, float]:
+    """Accuracy per question on unmirrored pictures, and of kind and colour together."""
+    found: dict[str, list[Tensor]] = {}
+    for start in range(0, len(pictures), 250):
+        pixels, truth = batch(pictures, labels, np.arange(start, min(start + 250, len(pictures))))
+        with torch.autocast("cpu", torch.bfloat16):
+            patches, queries = encode(model, pixels)
+            _, correct = vision_loss(heads, patches, queries, truth)
+        correct["object"] = torch.where(correct["colour"] < 0, -1, correct["kind"] * correct["colour"])
+        for name, value in correct.items():
+            found.setdefault(name, []).append(value.flatten())
+    result = {}
+    for name, values in found.items():
+        value = torch.cat(values)
+        result[name] = round(value[value >= 0].float().mean().item(), 4)
+    return result
+
+
+def train_vision(
+    work: Path,
+    steps: int,
+    size: int = 64_000,
+    batch_size: int = 128,
+    lr: float = 3e-3,
+    seed: int = 0,
+    resume: bool = True,
+) -> Path:
+    """Runs or resumes the stage; returns the checkpoint's path."""
+    data = work / "data"
+    pictures = prerender(data / f"train{SIDE}.u8", seed, TRAIN[:size], SIDE)
+    labels = label_table(data / "train_labels.npz", seed, TRAIN[:size])
+    check_pictures = prerender(data / f"val{SIDE}.u8", seed, VALIDATION[:2000], SIDE)
+    check_labels = label_table(data / "val_labels.npz", seed, VALIDATION[:2000])
+    model, heads = build_model(build_tokenizer(seed), seed), VisionHeads()
+    modules = nn.ModuleDict({"vision": model.vision_model, "qformer": model.qformer, "heads": heads})
+    named = [*modules.named_parameters(), ("query_embed", model.query_tokens)]
+    optimizers = build_optimizers(named, lr)
+    checkpoint, log = work / "vision.pt", work / "vision.jsonl"
+    start = 0
+    if resume and checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=False)
+        model.load_state_dict(state["model"])
+        heads.load_state_dict(state["heads"])
+        for optimizer, stored in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(stored)
+        start = state["step"]
+    clock, running = time.time(), 0.0
+    for step in range(start, steps):
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * schedule(step, steps, 100)
+        rows = np.random.default_rng([seed, 7, step]).integers(0, 2 * len(pictures), batch_size)
+        pixels, truth = batch(pictures, labels, rows)
+        with torch.autocast("cpu", torch.bfloat16):
+            patches, queries = encode(model, pixels)
+            loss, _ = vision_loss(heads, patches, queries, truth)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        running += loss.item()
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            line = {
+                "step": step + 1,
+                "loss": round(running / 50, 4),
+                "seconds": round(time.time() - clock, 1),
+            }
+            running = 0.0
+            if (step + 1) % 250 == 0 or step + 1 == steps:
+                line |= evaluate(model, heads, check_pictures, check_labels)
+                state = {"model": model.state_dict(), "heads": heads.state_dict(), "step": step + 1}
+                torch.save(
+                    state | {"optimizers": [o.state_dict() for o in optimizers]},
+                    checkpoint.with_suffix(".new"),
+                )
+                checkpoint.with_suffix(".new").replace(checkpoint)
+            with log.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+    return checkpoint
+
+
+def main() -> None:
+    """Command line of the stage."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--batch-size", type=int, default=128)
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    train_vision(options.work, options.steps, batch_size=options.batch_size, lr=options.lr)
+
+
+if __name__ == "__main__":
+    main()
