@@ -1,0 +1,34 @@
+"""A control loop that asks the model what is on the table, but never waits longer than its period.
+
+    python examples/control_loop.py demo/bundle demo/scene.png --period 0.2
+
+A request with a deadline ends between two decoding cycles with finish_reason "deadline" and the text it has so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from vlmexport.runtime import Session
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle")
+    parser.add_argument("image")
+    parser.add_argument("--period", type=float, default=0.2, help="seconds per tick")
+    parser.add_argument("--ticks", type=int, default=5)
+    options = parser.parse_args()
+    with Session.load(options.bundle) as session:
+        session.generate(image=options.image, max_new_tokens=8)  # warm-up: the first request allocates
+        for tick in range(options.ticks):
+            begin = time.monotonic()
+            result = session.generate(image=options.image, max_new_tokens=96, deadline=0.8 * options.period)
+            spent = time.monotonic() - begin
+            print(f"tick {tick}: {1e3 * spent:5.1f} ms, {result.finish_reason:8s} {result.text}")
+            time.sleep(max(0.0, options.period - spent))
+
+
+if __name__ == "__main__":
+    main()

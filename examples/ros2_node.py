@@ -1,0 +1,51 @@
+"""A ROS 2 node: subscribes to camera images, publishes captions as they are spoken.
+
+Needs a ROS 2 installation (rclpy, sensor_msgs, std_msgs); not run in this project's tests.
+
+    python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import rclpy
+from rclpy.node import Node
+from sensor_msgs.msg import Image
+from std_msgs.msg import String
+from vlmexport.runtime import Session
+
+
+class CaptionNode(Node):
+    """Keeps one Session; drops images that arrive while it is busy (queue depth 1)."""
+
+    def __init__(self) -> None:
+        super().__init__("vlm_caption")
+        bundle = self.declare_parameter("bundle", "").value
+        self.session = Session.load(bundle)
+        self.publisher = self.create_publisher(String, "caption", 10)
+        self.create_subscription(Image, "image", self.on_image, 1)
+
+    def on_image(self, message: Image) -> None:
+        if message.encoding not in ("rgb8", "bgr8"):
+            self.get_logger().error(f"image encoding {message.encoding!r}: convert to rgb8 or bgr8 first")
+            return
+        rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
+        pixels = rows[:, : 3 * message.width].reshape(message.height, message.width, 3)
+        if message.encoding == "bgr8":
+            pixels = pixels[:, :, ::-1]
+        result = self.session.generate(image=np.ascontiguousarray(pixels), max_new_tokens=96)
+        self.publisher.publish(String(data=result.text))
+
+
+def main() -> None:
+    rclpy.init()
+    node = CaptionNode()
+    try:
+        rclpy.spin(node)
+    finally:
+        node.destroy_node()
+        rclpy.shutdown()
+
+
+if __name__ == "__main__":
+    main()
