@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ MAX_PIXELS = 80_000_000
 """Larger images are refused before they are decoded (240 MB as RGB): a small file can claim any size."""
 
 FORMATS = (
-    "JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "AVIF", "PPM", "MPO", "JPEG2000", "TGA", "ICO",
+    "JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "TGA", "ICO",
 )  # fmt: skip
 """Formats that are read. Others, such as EPS (it starts an interpreter), are refused."""
 
@@ -58,7 +59,7 @@ def _open(path: Path) -> Image.Image:
         with warnings.catch_warnings():
             # Pillow warns about large images before our own limit can refuse them.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(path, formats=FORMATS)
+            return Image.open(path, formats=_formats())
     except UnidentifiedImageError:
         raise ImageError(f"{path}: not an image of a known format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
@@ -67,6 +68,12 @@ def _open(path: Path) -> Image.Image:
         raise
     except Exception as error:  # decoders fail in many ways on damaged headers
         raise ImageError(f"{path}: cannot be read ({_reason(error)})") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()  # Pillow can be built without AVIF, WEBP or JPEG2000
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -62,10 +62,11 @@ class IncrementalDetokenizer:
 
     def _release(self, piece: str, final: bool) -> str:
         text = self._tail + piece
-        starts = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if starts:
+        # The one completed first wins: that does not depend on where tokens begin and end.
+        ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if ends:
             self.stopped, self._tail = True, ""
-            return text[: min(starts)]
+            return text[: min(ends)[1]]
         keep = 0 if final else self._possible_stop(text)
         cut = len(text) - keep
         self._tail = text[cut:]

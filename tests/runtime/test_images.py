@@ -1,0 +1,257 @@
+"""Images: every mode becomes upright RGB or is refused by name; the processor equals the reference."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlmexport.runtime.errors import BundleError, ImageError
+from vlmexport.runtime.images import load as load_module
+from vlmexport.runtime.images.load import load_image
+from vlmexport.runtime.images.processors import preprocess
+from vlmexport.runtime.manifest import ImageInfo
+
+SETTINGS = ImageInfo(
+    processor="blip", height=48, width=64, resample="bicubic", rescale_factor=1 / 255,
+    mean=[0.48145466, 0.4578275, 0.40821073], std=[0.26862954, 0.26130258, 0.27577711],
+)  # fmt: skip
+
+
+def picture(width: int = 53, height: int = 37) -> Image.Image:
+    """Smooth colour with an asymmetric bright corner: any rotation, mirror or channel swap shows."""
+    y, x = np.mgrid[0:height, 0:width]
+    pixels = np.stack([x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)], axis=-1)
+    pixels[:5, :9] = 255
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def same(a: Image.Image, b: Image.Image, tolerance: int = 0) -> bool:
+    left, right = np.asarray(a, np.int16), np.asarray(b, np.int16)
+    return left.shape == right.shape and int(np.abs(left - right).max()) <= tolerance
+
+
+def test_path_pil_and_array_are_the_same(tmp_path: Path) -> None:
+    original = picture()
+    original.save(tmp_path / "a.png")
+    for source in (tmp_path / "a.png", str(tmp_path / "a.png"), original, np.asarray(original)):
+        loaded = load_image(source)
+        assert loaded.mode == "RGB"
+        assert same(loaded, original)
+
+
+def test_an_array_view_with_strides_is_read_right() -> None:
+    array = np.asarray(picture())
+    assert same(load_image(array[:, ::-1]), Image.fromarray(array[:, ::-1].copy()))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["path", "pil"])
+def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, kind: str) -> None:
+    upright = picture()
+    # How the sensor stored it: the inverse of what a viewer does (TIFF 6.0, tag 274).
+    stored = {
+        1: lambda i: i,
+        2: lambda i: i.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: lambda i: i.transpose(Image.Transpose.ROTATE_180),
+        4: lambda i: i.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: lambda i: i.transpose(Image.Transpose.TRANSPOSE),
+        6: lambda i: i.transpose(Image.Transpose.ROTATE_90),
+        7: lambda i: i.transpose(Image.Transpose.TRANSVERSE),
+        8: lambda i: i.transpose(Image.Transpose.ROTATE_270),
+    }[orientation](upright)
+    exif = Image.Exif()
+    exif[274] = orientation
+    path = tmp_path / "a.png"
+    stored.save(path, exif=exif)
+    assert same(load_image(path if kind == "path" else Image.open(path)), upright)
+
+
+def test_unreadable_exif_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff rubbish", quality=95)
+    assert load_image(path).size == (53, 37)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "YCbCr", "HSV"])
+def test_modes_without_transparency_convert_as_pillow_does(mode: str) -> None:
+    image = picture().convert(mode)
+    assert same(load_image(image), image.convert("RGB"))
+
+
+@pytest.mark.parametrize("extension", ["jpg", "tif"])
+def test_cmyk_files(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a.{extension}"
+    picture().convert("CMYK").save(path)
+    assert Image.open(path).mode == "CMYK"
+    assert same(load_image(path), picture(), tolerance=40 if extension == "jpg" else 1)
+
+
+def test_transparency_is_laid_over_white() -> None:
+    image = picture().convert("RGBA")
+    alpha = np.full((37, 53), 255, np.uint8)
+    alpha[:, :20], alpha[:, 20:30] = 0, 128
+    image.putalpha(Image.fromarray(alpha))
+    pixels = np.asarray(load_image(image))
+    assert (pixels[:, :20] == 255).all()
+    np.testing.assert_array_equal(pixels[:, 30:], np.asarray(picture())[:, 30:])
+    half = np.asarray(picture())[:, 20:30] * (128 / 255) + 255 * (127 / 255)
+    assert np.abs(pixels[:, 20:30] - half).max() <= 1
+
+
+def test_a_transparent_palette_colour_and_grey_alpha(tmp_path: Path) -> None:
+    palette = picture().convert("P")
+    palette.save(tmp_path / "a.png", transparency=palette.getpixel((0, 0)))
+    pixels = np.asarray(load_image(tmp_path / "a.png"))
+    assert (pixels[0, 0] == 255).all()
+    grey = Image.merge("LA", (picture().convert("L"), Image.new("L", (53, 37), 0)))
+    assert (np.asarray(load_image(grey)) == 255).all()
+
+
+@pytest.mark.parametrize("extension", ["png", "tif", "pgm"])
+def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path, extension: str) -> None:
+    values = np.linspace(0, 65535, 53 * 37).reshape(37, 53).astype(np.uint16)
+    Image.fromarray(values).save(tmp_path / f"a.{extension}")
+    pixels = np.asarray(load_image(tmp_path / f"a.{extension}"))
+    expected = np.round(values / 257).astype(np.uint8)
+    np.testing.assert_array_equal(pixels, np.repeat(expected[..., None], 3, axis=2))
+
+
+def _sixteen_bit_colour(values: np.ndarray) -> bytes:
+    """A 16-bit RGB PNG, which Pillow reads but cannot write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_16_bit_colour_keeps_its_range(tmp_path: Path) -> None:
+    values = np.linspace(0, 65535, 10 * 12 * 3).reshape(10, 12, 3).astype(np.uint16)
+    (tmp_path / "a.png").write_bytes(_sixteen_bit_colour(values))
+    np.testing.assert_array_equal(np.asarray(load_image(tmp_path / "a.png")), (values >> 8).astype(np.uint8))
+
+
+def test_the_first_frame_of_an_animation(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert load_image(tmp_path / "a.gif").getpixel((5, 5)) == (255, 0, 0)
+
+
+def _bomb() -> bytes:
+    """A valid PNG header that claims 30,000 × 30,000 pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    body = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return (
+        b"\x89PNG\r\n\x1a\n" + body + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    )
+
+
+def _encoded(kind: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    picture(300, 200).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+BAD_FILES = {
+    "empty.png": (b"", "is empty"),
+    "text.jpg": (b"not an image at all, just words", "not an image of a known format"),
+    "cut.jpg": (_encoded("JPEG")[:2000], "truncated or damaged"),
+    "cut.png": (_encoded("PNG")[:900], "truncated or damaged"),
+    "header.png": (_encoded("PNG")[:20], "not an image|cannot be read|truncated"),
+    "bomb.png": (_bomb(), "megapixels"),
+    "vector.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not an image of a known format"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    data, message = BAD_FILES[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ImageError, match=message) as caught:
+        load_image(tmp_path / name)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="no such image file"):
+        load_image(tmp_path / "none.png")
+    with pytest.raises(ImageError, match="is not a file"):
+        load_image(tmp_path)
+
+
+def test_large_images_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture().save(tmp_path / "a.png")
+    monkeypatch.setattr(load_module, "MAX_PIXELS", 53 * 37)
+    load_image(tmp_path / "a.png")
+    monkeypatch.setattr(load_module, "MAX_PIXELS", 53 * 37 - 1)
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded before the limit was checked"))
+    with pytest.raises(ImageError, match="53 × 37 pixels; the limit is"):
+        load_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.uint16), np.zeros((4, 4), np.uint8),
+        np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((1, 4, 4, 3), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ],
+    ids=lambda a: f"{a.dtype}{list(a.shape)}",
+)  # fmt: skip
+def test_other_arrays_are_refused(array: np.ndarray) -> None:
+    with pytest.raises(ImageError, match="array"):
+        load_image(array)
+
+
+@pytest.mark.parametrize("source", [b"bytes", 3, [1, 2], Image.new("F", (3, 3)), Image.new("RGB", (0, 4))])
+def test_other_sources_are_refused(source: object) -> None:
+    with pytest.raises(ImageError):
+        load_image(source)
+
+
+def test_pixel_values_by_hand() -> None:
+    white = preprocess(Image.new("RGB", (10, 10), (255, 0, 51)), SETTINGS)
+    assert white.shape == (1, 3, 48, 64)
+    assert white.dtype == np.float32
+    expected = (np.array([1.0, 0.0, 0.2]) - SETTINGS.mean) / np.array(SETTINGS.std)
+    np.testing.assert_allclose(white[0, :, 7, 9], expected, atol=1e-6)
+
+
+def test_unknown_processor_and_filter_are_named() -> None:
+    image = picture()
+    for field, message in (("processor", "image.processor': 'x'"), ("resample", "image.resample': 'x'")):
+        settings = ImageInfo(**{**SETTINGS.to_dict(), field: "x"})
+        with pytest.raises(BundleError, match=message):
+            preprocess(image, settings)
+
+
+SIZES = [(64, 48), (53, 37), (640, 480), (31, 200), (1, 1), (1920, 1080)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_equal_to_the_reference(size: tuple[int, int], mode: str) -> None:
+    reference = pytest.importorskip("transformers.models.blip.image_processing_pil_blip")
+    processor = reference.BlipImageProcessorPil(
+        size={"height": SETTINGS.height, "width": SETTINGS.width},
+        image_mean=SETTINGS.mean,
+        image_std=SETTINGS.std,
+    )
+    image = picture(*size)
+    if mode == "RGBA":
+        image.putalpha(image.convert("L"))
+    image = image.convert(mode)
+    expected = processor(image, return_tensors="np")["pixel_values"]
+    found = preprocess(load_image(image), SETTINGS)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-5

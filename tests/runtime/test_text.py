@@ -1,0 +1,130 @@
+"""Tokenizer wrapper, prompt checks, chat templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import handmade_bundle
+import numpy as np
+import pytest
+
+from vlmexport.runtime.errors import BundleError, PromptError
+from vlmexport.runtime.text.chat import render_chat
+from vlmexport.runtime.text.prompt import as_text, check_ids, check_length
+from vlmexport.runtime.text.tokenizer import Tokenizer
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
+    backend = handmade_bundle.metaspace_tokenizer()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=12)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ids = Tokenizer.open(tmp_path / "tokenizer.json").encode("the red cup on the table")
+    assert ids.dtype == np.int64
+    assert len(ids) == 7  # six words and </s>: nothing cut, nothing padded
+
+
+def test_special_tokens() -> None:
+    tokenizer = Tokenizer(handmade_bundle.metaspace_tokenizer())
+    assert tokenizer.encode("cup", add_special_tokens=False).tolist() == [tokenizer.id("▁cup")]
+    assert tokenizer.encode("cup").tolist()[-1] == tokenizer.id("</s>") == 1
+    assert tokenizer.decode([tokenizer.id("▁cup"), 1]) == "cup"
+    assert "</s>" in tokenizer.decode([tokenizer.id("▁cup"), 1], skip_special_tokens=False)
+    assert tokenizer.special_ids >= {0, 1, 2}
+    assert tokenizer.token(None) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\x80\x04pickle", b'{"model": 1}'])
+def test_a_broken_tokenizer_file_is_a_bundle_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    with pytest.raises(BundleError, match=r"tokenizer\.json: not a readable tokenizer") as caught:
+        Tokenizer.open(tmp_path / "tokenizer.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_good_prompts() -> None:
+    assert as_text("où est la tasse ? 🙂") == "où est la tasse ? 🙂"
+    assert as_text("tasse 🙂".encode()) == "tasse 🙂"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (b"ab\xff", "byte 0xff at position 2"),
+        ("ab\udcff", r"surrogate U\+DCFF at position 2"),
+        (3, "not int"),
+        ("x" * 1_000_001, "1000001 characters; the limit is 1000000"),
+        (b"x" * 4_000_001, "4000001 bytes; the limit"),
+    ],
+)
+def test_bad_prompts_are_refused_with_the_reason(prompt: object, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        as_text(prompt)
+
+
+def test_limits_are_named() -> None:
+    check_length(np.zeros(5, np.int64), 5, "max_length (6) less one")
+    with pytest.raises(PromptError, match=r"has 6 tokens; max_length \(6\) less one allows 5"):
+        check_length(np.zeros(6, np.int64), 5, "max_length (6) less one")
+    check_ids(np.array([9]), 10)
+    with pytest.raises(PromptError, match="token 10; the model knows 10 tokens"):
+        check_ids(np.array([10]), 10)
+
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA = (
+    "{{ bos_token }}{% for message in messages %}\n  {% if message.role == 'user' %}\n"
+    "[INST] {{ message.content | trim }} [/INST]\n  {% else %}\n{{ message.content + eos_token }}\n"
+    "  {% endif %}\n{% endfor %}"
+)
+BLOCKS = (
+    "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- set ns.n = ns.n + 1 -%}"
+    "{%- if m.role == 'x' -%}{%- break -%}{%- endif -%}{{ m | tojson }}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{%- endfor -%}{{ ns.n }}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, BLOCKS], ids=["chatml", "llama", "blocks"])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_rendered_as_transformers_does(template: str, add_generation_prompt: bool) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = [
+        {"role": "user", "content": "Where is <the> \"cup\"?  "},
+        {"role": "assistant", "content": "Left & near."},
+        {"role": "user", "content": "Größe?"},
+    ]  # fmt: skip
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    expected, _ = utils.render_jinja_template(
+        conversations=[messages],
+        chat_template=template,
+        add_generation_prompt=add_generation_prompt,
+        **special,
+    )
+    assert (
+        render_chat(template, messages, add_generation_prompt=add_generation_prompt, **special) == expected[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "message"),
+    [
+        ("{% for x %}", BundleError, "chat_template': line 1"),
+        ("{{ messages.__class__.__mro__ }}", BundleError, "not allowed"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", BundleError, "not allowed"),
+        ("{{ messages.append(1) }}", BundleError, "not allowed"),
+        ("{{ raise_exception('roles must alternate') }}", PromptError, "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", PromptError, "fails on these messages"),
+        ("{% for i in range(99999) %}{{ 'x' * 100 }}{% endfor %}", PromptError, "wrote more than"),
+        ("{% for i in range(999999999) %}x{% endfor %}", (PromptError, BundleError), "[Rr]ange|wrote more"),
+    ],
+)
+def test_a_bad_template_cannot_do_harm(
+    template: str, error: type[Exception] | tuple[type[Exception], ...], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        render_chat(template, [{"role": "user", "content": "x"}])

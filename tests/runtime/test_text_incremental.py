@@ -1,0 +1,136 @@
+"""The streaming detokenizer: pieces joined equal the whole decoding, and nothing is handed out too early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import handmade_bundle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from vlmexport.runtime.text.incremental import IncrementalDetokenizer
+from vlmexport.runtime.text.tokenizer import Tokenizer
+
+
+def _word_piece() -> Backend:
+    pieces = ["[UNK]", "the", "cup", "##s", "##ing", ".", "is", "n't", "'", "s"]
+    tokenizer = Backend(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _no_decoder() -> Backend:
+    return Backend(models.WordLevel({"a": 0, "b": 1, "": 2, " ": 3, "[UNK]": 4}, unk_token="[UNK]"))
+
+
+TOKENIZERS = {
+    "metaspace": Tokenizer(handmade_bundle.metaspace_tokenizer()),
+    "byte level": Tokenizer(handmade_bundle.byte_level_tokenizer()),
+    "byte fallback": Tokenizer(handmade_bundle.byte_fallback_tokenizer()),
+    "word piece": Tokenizer(_word_piece()),
+    "no decoder": Tokenizer(_no_decoder()),
+}
+
+
+def stream(
+    tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = (), skip: bool = True
+) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, stop, skip_special_tokens=skip)
+    return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_random_tokens_join_to_the_whole(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    skip = data.draw(st.booleans())
+    pieces = stream(tokenizer, ids, skip=skip)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", ["metaspace", "byte level", "byte fallback"])
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=30))
+def test_encoded_text_joins_to_the_whole(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode(text).tolist()
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["metaspace", "byte level", "byte fallback"])
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_stop_strings_cut_where_the_first_is_complete(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    text = data.draw(st.text(alphabet="abhet €é", max_size=30))
+    stop = data.draw(st.lists(st.text(alphabet="abhet €é", min_size=1, max_size=4), max_size=3))
+    ids = tokenizer.encode(text).tolist()
+    whole = tokenizer.decode(ids)
+    # The stop string that is complete first wins; of two complete at the same character, the longer.
+    ends = [(end, end - len(s)) for end in range(len(whole) + 1) for s in stop if whole[:end].endswith(s)]
+    expected = whole[: min(ends)[1]] if ends else whole
+    detokenizer = IncrementalDetokenizer(tokenizer, stop)
+    joined = ""
+    for i in ids:
+        joined += detokenizer.push(i)
+        assert expected.startswith(joined), "text was handed out that had to be taken back"
+    joined += detokenizer.finish()
+    assert joined == expected
+    assert detokenizer.stopped == bool(ends)
+
+
+def test_no_half_character_is_ever_handed_out() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    ids = tokenizer.encode("a€🙂b").tolist()
+    assert len(ids) == 9  # the euro sign is 3 tokens, the smile 4
+    assert stream(tokenizer, ids) == ["a", "", "", "€", "", "", "", "🙂", "b", ""]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    euro = [tokenizer.id(f"<0x{value:02X}>") for value in "€".encode()]
+    good = [tokenizer.id("a"), *euro, tokenizer.id("b")]
+    assert stream(tokenizer, good) == ["a", "", "", "", "€b", ""]
+    # One more bad byte turns the finished character before it into replacement characters, too.
+    bad = [tokenizer.id("a"), *euro, tokenizer.id("<0xFF>"), tokenizer.id("b")]
+    assert tokenizer.decode(bad) == "a\ufffd\ufffd\ufffd\ufffdb"
+    assert "".join(stream(tokenizer, bad)) == tokenizer.decode(bad)
+
+
+def test_words_come_one_by_one_with_their_spaces() -> None:
+    tokenizer = TOKENIZERS["metaspace"]
+    ids = tokenizer.encode("the red cup").tolist()
+    assert stream(tokenizer, ids) == ["the", " red", " cup", "", ""]
+
+
+def test_a_possible_stop_string_is_held_back_and_released() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    ids = tokenizer.encode("hi thx").tolist()
+    assert "".join(stream(tokenizer, ids, [" the"])) == "hi thx"
+    detokenizer = IncrementalDetokenizer(tokenizer, [" the"])
+    assert [detokenizer.push(i) for i in ids] == ["h", "i", "", "", " thx"]
+    assert detokenizer.push(tokenizer.id("Ġthe")) == ""
+    assert detokenizer.stopped
+    assert detokenizer.push(ids[0]) == ""
+    assert detokenizer.finish() == ""
+
+
+def test_cost_per_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS["metaspace"]
+    longest, decode = 0, tokenizer.backend.decode
+
+    class Spy:
+        def decode(self, ids: list[int], **options: bool) -> str:
+            nonlocal longest
+            longest = max(longest, len(ids))
+            return decode(ids, **options)
+
+    monkeypatch.setattr(tokenizer, "backend", Spy())
+    ids = [tokenizer.special_ids and 3, 4, 5] * 300
+    stream(tokenizer, ids)
+    assert longest <= 3
