@@ -10,7 +10,6 @@ from typing import Any
 import handmade_bundle
 import numpy as np
 import pytest
-
 from vlmexport.runtime import bundle as bundle_module
 from vlmexport.runtime.bundle import Bundle
 from vlmexport.runtime.errors import BundleError
@@ -109,7 +108,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "extra file": (lambda folder: (folder / "x.so").write_bytes(b"1") and None, r"x\.so: not listed"),
     "extra hidden file": (lambda folder: (folder / ".x").write_bytes(b"1") and None, r"\.x: not listed"),
     "extra file below": (
-        lambda folder: (folder / "plans").mkdir() or (folder / "plans" / "x.plan").write_bytes(b"1") and None,
+        lambda folder: (
+            (folder / "plans").mkdir() or ((folder / "plans" / "x.plan").write_bytes(b"1") and None)
+        ),
         r"plans/x\.plan: not listed",
     ),
     "link out of the bundle": (_link_outside, r"head\.onnx: leads out of the bundle"),
@@ -185,7 +186,7 @@ def test_a_path_that_is_no_folder(tmp_path: Path, what: str) -> None:
 
 def test_unknown_graph_and_tensor_are_named(folder: Path) -> None:
     opened = Bundle.open(folder)
-    with pytest.raises(BundleError, match="no graph 'segment.9'; there are"):
+    with pytest.raises(BundleError, match=r"no graph 'segment\.9'; there are"):
         opened.graph_path("segment.9")
     with pytest.raises(BundleError, match="no tensor 'x'; there are embedding_table"):
         opened.tensor("x")

@@ -8,7 +8,6 @@ import handmade_bundle
 import numpy as np
 import pytest
 from PIL import Image
-
 from vlmexport.runtime.bundle import Bundle
 from vlmexport.runtime.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
@@ -37,7 +36,7 @@ def plain_llama(tmp_path: Path) -> Bundle:
 
 def test_every_family_can_be_loaded_and_unknown_ones_are_named() -> None:
     assert [get_family(name).name for name in FAMILIES] == list(FAMILIES)
-    with pytest.raises(BundleError, match="'model.family': 'qwen9' is unknown"):
+    with pytest.raises(BundleError, match=r"'model\.family': 'qwen9' is unknown"):
         get_family("qwen9")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
 from vlmexport.runtime.errors import BundleError, ImageError
 from vlmexport.runtime.images import load as load_module
 from vlmexport.runtime.images.load import load_image

@@ -7,7 +7,6 @@ from pathlib import Path
 import handmade_bundle
 import numpy as np
 import pytest
-
 from vlmexport.runtime.errors import BundleError, PromptError
 from vlmexport.runtime.text.chat import render_chat
 from vlmexport.runtime.text.prompt import as_text, check_ids, check_length

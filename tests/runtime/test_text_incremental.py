@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
-
 from vlmexport.runtime.text.incremental import IncrementalDetokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer
 

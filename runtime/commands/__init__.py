@@ -1,0 +1,1 @@
+"""Commands of the runtime, one file each: `register(app)` adds the command to a typer application."""

@@ -1,0 +1,178 @@
+"""`vlmexport inspect`: what is in a bundle, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..bundle import Bundle
+
+
+def inspect(
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    check: bool = typer.Option(False, "--check", help="Compare the SHA-256 of every file."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+) -> None:
+    """Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."""
+    from ..bundle import Bundle
+    from ..inspection import facts
+    from .output import console, print_json
+
+    opened = Bundle.open(bundle)
+    checked = _compare(opened, quiet=as_json) if check else None
+    found = facts(opened) | {"checked": {"sizes": len(opened.manifest.files), "sha256": checked}}
+    if as_json:
+        print_json(found)
+    else:
+        show(found, console())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("inspect")(inspect)
+
+
+def _compare(opened: Bundle, quiet: bool) -> int:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    from .output import console
+
+    total = sum(info.bytes for info in opened.manifest.files.values())
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task("SHA-256", total=total)
+        return opened.check_sums(
+            progress=lambda name, size: progress.update(task, advance=size, description=name)
+        )
+
+
+def show(found: dict[str, Any], out: Console) -> None:
+    """Print the facts of `inspection.facts` for people."""
+    from rich.table import Table
+
+    from .output import quantity, size
+
+    model, decoder, limits, kv = found["model"], found["decoder"], found["limits"], found["kv"]
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column()
+
+    def row(name: str, text: str) -> None:
+        head.add_row(name, _plain(text))
+
+    row("Bundle", found["path"])
+    row("Model", f"{model['source']} ({model['architecture']}), {quantity(model['parameters'])} parameters, "
+        f"{found['precision']}")  # fmt: skip
+    row("Size", f"{size(found['bytes'])}: weights {size(found['weights']['bytes'])}, graphs "
+        f"{size(sum(graph['bytes'] for graph in found['graphs']))}")  # fmt: skip
+    cuts = decoder["cuts"]
+    row("Decoder", f"{decoder['num_layers']} layers × {decoder['hidden_size']}, {decoder['num_heads']} heads "
+        f"({decoder['num_kv_heads']} key/value), cut at {', '.join(map(str, cuts[1:-1])) or 'no layer'}")  # fmt: skip
+    row("Key/value cache", f"{size(kv['bytes_per_token'])} per token, {size(kv['bytes'])} in all")
+    source = "" if limits.get("max_source") is None else f", {limits['max_source']} encoder rows"
+    row(
+        "Limits",
+        f"{limits['max_length']} tokens, batch {limits['max_batch']}, width {limits['max_width']}{source}",
+    )
+    if found["image"] is not None:
+        image = found["image"]
+        row("Image", f"{image['width']} × {image['height']}, processor {image['processor']} → "
+            f"{found['text']['image_rows']} rows")  # fmt: skip
+    text = found["text"]
+    chat = ", chat template" if text["chat_template"] else ""
+    default = f", default prompt {text['default_prompt']!r}" if text["default_prompt"] is not None else ""
+    row("Text", f"{text['vocab_size']} tokens{chat}{default}")
+    row("Default", _policy(found))
+    if found["verify_width"] is not None:
+        row("Verify width", str(found["verify_width"]))
+    made = ", ".join(f"{name} {value}" for name, value in found["producer"].items())
+    row("Made by", made)
+    row("Checked", _checked(found))
+    out.print(head)
+
+    graphs = Table(title="Graphs", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("graph", "layers", "inputs", "outputs"):
+        graphs.add_column(name, overflow="fold")
+    graphs.add_column("file", justify="right")
+    for graph in found["graphs"]:
+        layers = graph["layers"]
+        span = "" if layers is None else f"{layers[0]}–{layers[1] - 1}"
+        graphs.add_row(
+            graph["name"], span, _values(graph["inputs"]), _values(graph["outputs"]), size(graph["bytes"])
+        )
+    out.print()
+    out.print(graphs)
+
+    drafts = Table(title="Drafts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("draft", "kind", "after layer", "trained", "default"):
+        drafts.add_column(name)
+    for draft in found["drafts"]:
+        is_default = draft["name"] == found["policy"]["draft"]
+        layer = "" if draft["layer"] is None else str(draft["layer"])
+        trained = "yes" if draft["trained"] else "no"
+        drafts.add_row(_plain(draft["name"]), draft["kind"], layer, trained, "yes" if is_default else "")
+    if found["drafts"]:
+        out.print()
+        out.print(drafts)
+
+    if found["parity"]:
+        worst = max(found["parity"], key=lambda entry: entry.get("max_abs_difference") or 0.0)
+        out.print(
+            f"\nCompared with PyTorch when it was built: {len(found['parity'])} graphs, largest difference "
+            f"{worst.get('max_abs_difference', 0.0):.2g} ({worst.get('graph')})"
+        )
+    for plan in found["plans"]:
+        out.print(
+            _plain(
+                "Plan: " + ", ".join(f"{key} {value}" for key, value in plan.items() if not _nested(value))
+            )
+        )
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _policy(found: dict[str, Any]) -> str:
+    policy = found["policy"]
+    if not policy["speculative"] or policy["draft"] is None:
+        return "plain decoding"
+    threshold = policy["confidence_threshold"]
+    stop = "" if threshold is None else f", stops below confidence {threshold:g}"
+    return f"speculative with {policy['draft']}, {policy['draft_length']} tokens per cycle{stop}"
+
+
+def _checked(found: dict[str, Any]) -> str:
+    sums = found["checked"]["sha256"]
+    if sums is None:
+        return f"{found['checked']['sizes']} files present with the right size (--check compares every byte)"
+    return f"{sums} files, every SHA-256 as the manifest says"
+
+
+def _values(values: list[dict[str, Any]]) -> str:
+    """Names and shapes; numbered ones (`key_cache.0 … key_cache.11`) are folded into one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for value in values:
+        base, dot, number = value["name"].rpartition(".")
+        name = base if dot and number.isdigit() else value["name"]
+        shape = "×".join(map(str, value["shape"]))
+        groups.setdefault((name, shape), []).append(number if dot and number.isdigit() else "")
+    parts = []
+    for (name, shape), numbers in groups.items():
+        indices = sorted(int(number) for number in numbers if number)
+        span = (
+            "" if not indices else f".{indices[0]}" if len(indices) == 1 else f".{indices[0]}–{indices[-1]}"
+        )
+        parts.append(f"{name}{span} {shape}")
+    return "\n".join(parts)
