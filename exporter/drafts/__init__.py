@@ -1,0 +1,1 @@
+"""Drafts as networks and folders: what proposes tokens to a target, bound to it by its fingerprint."""
