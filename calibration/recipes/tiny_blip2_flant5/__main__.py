@@ -10,6 +10,7 @@ import torch
 
 from .decoder_stage import train_decoder
 from .evaluate import evaluate_folder
+from .report import write_recipe
 from .vision_stage import train_vision
 
 
@@ -26,9 +27,9 @@ def main() -> None:
         "--pictures", type=int, default=64_000, help="training pictures; each is also used mirrored"
     )
     parser.add_argument("--vision-steps", type=int, default=1450)
-    parser.add_argument("--decoder-steps", type=int, default=4000)
+    parser.add_argument("--decoder-steps", type=int, default=2000)
     parser.add_argument(
-        "--joint-steps", type=int, default=0, help="how many of the last decoder steps train all"
+        "--joint-steps", type=int, default=300, help="how many of the last decoder steps train all"
     )
     parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation")
     parser.add_argument("--threads", type=int, default=2)
@@ -45,6 +46,7 @@ def main() -> None:
         joint=options.joint_steps,
         seed=options.seed,
     )
+    write_recipe(options.out, folder, {name: value for name, value in vars(options).items() if name != "out"})
     result = evaluate_folder(folder, options.scenes, options.seed)
     (options.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

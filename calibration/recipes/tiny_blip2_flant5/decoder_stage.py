@@ -67,7 +67,7 @@ class Teacher(nn.Module):
         self.probes = nn.ModuleDict({str(n): nn.Linear(WIDTH, WIDTH, bias=False) for n in PROBES})
         self.seen: dict[int, Tensor] = {}
         for probe in self.probes.values():
-            nn.init.eye_(probe.weight)
+            nn.init.eye_(probe.weight)  # pyright: ignore[reportArgumentType]
         for n in PROBES:
             model.language_model.decoder.block[n - 1].register_forward_hook(self._keep(n))
 
@@ -123,7 +123,7 @@ def train_decoder(
         steps: all steps, with the joint ones.
         bundle: where to write the model as it stands every 500 steps.
         size: training pictures (each is used plain and mirrored).
-        batch_size: captions per step; a quarter as many questions are added.
+        batch_size: captions per step; as many questions, of other pictures, are added.
         lr: peak learning rate.
         joint: how many of the last steps train the vision side too.
         seed: of weights, data and order.
@@ -147,27 +147,25 @@ def train_decoder(
     seeing = [("query_embed" if n.endswith("query_tokens") else n, p) for n, p in seeing] + [
         (f"heads.{n}", p) for n, p in heads.named_parameters()
     ]
-    groups = [(1.0, o) for o in build_optimizers(language, lr)] + [
-        (0.2, o) for o in build_optimizers(seeing, lr)
-    ]
+    talk, see = build_optimizers(language, lr), build_optimizers(seeing, lr)
     checkpoint, log, start = work / "decoder.pt", work / "decoder.jsonl", 0
     if resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=False)
         teacher.load_state_dict(state["teacher"])
         heads.load_state_dict(state["heads"])
-        for (_, optimizer), stored in zip(groups, state["optimizers"], strict=True):
+        for optimizer, stored in zip([*talk, *see], state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
         start = state["step"]
     by_count = [np.flatnonzero(texts["count"] == n) for n in range(2, 6)]
     share = np.array([len(r) for r in by_count]) / len(texts["count"])
     clock, running = time.time(), {}
     for step in range(start, steps):
-        for scale, optimizer in groups:
+        for optimizer in [*talk, *see]:
             for group in optimizer.param_groups:
-                group["lr"] = lr * scale * schedule(step, steps, 200)
+                group["lr"] = lr * schedule(step, steps, 200)
         rng = np.random.default_rng([seed, 13, step])
         rows = rng.choice(by_count[rng.choice(4, p=share)], batch_size)
-        asked = rng.integers(0, len(texts["count"]), batch_size // 4)
+        asked = rng.integers(0, len(texts["count"]), batch_size)
         pick = rng.integers(0, ASKED, len(asked))
         prompt = PROMPTS[0] if rng.random() < 0.6 else PROMPTS[rng.integers(len(PROMPTS))]
         prompts = torch.tensor([tokenizer(prompt)["input_ids"]] * batch_size)
@@ -187,12 +185,12 @@ def train_decoder(
                 trimmed(texts["question"][asked, pick]),
                 trimmed(texts["answer"][asked, pick]),
             )
-            loss = told["loss"] + 0.15 * answered["loss"] + seen_loss
+            loss = told["loss"] + 0.3 * answered["loss"] + seen_loss
         loss.backward()
         nn.utils.clip_grad_norm_([p for _, p in language], 1.0)
-        for _, optimizer in groups if together else groups[:2]:
+        for optimizer in [*talk, *see] if together else talk:
             optimizer.step()
-        for _, optimizer in groups:
+        for optimizer in [*talk, *see]:
             optimizer.zero_grad()
         losses = {f"caption_{k}": v for k, v in told.items() if k != "loss"} | {"answer": answered["final"]}
         for name, value in losses.items():
@@ -208,7 +206,7 @@ def train_decoder(
             running = {}
             if (step + 1) % 500 == 0 or last:
                 line |= evaluate_scenes(model, tokenizer, seed, VALIDATION[:100])
-                _save(checkpoint, teacher, heads, [o for _, o in groups], step + 1)
+                _save(checkpoint, teacher, heads, [*talk, *see], step + 1)
                 if bundle is not None:
                     publish(model, tokenizer, bundle, work, line)
             with log.open("a") as out:
@@ -242,8 +240,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--bundle", type=Path)
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--joint", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--joint", type=int, default=300)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()

@@ -48,8 +48,8 @@ def generate(
     padded = torch.tensor([row + [0] * (width - len(row)) for row in ids])
     output = model.generate(
         pixel_values=_pixels(pictures),
-        input_ids=padded,
-        attention_mask=(padded != 0).long(),
+        input_ids=padded,  # pyright: ignore[reportArgumentType]
+        attention_mask=(padded != 0).long(),  # pyright: ignore[reportArgumentType]
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,

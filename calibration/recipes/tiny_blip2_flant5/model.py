@@ -53,7 +53,6 @@ def build_config(tokenizer: PreTrainedTokenizerBase) -> Blip2Config:
         encoder_hidden_size=WIDTH,
         max_position_embeddings=64,
     )
-    # pyright: the configuration classes take more keywords than they declare.
     text = T5Config(
         vocab_size=len(tokenizer),
         d_model=WIDTH,
