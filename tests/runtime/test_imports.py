@@ -1,0 +1,178 @@
+"""The runtime stands alone: without torch and friends, importing nothing of the other rooms, quickly."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import handmade_bundle
+import pytest
+import vlmexport.runtime
+
+RUNTIME = Path(vlmexport.runtime.__file__).parent
+HEAVY = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnx_ir",
+    "pydantic",
+    "safetensors",
+    "accelerate",
+    "datasets",
+)
+
+
+def _typer_needs(package: str) -> bool:
+    return any(requirement.startswith(package) for requirement in importlib.metadata.requires("typer") or ())
+
+
+# typer 0.29 parses arguments with pydantic, and installs it; the versions before do not.
+HEAVY_OF_CLI = tuple(name for name in HEAVY if not _typer_needs(name))
+
+
+def python(code: str, *arguments: str, block: Sequence[str] = HEAVY) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter in which none of `block` can be imported."""
+    refuse = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {tuple(block)!r}:
+            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Refuse())
+"""
+    command = [sys.executable, "-c", refuse + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line in an installation of the runtime alone."""
+    return python("from vlmexport.runtime.cli import main\nsys.exit(main())", *arguments, block=HEAVY_OF_CLI)
+
+
+def modules() -> list[str]:
+    names = (path.relative_to(RUNTIME).with_suffix("").parts for path in RUNTIME.rglob("*.py"))
+    return sorted({".".join(("vlmexport.runtime", *name)).removesuffix(".__init__") for name in names})
+
+
+def test_the_block_blocks() -> None:
+    done = python("import torch")
+    assert done.returncode != 0
+    assert "No module named 'torch'" in done.stderr
+
+
+def test_every_runtime_module_imports_without_the_heavy_packages() -> None:
+    code = f"import importlib\nfor name in {modules()!r}: importlib.import_module(name)\n"
+    done = python(code + f"print(sorted(set(sys.modules) & set({HEAVY!r})))")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_public_interface_imports_without_the_heavy_packages() -> None:
+    done = python("from vlmexport.runtime import Session\nprint(Session.__name__)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "Session"
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "inspect"])
+def test_commands_show_their_help_without_the_heavy_packages(command: str) -> None:
+    done = cli(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "BUNDLE" in done.stdout
+
+
+def test_a_command_of_another_room_names_its_extra() -> None:
+    done = cli("build", "--model", "x", "-o", "y")
+    assert done.returncode == 2
+    assert "pip install 'vlmexport[export]'" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    done = cli("train", "--model", "x")
+    assert done.returncode == 2
+    assert "pip install 'vlmexport[train]'" in done.stderr
+
+
+def test_inspect_works_without_the_heavy_packages(tmp_path: Path) -> None:
+    folder = handmade_bundle.write_bundle(tmp_path / "bundle")
+    done = cli("inspect", str(folder), "--json", "--check")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["source"] == "handmade"
+
+
+def _imports(path: Path) -> list[tuple[str, int]]:
+    """Absolute names of everything that a file imports, wherever in the file."""
+    package = ["vlmexport", "runtime", *path.relative_to(RUNTIME).parent.parts]
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            found += [(f"{name}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def test_the_import_finder_resolves_relative_names() -> None:
+    names = [name for name, _ in _imports(RUNTIME / "cli.py")]
+    assert "vlmexport.exporter.cli.register" in names
+    assert "vlmexport.runtime.errors.OptionError" in names
+
+
+def test_runtime_imports_nothing_of_the_other_rooms() -> None:
+    rooms = ("vlmexport.exporter", "vlmexport.calibration")
+    allowed = {
+        ("cli.py", "vlmexport.exporter.cli.register"),
+        ("cli.py", "vlmexport.calibration.cli.register"),
+    }
+    wrong = [
+        f"{path.relative_to(RUNTIME)}:{line} imports {name}"
+        for path in RUNTIME.rglob("*.py")
+        for name, line in _imports(path)
+        if (name.startswith(rooms) or name.partition(".")[0] in HEAVY)
+        and (path.relative_to(RUNTIME).as_posix(), name) not in allowed
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_unpickled() -> None:
+    wrong = [
+        f"{path.relative_to(RUNTIME)}:{line} imports {name}"
+        for path in RUNTIME.rglob("*.py")
+        for name, line in _imports(path)
+        if name.partition(".")[0] in ("pickle", "marshal", "shelve", "dill", "joblib")
+    ]
+    assert wrong == []
+
+
+def _seconds(code: str) -> float:
+    """Best of three: what the import costs, not what else the machine was doing."""
+    timed = f"import time\nbegin = time.perf_counter()\n{code}\nprint(time.perf_counter() - begin)"
+    runs = [python(timed, block=HEAVY_OF_CLI) for _ in range(3)]
+    assert all(run.returncode == 0 for run in runs), runs[0].stderr
+    return min(float(run.stdout.split()[-1]) for run in runs)
+
+
+def test_import_time(record_property: pytest.FixtureRequest) -> None:
+    session = _seconds("from vlmexport.runtime import Session")
+    command = _seconds("import contextlib, io\nfrom vlmexport.runtime.cli import main\n"
+                       "with contextlib.redirect_stdout(io.StringIO()): main(['--help'])")  # fmt: skip
+    record_property("import_seconds", session)  # type: ignore[operator]
+    record_property("help_seconds", command)  # type: ignore[operator]
+    print(f"import {session:.3f} s, --help {command:.3f} s")
+    # 0.4 s is the promise on an idle machine; tests share theirs.
+    assert session < 0.8
+    assert command < 0.8
+
+
+def test_help_does_not_import_the_engine() -> None:
+    code = "from vlmexport.runtime.cli import main\nmain(['run', '--help'])\n"
+    done = python(
+        code + "print(sorted(set(sys.modules) & {'onnxruntime', 'PIL', 'tokenizers', 'numpy'}))",
+        block=HEAVY_OF_CLI,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
