@@ -1,0 +1,279 @@
+"""Tiny random checkpoints in the Hugging Face layout, made in a second and the same for the same seed.
+
+The weights are scaled so that greedy output is varied (logit standard deviation of at least 3, at least 20 distinct
+tokens in 48): a decoder that repeats one token would hide most errors of caches, masks and positions. Token ids that
+end a sequence have a zero row in the head, so that a test decides where a sequence ends. In the Llama checkpoints id 0
+is an ordinary token that is often chosen, as in GPT-2 and Qwen.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AddedToken,
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    Blip2Processor,
+    Blip2QFormerConfig,
+    Blip2VisionConfig,
+    BlipImageProcessorPil,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5Tokenizer,
+)
+
+WORDS = (
+    "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
+    "four small large what where how many describe scene picture please there stands lies next to it you see in this"
+).split()
+IMAGE_TOKEN = "<image>"
+LOGIT_STD = 4.0
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+# --- weights ---
+
+
+def _normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        weight.normal_(std=std, generator=generator)
+
+
+def _scale_linears(root: torch.nn.Module, gains: dict[str, float], generator: torch.Generator) -> None:
+    """Draws each Linear below `root` with std gain / sqrt(fan in); the gain by the last part of its name, else 1."""
+    for name, module in root.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            gain = gains.get(name.rsplit(".", 1)[-1], 1.0)
+            _normal(module.weight, gain / math.sqrt(module.in_features), generator)
+            if module.bias is not None:
+                _normal(module.bias, 0.1, generator)
+
+
+def _head(rows: int, width: int, silent: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Head rows [rows, width] whose logits have `LOGIT_STD` after a unit norm; `silent` ids always get logit 0."""
+    weight = torch.empty(rows, width)
+    _normal(weight, LOGIT_STD / math.sqrt(width), generator)
+    weight[list(silent)] = 0.0
+    return weight
+
+
+def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    config = model.config
+    # T5 does not divide scores by sqrt(head size): q and k share that factor.
+    sharp = 1.6 * config.d_kv**-0.25
+    gains = {"q": sharp, "k": sharp, "v": 1.5, "o": 2.0, "wo": 2.5, "lm_head": 0.0}
+    _scale_linears(model, gains, generator)
+    _normal(model.shared.weight, 0.5, generator)
+    for block in model.decoder.block:  # self-attention must outweigh the text, which is the same at every step
+        _normal(block.layer[0].SelfAttention.o.weight, 4.0 * block.layer[0].SelfAttention.inner_dim**-0.5, generator)
+        _normal(block.layer[1].EncDecAttention.o.weight, 1.0 * block.layer[0].SelfAttention.inner_dim**-0.5, generator)
+    for stack in (model.encoder, model.decoder):
+        bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias
+        _normal(bias.weight, 2.0, generator)
+        for norm in stack.modules():
+            if type(norm).__name__ == "T5LayerNorm":
+                norm.weight.data.normal_(1.0, 0.1, generator=generator)
+    head = _head(config.vocab_size, config.d_model, silent, generator)
+    model.lm_head.weight = torch.nn.Parameter(head)  # transformers ties the head of every new T5
+
+
+def _fill_llama(model: LlamaForCausalLM, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    config = model.config
+    _scale_linears(model.model, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator)
+    for norm in model.modules():
+        if type(norm).__name__ == "LlamaRMSNorm":
+            norm.weight.data.normal_(1.0, 0.1, generator=generator)
+    head = _head(config.vocab_size, config.hidden_size, silent, generator)
+    head[0] *= 1.8  # chosen often: padding with id 0 must then show
+    if config.tie_word_embeddings:
+        with torch.no_grad():
+            model.model.embed_tokens.weight.copy_(head)
+        # The row of the current token scores itself: without a final norm that turns signs it would repeat for ever.
+        signs = torch.randint(0, 2, (config.hidden_size,), generator=generator) * 2.0 - 1.0
+        model.model.norm.weight.data.mul_(signs)
+    else:
+        _normal(model.model.embed_tokens.weight, 0.7, generator)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(head)
+
+
+def _fill_vision(model: Blip2ForConditionalGeneration, generator: torch.Generator) -> None:
+    for part in (model.vision_model, model.qformer):
+        _scale_linears(part, {}, generator)
+    _normal(model.language_projection.weight, model.config.qformer_config.hidden_size**-0.5, generator)
+    _normal(model.query_tokens, 1.0, generator)
+    _normal(model.vision_model.embeddings.position_embedding, 0.3, generator)
+    _normal(model.vision_model.embeddings.class_embedding, 0.3, generator)
+    patches = model.vision_model.embeddings.patch_embedding
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+
+
+# --- tokenizers ---
+
+
+def t5_tokenizer() -> T5Tokenizer:
+    """Unigram: pad 0, end 1, unknown 2, words, characters, then `<image>`."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [("▁" + word, -5.0) for word in WORDS]
+    singles = ["▁", *map(chr, range(33, 127)), *("▁" + chr(c) for c in range(97, 123))]
+    singles += [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
+    known = {piece for piece, _ in pieces}
+    pieces += [(piece, -20.0) for piece in singles if piece not in known]
+    tokenizer = T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+    tokenizer.add_tokens([AddedToken(IMAGE_TOKEN, normalized=False, special=True)], special_tokens=True)
+    return tokenizer
+
+
+def llama_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: id 0 is `!`, the last two ids are `<|im_start|>` and `<|im_end|>` (the end of a sequence)."""
+    vocabulary = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("r", "e"), ("re", "d"), ("Ġ", "a"), ("i", "n"), ("o", "n")]
+    for pair in merges:
+        vocabulary["".join(pair)] = len(vocabulary)
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", bos_token="<|im_start|>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+# --- models ---
+
+
+def t5_config(vocab_size: int, **changes: Any) -> T5Config:
+    """A T5 1.1 configuration: gated GELU, untied head, relative bias; 2 + 2 layers unless changed."""
+    options: dict[str, Any] = {
+        "vocab_size": vocab_size, "d_model": 96, "d_kv": 64, "d_ff": 128, "num_heads": 3, "num_layers": 2,
+        "num_decoder_layers": 2, "relative_attention_num_buckets": 16, "relative_attention_max_distance": 40,
+        "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0, "tie_word_embeddings": False,
+        "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+    } | changes  # fmt: skip
+    options["decoder_layers"] = options["num_decoder_layers"]  # generate() sizes its cache by this name
+    return T5Config(**options)
+
+
+def t5(seed: int = 5, **changes: Any) -> tuple[T5ForConditionalGeneration, T5Tokenizer]:
+    """A text-only T5 and its tokenizer."""
+    tokenizer = t5_tokenizer()
+    model = T5ForConditionalGeneration(t5_config(len(tokenizer), **changes)).eval()
+    _fill_t5(model, (0, 1), torch.Generator().manual_seed(seed))
+    return model, tokenizer
+
+
+def llama(seed: int = 6, *, tied: bool = False, **changes: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A Llama with grouped-query attention (6 query heads on 2), rotary positions; 2 layers unless changed."""
+    tokenizer = llama_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    options: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": tied,
+        "bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": None,
+    } | changes  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(**options)).eval()
+    _fill_llama(model, (end - 1, end), torch.Generator().manual_seed(seed))
+    return model, tokenizer
+
+
+def blip2_t5(
+    seed: int = 7, *, image_side: int = 32, queries: int = 4, vision_layers: int = 2, qformer_layers: int = 2,
+    vision_width: int = 64, qformer_width: int = 48, **text_changes: Any,
+) -> tuple[Blip2ForConditionalGeneration, T5Tokenizer]:  # fmt: skip
+    """A BLIP-2 whose language model is a T5 (2 + 2 layers unless changed)."""
+    tokenizer = t5_tokenizer()
+    config = Blip2Config(
+        vision_config=Blip2VisionConfig(
+            hidden_size=vision_width, intermediate_size=2 * vision_width, num_hidden_layers=vision_layers,
+            num_attention_heads=2, image_size=image_side, patch_size=8,
+        ),
+        qformer_config=Blip2QFormerConfig(
+            vocab_size=len(tokenizer), hidden_size=qformer_width, num_hidden_layers=qformer_layers,
+            num_attention_heads=2, intermediate_size=2 * qformer_width, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, cross_attention_frequency=2, encoder_hidden_size=vision_width,
+            max_position_embeddings=64,
+        ),
+        text_config=t5_config(len(tokenizer), **text_changes),
+        num_query_tokens=queries, image_text_hidden_size=32,
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+    )  # fmt: skip
+    model = Blip2ForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    _fill_vision(model, generator)
+    _fill_t5(model.language_model, (0, 1), generator)
+    return model, tokenizer
+
+
+# --- folders ---
+
+
+def save(
+    model: PreTrainedModel, tokenizer: Any, folder: Path | str, *, dtype: torch.dtype = torch.float32,
+    max_shard_size: str | int = "5GB", image_side: int | None = None,
+) -> Path:  # fmt: skip
+    """Writes the checkpoint as `save_pretrained` does, tokenizer and (BLIP-2) processor included."""
+    folder = Path(folder)
+    model = copy.deepcopy(model).to(dtype)
+    generation: dict[str, Any] = {"max_new_tokens": 48}
+    config = model.config
+    text = getattr(config, "text_config", config)
+    for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(text, name, None)
+        if value is not None:
+            generation[name] = value
+    model.generation_config = GenerationConfig(**generation)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if isinstance(model, Blip2ForConditionalGeneration):
+        side = image_side or config.vision_config.image_size
+        images = BlipImageProcessorPil(
+            size={"height": side, "width": side},
+            image_mean=[0.48145466, 0.4578275, 0.40821073],
+            image_std=[0.26862954, 0.26130258, 0.27577711],
+        )
+        Blip2Processor(images, tokenizer, num_query_tokens=config.num_query_tokens).save_pretrained(folder)
+    else:
+        tokenizer.save_pretrained(folder)
+    _untie_t5(folder)
+    return folder
+
+
+def _untie_t5(folder: Path) -> None:
+    """T5Config always writes `tie_word_embeddings: true`; checkpoints of T5 1.1 and FlanT5 say false."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    part = config.get("text_config", config)
+    if part.get("model_type") == "t5":
+        part["tie_word_embeddings"] = False
+        path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+BUILDERS = {
+    "t5": t5,
+    "blip2-t5": blip2_t5,
+    "llama": llama,
+    "llama-tied": lambda **options: llama(tied=True, **options),
+}
+"""Name of a tiny checkpoint → builder of (model, tokenizer)."""
+
+
+def checkpoint(name: str, folder: Path | str, *, dtype: torch.dtype = torch.float32,
+               max_shard_size: str | int = "5GB", **options: Any) -> Path:  # fmt: skip
+    """Builds the checkpoint `name` of `BUILDERS` and saves it in `folder`."""
+    model, tokenizer = BUILDERS[name](**options)
+    return save(model, tokenizer, folder, dtype=dtype, max_shard_size=max_shard_size)
