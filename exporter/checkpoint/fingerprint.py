@@ -1,0 +1,29 @@
+"""The identity of trained weights: a draft is trained for exactly one."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from .load import Checkpoint
+from .tensors import TensorFiles
+
+
+def fingerprint(checkpoint: Checkpoint | TensorFiles) -> str:
+    """`sha256:<hex>` over name, dtype, shape and content of every tensor, sorted by name.
+
+    The same for one file or many shards. Reads every tensor once, one at a time; computed once per checkpoint object.
+    """
+    files = checkpoint.tensors if isinstance(checkpoint, Checkpoint) else checkpoint
+    cached = getattr(files, "_fingerprint", None)
+    if cached is not None:
+        return cached
+    digest = hashlib.sha256()
+    for name in files:
+        digest.update(f"{name}|{files.dtype(name)}|{','.join(map(str, files.shape(name)))}|".encode())
+        tensor = files.read(name).contiguous()
+        if tensor.numel():
+            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    files._fingerprint = "sha256:" + digest.hexdigest()  # type: ignore[attr-defined]
+    return files._fingerprint  # type: ignore[attr-defined]

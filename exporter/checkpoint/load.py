@@ -1,0 +1,114 @@
+"""Finds a model: an alias, a local folder, or a Hugging Face hub id."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
+from ..aliases import Alias, find_alias, unknown_model
+from .tensors import TensorFiles
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass
+class Checkpoint:
+    """A model on disk. `source` is what the user typed; `alias` is set when that was an alias."""
+
+    source: str
+    folder: Path
+    config: PreTrainedConfig
+    tensors: TensorFiles
+    alias: Alias | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Class name in transformers, for example `LlamaForCausalLM`."""
+        names = self.config.architectures or []
+        return names[0] if names else type(self.config).__name__.removesuffix("Config")
+
+    @functools.cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """`generation_config.json`, or an empty dict."""
+        return self._json("generation_config.json")
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer. ExportError when the folder has none that converts to tokenizer.json."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ExportError(f"no tokenizer can be read from {self.folder}: {_line(error)}") from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise ExportError(f"the tokenizer of {self.folder} ({type(tokenizer).__name__}) has no tokenizer.json form")
+        return tokenizer
+
+    @functools.cached_property
+    def image_settings(self) -> dict[str, Any]:
+        """The image processor's settings (`preprocessor_config.json`, or its part of `processor_config.json`)."""
+        return self._json("preprocessor_config.json") or self._json("processor_config.json").get("image_processor", {})
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        try:
+            return json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise ExportError(f"{path} is not JSON: {_line(error)}") from error
+
+
+def open_checkpoint(model: str | Path) -> Checkpoint:
+    """Opens an alias, a folder or a hub id (downloaded into the hub's cache).
+
+    Raises OptionError for a name that is none of them, ExportError when it cannot be fetched or read, and
+    UnsupportedModelError when transformers does not know the model type or it needs code of its own.
+    """
+    source = str(model)
+    alias = find_alias(source)
+    if alias is not None:
+        folder = alias.folder if alias.folder is not None else _download(alias.hub_id)
+    elif Path(source).is_dir():
+        folder = Path(source)
+    elif Path(source).exists():
+        raise OptionError(f"--model {source} is a file; give the folder that holds config.json and the weights")
+    elif _HUB_ID.fullmatch(source) and not source.startswith("."):
+        folder = _download(source)
+    else:
+        raise unknown_model(source)
+    if not (folder / "config.json").is_file():
+        raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError) as error:
+        raise UnsupportedModelError(f"the configuration in {folder} is not understood: {_line(error)}") from error
+    except Exception as error:  # strict configuration classes raise their own validation errors
+        raise UnsupportedModelError(f"the configuration in {folder} is invalid: {_line(error)}") from error
+    return Checkpoint(source, folder, config, TensorFiles(folder), alias)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_PATTERNS, ignore_patterns=["onnx/*", "*/*"]))
+    except Exception as error:
+        raise ExportError(
+            f"{hub_id} is neither a local folder nor reachable on the Hugging Face hub ({type(error).__name__}: "
+            f"{_line(error)}); download it elsewhere and give its folder"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,30 @@
+"""Which family exports which architecture."""
+
+from __future__ import annotations
+
+import difflib
+
+from ...runtime.errors import UnsupportedModelError
+from ..checkpoint.load import Checkpoint
+from .base import Family
+from .llama import LlamaFamily
+
+FAMILIES: tuple[type[Family], ...] = (LlamaFamily,)
+
+
+def architectures() -> dict[str, str]:
+    """Architecture → family name."""
+    return {a: f.name for f in FAMILIES for a in f.architectures}
+
+
+def family_for(checkpoint: Checkpoint) -> Family:
+    """The family of a checkpoint; UnsupportedModelError names the architecture and what is supported."""
+    for family in FAMILIES:
+        if checkpoint.architecture in family.architectures:
+            return family(checkpoint)
+    known = list(architectures())
+    near = difflib.get_close_matches(checkpoint.architecture, known, n=1)
+    raise UnsupportedModelError(
+        f"{checkpoint.architecture} (model_type {checkpoint.config.model_type!r}) is not supported; "
+        f"supported are {', '.join(known)}" + (f"; nearest is {near[0]}" if near else "")
+    )

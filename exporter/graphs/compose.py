@@ -1,0 +1,120 @@
+"""Builds one graph of a bundle out of templates; weights become references into the shared file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import ExportError
+from .hooks import OPSET
+from .template import Template
+from .weights import WeightRef, WeightStore
+
+INLINE_BYTES = 1024  # constants below this stay inside the graph
+
+DTYPES = {"float32": ir.DataType.FLOAT, "int64": ir.DataType.INT64, "bool": ir.DataType.BOOL}
+
+# Names of the axes in `docs/architecture.md`
+Dims = Sequence[str | int]
+
+
+class Composer:
+    """Collects nodes of one graph. Values are handed around; names stay unique by prefixing."""
+
+    def __init__(self, name: str, store: WeightStore) -> None:
+        self.name = name
+        self._store = store
+        self._graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
+        self._weights: dict[WeightRef, ir.Value] = {}
+        self._constants: dict[tuple, ir.Value] = {}
+
+    def input(self, name: str, dtype: str, shape: Dims) -> ir.Value:
+        """Declares a graph input."""
+        value = ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(DTYPES[dtype]))
+        self._graph.inputs.append(value)
+        return value
+
+    def output(self, name: str, value: ir.Value, dtype: str, shape: Dims) -> None:
+        """Declares `value` as the graph output `name`."""
+        if value.is_graph_output() or value.is_graph_input():
+            value = self.node("Identity", [value])
+        value.name, value.shape, value.type = name, ir.Shape(list(shape)), ir.TensorType(DTYPES[dtype])
+        self._graph.outputs.append(value)
+
+    def node(self, op_type: str, inputs: Sequence[ir.Value | None], name: str = "", **attributes: object) -> ir.Value:
+        """Appends one node with one output."""
+        node = ir.node(op_type, inputs, attributes, num_outputs=1)  # type: ignore[arg-type]
+        node.name = name or f"{op_type}_{len(self._graph)}"
+        node.outputs[0].name = f"{node.name}_out"
+        self._graph.append(node)
+        return node.outputs[0]
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """A small constant, shared by value."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            if array.nbytes > INLINE_BYTES and array.nbytes > 65536:
+                raise ExportError(f"a constant of {array.nbytes} bytes in {self.name} is no weight of the checkpoint")
+            tensor = ir.tensor(np.array(array))
+            value = ir.Value(
+                name=f"constant_{len(self._constants)}",
+                shape=tensor.shape,
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
+            )
+            self._graph.initializers[value.name] = value  # type: ignore[index]
+            self._constants[key] = value
+        return self._constants[key]
+
+    def weight(self, ref: WeightRef) -> ir.Value:
+        """An initializer that points at a weight of the shared file."""
+        if ref not in self._weights:
+            name = "+".join(ref.names) + (".T" if ref.transpose else "")
+            tensor = self._store.external(name, ref)
+            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self._graph.initializers[name] = value
+            self._weights[ref] = value
+        return self._weights[ref]
+
+    def call(
+        self,
+        template: Template,
+        prefix: str,
+        inputs: Mapping[str, ir.Value],
+        checkpoint_name: Callable[[str], str],
+    ) -> dict[str, ir.Value]:
+        """Copies a template's nodes. `checkpoint_name` maps a parameter of the traced module to a checkpoint tensor."""
+        values: dict[ir.Value, ir.Value] = {}
+        for value in template.graph.inputs:
+            if value.name in template.weights:
+                source = template.weights[value.name]
+                names = tuple(checkpoint_name(p) for p in source.parameters)
+                values[value] = self.weight(WeightRef(names, source.transpose, source.shape))
+            elif value.name in inputs:
+                values[value] = inputs[value.name]
+            else:
+                raise ExportError(f"{self.name}: {prefix} needs an input {value.name!r}")
+        for value in template.graph.initializers.values():
+            values[value] = self.constant(value.const_value.numpy())  # type: ignore[union-attr]
+        for node in template.graph:
+            # Optional outputs that nobody reads must not be declared: engines would compute them.
+            count = max((i + 1 for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()), default=1)
+            copy = ir.Node(
+                node.domain,
+                node.op_type,
+                [None if v is None else values[v] for v in node.inputs],
+                list(node.attributes.values()),
+                num_outputs=count,
+                name=f"{prefix}/{node.op_type}_{len(self._graph)}",
+            )
+            for old, new in zip(node.outputs, copy.outputs, strict=False):
+                new.name = f"{prefix}/{old.name}"
+                values[old] = new
+            self._graph.append(copy)
+        return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
+
+    def model(self) -> ir.Model:
+        """The finished model."""
+        return ir.Model(self._graph, ir_version=10, producer_name="vlmexport")

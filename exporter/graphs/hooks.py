@@ -1,0 +1,158 @@
+"""Hooks that make transformers' own layers trace to the ONNX operators we want; no model is re-implemented.
+
+Four custom torch operators stand for one ONNX operator each (opset 24). They run eagerly too, so a hooked module
+computes the same values in PyTorch as its graph does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from onnxscript.onnx_opset import opset24 as op
+from transformers.modeling_utils import AttentionInterface
+
+ATTENTION = "vlmexport"
+OPSET = 24
+
+
+@torch.library.custom_op("vlmexport::kv_update", mutates_args=())
+def kv_update(cache: torch.Tensor, update: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
+    """Writes `update` [B, H, q, D] into `cache` [B, H, S, D] at row `write_indices` [B] (ONNX TensorScatter, linear)."""
+    result = cache.clone()
+    for row in range(cache.shape[0]):
+        start = int(write_indices[row])
+        result[row, :, start : start + update.shape[2]] = update[row]
+    return result
+
+
+@kv_update.register_fake
+def _(cache: torch.Tensor, update: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(cache)
+
+
+@torch.library.custom_op("vlmexport::attention", mutates_args=())
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Scaled dot-product attention over [B, heads, rows, D]; fewer key/value heads are shared by groups of queries."""
+    groups = query.shape[1] // key.shape[1]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key.repeat_interleave(groups, 1),
+        value.repeat_interleave(groups, 1),
+        attn_mask=mask,
+        scale=scale,
+    ).clone(memory_format=torch.contiguous_format)
+
+
+@attention.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("vlmexport::rms_norm", mutates_args=())
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Root-mean-square normalisation over the last dimension, statistics in float32 (arXiv 1910.07467)."""
+    wide = hidden.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * normed.to(hidden.dtype)
+
+
+@rms_norm.register_fake
+def _(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return torch.empty_like(hidden)
+
+
+@torch.library.custom_op("vlmexport::rotary", mutates_args=())
+def rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates the two halves of the last dimension of `states` [B, H, q, D] by angles `cos`, `sin` [B, q, D/2]."""
+    first, second = states.chunk(2, -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@rotary.register_fake
+def _(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(states)
+
+
+def _onnx_kv_update(cache: Any, update: Any, write_indices: Any) -> Any:
+    return op.TensorScatter(cache, update, write_indices, axis=2, mode="linear")
+
+
+def _onnx_attention(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
+    output, *_ = op.Attention(query, key, value, mask, scale=scale)
+    return output
+
+
+def _onnx_rms_norm(hidden: Any, weight: Any, epsilon: float) -> Any:
+    return op.RMSNormalization(hidden, weight, axis=-1, epsilon=epsilon)
+
+
+def _onnx_rotary(states: Any, cos: Any, sin: Any) -> Any:
+    return op.RotaryEmbedding(states, cos, sin)
+
+
+def translation_table() -> dict[Any, Any]:
+    """What `torch.onnx.export(custom_translation_table=...)` needs for the operators above."""
+    ops = torch.ops.vlmexport
+    return {
+        ops.kv_update.default: _onnx_kv_update,
+        ops.attention.default: _onnx_attention,
+        ops.rms_norm.default: _onnx_rms_norm,
+        ops.rotary.default: _onnx_rotary,
+    }
+
+
+def _attention_interface(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    # T5's position_bias is dropped on purpose: the bias rides on `attention_mask` (docs/architecture.md).
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
+    return attention(query, key, value, attention_mask, scale).transpose(1, 2), None
+
+
+def _rms_forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    return rms_norm(hidden_states, self.weight, float(self.variance_epsilon))  # type: ignore[arg-type]
+
+
+def _apply_rotary(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rotary(q, cos, sin), rotary(k, cos, sin)
+
+
+@contextlib.contextmanager
+def export_hooks(*, rms_norms: tuple[type, ...] = (), rotary_modules: tuple[Any, ...] = ()) -> Iterator[None]:
+    """Registers our attention, and replaces the named RMS-norm classes' `forward` and the named modelling modules'
+    `apply_rotary_pos_emb` (which then takes angles of half the head size); everything is restored on exit."""
+    saved: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        saved.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    known = AttentionInterface._global_mapping
+    AttentionInterface.register(ATTENTION, _attention_interface)
+    try:
+        for norm in rms_norms:
+            replace(norm, "forward", _rms_forward)
+        for module in rotary_modules:
+            replace(module, "apply_rotary_pos_emb", _apply_rotary)
+        yield
+    finally:
+        for owner, name, value in reversed(saved):
+            setattr(owner, name, value)
+        known.pop(ATTENTION, None)

@@ -1,0 +1,136 @@
+"""The one file of weights: every tensor gets one offset, shared by all graphs, and is streamed once.
+
+Offsets are known before any weight is read (they follow from shapes), so graphs are written first and the file is
+filled shard by shard; the most memory ever held is one tensor.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ...runtime.errors import ExportError
+
+WEIGHTS_FILE = "weights.bin"
+PAGE, PAGE_FROM, LINE = 4096, 65536, 64  # alignment of tensors >= 64 KiB, and of smaller ones (bytes)
+STORED_DTYPES = {"float32": (torch.float32, ir.DataType.FLOAT), "int64": (torch.int64, ir.DataType.INT64)}
+
+
+class TensorReader(Protocol):
+    """Reads tensors of a checkpoint by name, one at a time."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def read(self, name: str) -> torch.Tensor: ...
+    def order(self, name: str) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """A stored tensor: checkpoint tensors joined along their first dimension, then perhaps transposed (2-D)."""
+
+    names: tuple[str, ...]
+    transpose: bool
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lies in the file (bytes)."""
+
+    offset: int
+    bytes: int
+
+
+class WeightStore:
+    """Hands out slots for weights and writes the file. One instance per bundle."""
+
+    def __init__(self, readers: Sequence[TensorReader]) -> None:
+        self._readers = list(readers)
+        self._slots: dict[WeightRef, Slot] = {}
+        self._owner: dict[str, WeightRef] = {}
+        self.bytes = 0
+
+    def add_reader(self, reader: TensorReader) -> None:
+        """Adds a further source of tensors (a draft)."""
+        self._readers.append(reader)
+
+    def slot(self, ref: WeightRef) -> Slot:
+        """The slot of `ref`, new at first request. ExportError when a tensor would be stored in two forms or differs
+        in shape from what the graph expects."""
+        if ref in self._slots:
+            return self._slots[ref]
+        shapes = [self._reader(n).shape(n) for n in ref.names]
+        joined = (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
+        found = tuple(reversed(joined)) if ref.transpose else joined
+        if found != ref.shape:
+            raise ExportError(f"tensor {' + '.join(ref.names)} has shape {found} in the checkpoint, not {ref.shape}")
+        for name in ref.names:
+            other = self._owner.setdefault(name, ref)
+            if other != ref:
+                raise ExportError(f"tensor {name} is needed in two layouts ({other} and {ref}) and would be stored twice")
+        size = int(np.prod(ref.shape, dtype=np.int64)) * STORED_DTYPES[ref.dtype][1].itemsize
+        align = PAGE if size >= PAGE_FROM else LINE
+        start = -(-self.bytes // align) * align
+        slot = self._slots[ref] = Slot(start, int(size))
+        self.bytes = start + slot.bytes
+        return slot
+
+    def external(self, name: str, ref: WeightRef) -> ir.ExternalTensor:
+        """An initializer's value that points at the slot of `ref`."""
+        slot = self.slot(ref)
+        dtype = STORED_DTYPES[ref.dtype][1]
+        return ir.ExternalTensor(WEIGHTS_FILE, slot.offset, slot.bytes, dtype, shape=ir.Shape(ref.shape), name=name)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers stored."""
+        return sum(int(np.prod(ref.shape, dtype=np.int64)) for ref in self._slots)
+
+    def slots(self) -> dict[WeightRef, Slot]:
+        """All slots handed out so far."""
+        return dict(self._slots)
+
+    def write(self, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
+        """Writes the file. `progress(done, total)` counts bytes. ExportError when the disk is full."""
+        path = folder / WEIGHTS_FILE
+        done = 0
+        try:
+            with path.open("wb") as file:
+                file.truncate(self.bytes)
+                for ref in sorted(self._slots, key=lambda r: self._reader(r.names[0]).order(r.names[0])):
+                    slot = self._slots[ref]
+                    file.seek(slot.offset)
+                    array = self.materialize(ref)
+                    file.write(memoryview(array).cast("B"))
+                    done += slot.bytes
+                    if progress:
+                        progress(done, self.bytes)
+                file.flush()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise ExportError(f"no space left for {path.name}: {self.bytes / 1e6:.1f} MB are needed in {folder}") from error
+            raise
+        return path
+
+    def materialize(self, ref: WeightRef) -> np.ndarray:
+        """The stored form of `ref`, read from its source now."""
+        dtype = STORED_DTYPES[ref.dtype][0]
+        parts = [self._reader(n).read(n).to(dtype) for n in ref.names]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if ref.transpose:
+            tensor = tensor.t()
+        return tensor.contiguous().numpy()
+
+    def _reader(self, name: str) -> TensorReader:
+        for reader in self._readers:
+            if name in reader:  # type: ignore[operator]
+                return reader
+        raise ExportError(f"the checkpoint has no tensor {name!r}")
