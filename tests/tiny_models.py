@@ -34,7 +34,7 @@ from transformers import (
     T5Tokenizer,
 )
 
-WORDS = (
+WORDS = (  # noqa: SIM905
     "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
     "four small large what where how many describe scene picture please there stands lies next to it you see in this"
 ).split()
