@@ -1,0 +1,234 @@
+"""A device that is not there: own addresses, own memory, every rule of the interface checked on every bind and run.
+
+It stands for TensorRT: the cache is frozen to the capacity, updated caches alias their inputs, everything the host
+knows came through `read`. Results come from the PyTorch reference, which computes on this device's private memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from . import memory
+from .torch_reference import TorchReference
+
+PAGE = 512
+MASKED = -1e4
+"""A float mask below this hides a row; a relative bias never reaches it."""
+
+
+class DeviceBuffer:
+    """An allocation: a number for an address, a size, and nothing that the host can look into."""
+
+    __slots__ = ("address", "bytes", "dtype", "name", "shape")
+
+    def __init__(self, name: str, address: int, shape: tuple[int, ...], dtype: str) -> None:
+        self.name, self.address, self.shape, self.dtype = name, address, shape, dtype
+        self.bytes = prod(shape) * np.dtype(dtype).itemsize
+
+
+class DeviceView:
+    """`shape` elements at byte `address`."""
+
+    __slots__ = ("address", "buffer", "bytes", "dtype", "offset", "shape")
+
+    def __init__(self, buffer: DeviceBuffer, shape: tuple[int, ...], offset: int) -> None:
+        self.buffer, self.shape, self.offset, self.dtype = buffer, shape, offset, buffer.dtype
+        size = np.dtype(buffer.dtype).itemsize
+        self.address, self.bytes = buffer.address + offset * size, prod(shape) * size
+
+    def overlaps(self, other: DeviceView) -> bool:
+        """Whether the two share a byte."""
+        return self.address < other.address + other.bytes and other.address < self.address + self.bytes
+
+
+@dataclass
+class Recorded:
+    """One run: which graph, with which widths and addresses."""
+
+    graph: str
+    width: int
+    write_indices: tuple[int, ...]
+    addresses: dict[str, int] = field(repr=False)
+
+
+class RecordingDevice:
+    """See the module. Violations raise AssertionError where they happen; `runs` lists what was executed."""
+
+    name = "recording-device"
+    static_cache = True
+
+    def __init__(self, manifest: Any, model: Any, imitations: Mapping[str, Any] | None = None) -> None:
+        self.manifest = manifest
+        self.capacity = manifest.limits.max_length + manifest.limits.max_width
+        self.runs: list[Recorded] = []
+        self.transfers = {"write": 0, "read": 0}
+        self._reference = TorchReference(manifest, model, imitations)
+        self._next = 1 << 32
+        self._memory: dict[int, memory.Buffer] = {}
+        self._buffers: list[DeviceBuffer] = []
+        self._written: dict[int, np.ndarray] = {}  # K/V address → rows ever written, [batch, capacity]
+
+    # --- memory ---
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> DeviceBuffer:
+        shape = tuple(int(n) for n in shape)
+        buffer = DeviceBuffer(name, self._next, shape, dtype)
+        self._next += -(-buffer.bytes // PAGE) * PAGE + PAGE
+        self._buffers.append(buffer)
+        self._memory[buffer.address] = memory.allocate(name, shape, dtype)
+        return buffer
+
+    def view(self, buffer: DeviceBuffer, shape: tuple[int, ...], offset: int = 0) -> DeviceView:
+        self._own(buffer)
+        result = DeviceView(buffer, tuple(int(n) for n in shape), int(offset))
+        assert offset >= 0 and result.address + result.bytes <= buffer.address + buffer.bytes, (
+            f"view {shape} at {offset} leaves buffer {buffer.name!r} {buffer.shape}"
+        )
+        return result
+
+    def constant(self, name: str, array: np.ndarray) -> DeviceView:
+        buffer = self.allocate(name, array.shape, array.dtype.name)
+        self._memory[buffer.address].memory[...] = array.reshape(-1)
+        return self.view(buffer, array.shape)
+
+    def write(self, view: DeviceView, array: np.ndarray) -> None:
+        array = np.asarray(array)
+        assert array.dtype == np.dtype(view.dtype), f"{view.buffer.name}: wrote {array.dtype} into {view.dtype}"
+        self.transfers["write"] += 1
+        self._host(view).array[...] = array
+
+    def read(self, view: DeviceView) -> np.ndarray:
+        self.transfers["read"] += 1
+        copy = self._host(view).array.copy()
+        copy.flags.writeable = False  # changing what was read does not reach the device
+        return copy
+
+    # --- graphs ---
+
+    def bind(self, graph: str, inputs: Mapping[str, DeviceView], outputs: Mapping[str, DeviceView]) -> _Call:
+        info = self.manifest.graphs[graph]
+        for what, declared, given in (("input", info.inputs, inputs), ("output", info.outputs, outputs)):
+            names = {value.name for value in declared}
+            assert names == set(given), (
+                f"{graph}: {what}s missing {sorted(names - set(given))}, unknown {sorted(set(given) - names)}"
+            )
+        sizes: dict[str, int] = {}
+        for value, view in [(v, inputs[v.name]) for v in info.inputs] + [(v, outputs[v.name]) for v in info.outputs]:
+            self._own(view.buffer)
+            assert view.dtype == value.dtype, f"{graph}: {value.name} is {value.dtype}, bound {view.dtype}"
+            assert len(view.shape) == len(value.shape), f"{graph}: {value.name} {value.shape}, bound {view.shape}"
+            for dimension, size in zip(value.shape, view.shape, strict=True):
+                want = sizes.setdefault(dimension, size) if isinstance(dimension, str) else dimension
+                assert want == size, f"{graph}: {value.name} is {value.shape}, bound {view.shape}, {dimension} = {want}"
+        self._check_limits(graph, sizes)
+        self._check_aliasing(graph, inputs, outputs)
+        return _Call(self, graph, dict(inputs), dict(outputs), sizes)
+
+    def _check_limits(self, graph: str, sizes: Mapping[str, int]) -> None:
+        limits = self.manifest.limits
+        if "cache" in sizes:
+            assert sizes["cache"] == self.capacity, (
+                f"{graph}: bound {sizes['cache']} cache rows; an engine with static_cache needs all {self.capacity}"
+            )
+        assert sizes.get("batch", 1) <= limits.max_batch or graph in ("vision", "encoder", "cross_kv"), (
+            f"{graph}: batch {sizes['batch']} above {limits.max_batch}"
+        )
+
+    def _check_aliasing(self, graph: str, inputs: Mapping[str, DeviceView], outputs: Mapping[str, DeviceView]) -> None:
+        caches = {name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))}
+        for name, cache in caches.items():
+            updated = outputs[f"updated_{name}"]
+            assert updated.address == cache.address and updated.shape == cache.shape, (
+                f"{graph}: updated_{name} at {updated.address:#x} does not alias {name} at {cache.address:#x}"
+            )
+            assert cache.offset == 0, f"{graph}: {name} does not start at its buffer"
+        plain = [(n, v) for n, v in outputs.items() if not n.startswith("updated_")]
+        others = [*caches.items(), *((n, v) for n, v in inputs.items() if n not in caches)]
+        for index, (name, view) in enumerate(plain):
+            for other, second in plain[index + 1 :] + others:
+                assert not view.overlaps(second), f"{graph}: output {name} overlaps {other}"
+        names = list(caches.items())
+        for index, (name, view) in enumerate(names):
+            for other, second in others[len(caches) :] + names[index + 1 :]:
+                assert not view.overlaps(second), f"{graph}: {name} overlaps {other}"
+
+    # --- private ---
+
+    def _own(self, buffer: DeviceBuffer) -> None:
+        assert isinstance(buffer, DeviceBuffer) and buffer.address in self._memory, f"{buffer!r} is not of this device"
+
+    def _host(self, view: DeviceView) -> memory.View:
+        self._own(view.buffer)
+        return memory.view(self._memory[view.buffer.address], view.shape, view.offset)
+
+    def _rows(self, cache: DeviceView) -> np.ndarray:
+        sequences = cache.buffer.shape[0]
+        return self._written.setdefault(cache.address, np.zeros((sequences, self.capacity), bool))
+
+
+class _Call:
+    def __init__(
+        self, device: RecordingDevice, graph: str, inputs: dict[str, DeviceView], outputs: dict[str, DeviceView],
+        sizes: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self._device, self._graph, self._inputs, self._outputs = device, graph, inputs, outputs
+        self._width = sizes.get("width", 0)
+        self._addresses = {name: view.address for name, view in (inputs | outputs).items()}
+        host_inputs = {name: device._host(view) for name, view in inputs.items()}
+        host_outputs = {name: device._host(view) for name, view in outputs.items()}
+        self._compute = device._reference.bind(graph, host_inputs, host_outputs)
+        self._caches = {n: v for n, v in inputs.items() if n.startswith(("key_cache.", "value_cache."))}
+
+    def _value(self, name: str) -> np.ndarray:
+        return self._device._host(self._inputs[name]).array
+
+    def run(self) -> None:
+        device, graph = self._device, self._graph
+        now = {name: view.address for name, view in (self._inputs | self._outputs).items()}
+        assert now == self._addresses, f"{graph}: addresses moved since bind"
+        starts: tuple[int, ...] = ()
+        if "write_indices" in self._inputs:
+            starts = tuple(self._value("write_indices").tolist())
+            for sequence, start in enumerate(starts):
+                assert start >= 0 and start + self._width <= device.capacity, (
+                    f"{graph}: sequence {sequence} writes rows {start}..{start + self._width} of {device.capacity}"
+                )
+        if self._graph == "commit":
+            self._check_sources()
+        if "row_index" in self._inputs:
+            rows, index = prod(self._inputs["hidden"].shape[:2]), self._value("row_index")
+            assert index.size == 0 or (index.min() >= 0 and index.max() < rows), f"{graph}: row_index {index} of {rows}"
+        if "token_ids" in self._inputs:
+            ids = self._value("token_ids")
+            assert ids.min() >= 0 and ids.max() < self._inputs["embedding_table"].shape[0], f"{graph}: token ids {ids}"
+        self._mark(starts)
+        if "attn_mask" in self._inputs:
+            self._check_visible()
+        device.runs.append(Recorded(graph, self._width, starts, self._addresses))
+        self._compute.run()
+
+    def _mark(self, starts: tuple[int, ...]) -> None:
+        for cache in self._caches.values():
+            rows = self._device._rows(cache)
+            for sequence, start in enumerate(starts):
+                rows[sequence, start : start + self._width] = True
+
+    def _check_visible(self) -> None:
+        mask = self._value("attn_mask")
+        visible = mask if mask.dtype == bool else mask > MASKED
+        seen = visible.any(axis=(1, 2))  # [batch, cache]
+        for name, cache in self._caches.items():
+            unwritten = seen & ~self._device._rows(cache)[: len(seen)]
+            assert not unwritten.any(), f"{self._graph}: {name} shows never-written rows {np.argwhere(unwritten)[:4].tolist()}"
+
+    def _check_sources(self) -> None:
+        source = self._value("source_rows")
+        assert source.min() >= 0 and source.max() < self._device.capacity, f"commit: source rows {source}"
+        for name, cache in self._caches.items():
+            written = np.take_along_axis(self._device._rows(cache)[: len(source)], source, axis=1)
+            assert written.all(), f"commit: {name} copies never-written rows of {source}"

@@ -1,0 +1,221 @@
+"""Eager PyTorch behind the engine interface: transformers' own layers, and index assignment for the cache.
+
+Shares no code with the exporter or with ONNX Runtime: what a graph computes is written here a second time, in terms of
+the checkpoint's own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import EncoderDecoderCache
+
+from . import memory
+
+Tensors = dict[str, torch.Tensor]
+HIDDEN = float(torch.finfo(torch.float32).min)
+
+
+class _Rows:
+    """Self-attention cache over bound memory: new rows are assigned, then all rows are shown to the layer."""
+
+    def __init__(self, io: Tensors) -> None:
+        self.io = io
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any) -> tuple:
+        for kind, new in (("key", keys), ("value", values)):
+            store = self.io[f"{kind}_cache.{layer}"]
+            for sequence, start in enumerate(self.io["write_indices"].tolist()):
+                store[sequence, :, start : start + new.shape[2]] = new[sequence]
+        return self.io[f"key_cache.{layer}"], self.io[f"value_cache.{layer}"]
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+class _Always(dict):
+    def get(self, *_: Any) -> bool:  # type: ignore[override]
+        return True
+
+
+class _Cross:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
+class _Crosses:
+    def __init__(self, io: Tensors) -> None:
+        layers = [int(name.rsplit(".", 1)[1]) for name in io if name.startswith("cross_key.")]
+        self.layers = {i: _Cross(io[f"cross_key.{i}"], io[f"cross_value.{i}"]) for i in layers}
+
+
+class _Both(EncoderDecoderCache):
+    """What a T5 block needs to see to take its cross-attention from `cross_key.i` and `cross_value.i`."""
+
+    def __init__(self, io: Tensors) -> None:  # no super().__init__: it wants transformers' own caches
+        self.self_attention_cache = _Rows(io)  # type: ignore[assignment]
+        self.cross_attention_cache = _Crosses(io)  # type: ignore[assignment]
+        self.is_updated = _Always()
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+def _additive(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, HIDDEN)
+
+
+class _Model:
+    """What every family shares: embed, head, commit, drafts."""
+
+    def __init__(self, model: Any, imitations: Mapping[str, torch.nn.Module]) -> None:
+        self.model, self.imitations = model.eval(), dict(imitations)
+
+    def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
+        if name in self.imitations:
+            network = self.imitations[name]
+            return lambda io: {"hidden_out": network(io["hidden"])}
+        if layers is not None:
+            return lambda io: self.segment(io, *layers)
+        return getattr(self, name)
+
+    def embed(self, io: Tensors) -> Tensors:
+        return {"hidden": io["embedding_table"][io["token_ids"]]}
+
+    def commit(self, io: Tensors) -> Tensors:
+        for name, cache in io.items():
+            if "_cache." not in name:
+                continue
+            for sequence, start in enumerate(io["write_indices"].tolist()):
+                rows = cache[sequence][:, io["source_rows"][sequence]].clone()
+                cache[sequence, :, start : start + rows.shape[1]] = rows
+        return {}
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        raise NotImplementedError
+
+
+class LlamaModel(_Model):
+    """Graphs of a `llama` bundle."""
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        hidden, cache = io["hidden"], _Rows(io)
+        angles = self.model.model.rotary_emb(hidden, io["positions"])
+        for layer in self.model.model.layers[first:last]:
+            mask = _additive(io["attn_mask"])
+            hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, past_key_values=cache)
+        return {"hidden_out": hidden}
+
+    def head(self, io: Tensors) -> Tensors:
+        rows = io["hidden"].reshape(-1, io["hidden"].shape[-1])[io["row_index"]]
+        return {"logits": self.model.lm_head(self.model.model.norm(rows))}
+
+
+class T5Model(_Model):
+    """The text half of a T5 bundle; `self.text` is the T5ForConditionalGeneration."""
+
+    @property
+    def text(self) -> Any:
+        return self.model
+
+    def encoder(self, io: Tensors) -> Tensors:
+        hidden = io["encoder_rows"]
+        for block in self.text.encoder.block:
+            hidden = block(hidden, attention_mask=None, position_bias=io["encoder_mask"])[0]
+        return {"encoder_states": self.text.encoder.final_layer_norm(hidden)}
+
+    def cross_kv(self, io: Tensors) -> Tensors:
+        states, out = io["encoder_states"], {}
+        for i, block in enumerate(self.text.decoder.block):
+            attention = block.layer[1].EncDecAttention
+            for kind, linear in (("key", attention.k), ("value", attention.v)):
+                rows = linear(states).view(*states.shape[:2], attention.n_heads, attention.key_value_proj_dim)
+                out[f"cross_{kind}.{i}"] = rows.transpose(1, 2)
+        return out
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        hidden, cache = io["hidden"], _Both(io)
+        cross = _additive(io["cross_mask"])
+        for block in self.text.decoder.block[first:last]:
+            hidden = block(
+                hidden, attention_mask=None, position_bias=io["attn_mask"], encoder_hidden_states=hidden,
+                encoder_attention_mask=cross, past_key_values=cache,
+            )[0]  # fmt: skip
+        return {"hidden_out": hidden}
+
+    def head(self, io: Tensors) -> Tensors:
+        rows = io["hidden"].reshape(-1, io["hidden"].shape[-1])[io["row_index"]]
+        rows = self.text.decoder.final_layer_norm(rows)
+        if self.text.config.scale_decoder_outputs:
+            rows = rows * self.text.model_dim**-0.5
+        return {"logits": self.text.lm_head(rows)}
+
+
+class Blip2Model(T5Model):
+    """Graphs of a `blip2` bundle."""
+
+    @property
+    def text(self) -> Any:
+        return self.model.language_model
+
+    def vision(self, io: Tensors) -> Tensors:
+        states = self.model.vision_model(io["pixel_values"]).last_hidden_state
+        queries = self.model.query_tokens.expand(states.shape[0], -1, -1)
+        rows = self.model.qformer(query_embeds=queries, encoder_hidden_states=states).last_hidden_state
+        return {"image_rows": self.model.language_projection(rows)}
+
+
+FAMILIES: dict[str, type[_Model]] = {"llama": LlamaModel, "blip2": Blip2Model, "t5": T5Model}
+"""Family name in a manifest → its graphs in PyTorch. A new family is one line here."""
+
+
+class _Call:
+    def __init__(self, compute: Callable[[Tensors], Tensors], inputs: Mapping[str, Any], outputs: Mapping[str, Any]):
+        self._compute = compute
+        self._inputs = {name: torch.from_numpy(view.array) for name, view in inputs.items()}
+        self._outputs = {name: view.array for name, view in outputs.items()}
+
+    def run(self) -> None:
+        with torch.inference_mode():
+            results = self._compute(self._inputs)
+        for name, value in results.items():
+            target = self._outputs[name]
+            assert tuple(value.shape) == target.shape, f"{name}: computed {tuple(value.shape)}, bound {target.shape}"
+            np.copyto(target, value.numpy())
+
+
+class TorchReference:
+    """See the module. `manifest` tells names and layers of the graphs, `model` is the checkpoint in transformers."""
+
+    name = "torch-reference"
+    static_cache = False
+
+    def __init__(self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None) -> None:
+        self.manifest = manifest
+        self._model = FAMILIES[manifest.model.family](model, imitations or {})
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> memory.Buffer:
+        return memory.allocate(name, tuple(shape), dtype)
+
+    def view(self, buffer: memory.Buffer, shape: tuple[int, ...], offset: int = 0) -> memory.View:
+        return memory.view(buffer, tuple(shape), offset)
+
+    def constant(self, name: str, array: np.ndarray) -> memory.View:
+        flat = np.ascontiguousarray(array).reshape(-1)
+        buffer = memory.Buffer(name, flat.copy() if not flat.flags.writeable else flat, array.shape, array.dtype.name)
+        return memory.view(buffer, array.shape)
+
+    def bind(self, graph: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> _Call:
+        layers = self.manifest.graphs[graph].layers
+        return _Call(self._model.graph(graph, tuple(layers) if layers else None), inputs, outputs)
+
+    def write(self, view: memory.View, array: np.ndarray) -> None:
+        view.array[...] = array
+
+    def read(self, view: memory.View) -> np.ndarray:
+        return view.array
