@@ -1,0 +1,44 @@
+"""JSONL: one record a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .records import ImageRef, Problems, Record, image_problem
+
+
+def load_jsonl(path: Path, prompt: str, problems: Problems) -> list[Record]:
+    """Objects with `prompt`, `image` (a path relative to the file) and `answer`; all optional but one of them."""
+    records = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                record = _record(json.loads(line.decode("utf-8")), path, number, prompt)
+            except (ValueError, UnicodeDecodeError) as error:
+                problems.report(where, str(error))
+                continue
+            records.append(record)
+    return records
+
+
+def _record(value: object, path: Path, number: int, prompt: str) -> Record:
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object is expected, not {type(value).__name__}")
+    for name in ("prompt", "image", "answer"):
+        if value.get(name) is not None and not isinstance(value[name], str):
+            raise ValueError(f"field {name!r} is {value[name]!r}, not a string")
+    if not any(value.get(name) for name in ("prompt", "image")):
+        raise ValueError("the record has neither 'prompt' nor 'image'")
+    image = None
+    if value.get("image"):
+        file = path.parent / value["image"]
+        wrong = image_problem(file)
+        if wrong:
+            raise ValueError(wrong)
+        image = ImageRef(file=str(file))
+    text = value.get("prompt")
+    return Record(f"line-{number}", prompt if text is None else text, image, value.get("answer"))

@@ -1,0 +1,1 @@
+"""Training drafts against a frozen target."""
