@@ -149,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         application = typer.main.get_command(build_app(command))
         status = application.main(args=arguments, prog_name="vlmexport", standalone_mode=False)
+        if status == 130:  # newer versions of typer turn Ctrl-C into a status
+            raise KeyboardInterrupt
         return status if isinstance(status, int) else 0
     except VlmexportError as error:
         return _complain(str(error))

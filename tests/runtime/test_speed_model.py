@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from vlmexport.runtime.speed_model import Costs, cycle_seconds, expected_tokens, speedup_bound
 
 

@@ -1,0 +1,120 @@
+"""Time the graphs of a bundle alone, through the engine interface, on buffers of their own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .speed_model import Costs
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
+    from .engines.base import Call, Engine, View
+
+BUDGET = 2.0
+"""Seconds spent on each width, so that large models are timed in bearable time."""
+
+
+class GraphTimer:
+    """Binds graphs of one session's engine for a given width; nothing of the session's state is touched."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, cache: int, source: int):
+        """`cache`: key/value rows visible to attention; `source`: encoder rows (ignored without an encoder)."""
+        limits = bundle.manifest.limits
+        self._manifest, self._engine = bundle.manifest, engine
+        self._table = np.asarray(bundle.tensor("embedding_table"))
+        capacity = limits.max_length + limits.max_width
+        self._sizes = {
+            "batch": 1,
+            "cache": capacity if engine.static_cache else cache,
+            "source": max(source, 1),
+        }
+        self._views: dict[Any, View] = {}
+        self._rng = np.random.default_rng(0)
+
+    def calls(self, graphs: Iterable[str], width: int) -> list[Call]:
+        """Calls of these graphs over `width` new positions at the end of the cache."""
+        return [self._bind(graph, width) for graph in graphs]
+
+    def costs(self, layer: int | None, imitation: str | None, widths: Iterable[int]) -> Costs:
+        """Median seconds of the passes of plain and of speculative decoding with the trunk cut at `layer`."""
+        segments = self._manifest.segments
+        cut = 0 if layer is None else self._manifest.decoder.cuts.index(layer)
+        plain, tail = {}, {}
+        for width in sorted(set(widths)):
+            plain[width] = median_seconds(self.calls(["embed", *segments, "head"], width))
+            if layer is not None:
+                tail[width] = median_seconds(self.calls([*segments[cut:], "head"], width))
+        if layer is None:
+            return Costs(plain=plain, tail={}, trunk=0.0, propose=0.0)
+        trunk = median_seconds(self.calls(["embed", *segments[:cut]], 1))
+        propose = median_seconds(self.calls([*([imitation] if imitation else []), "head"], 1))
+        return Costs(plain=plain, tail=tail, trunk=trunk, propose=propose)
+
+    def _bind(self, graph: str, width: int) -> Call:
+        info = self._manifest.graphs[graph]
+        inputs = {
+            value.name: self._view(value.name, value.dtype, value.shape, width) for value in info.inputs
+        }
+        outputs = {}
+        for value in info.outputs:
+            # A cache is written in place: the output is the input's address.
+            before = value.name.removeprefix("updated_")
+            outputs[value.name] = (
+                inputs[before]
+                if before in inputs
+                else self._view(value.name, value.dtype, value.shape, width)
+            )
+        return self._engine.bind(graph, inputs, outputs)
+
+    def _view(self, name: str, dtype: str, shape: Iterable[int | str], width: int) -> View:
+        if name == "embedding_table":
+            return self._engine.constant(name, self._table)
+        sizes = self._sizes | {"width": width, "rows": width}
+        actual = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
+        key = (name, dtype, actual)
+        if key not in self._views:
+            buffer = self._engine.allocate(f"timing.{name}.{len(self._views)}", actual, dtype)
+            view = self._engine.view(buffer, actual)
+            content = self._content(name, dtype, actual, width)
+            if content is not None:
+                self._engine.write(view, content)
+            self._views[key] = view
+        return self._views[key]
+
+    def _content(self, name: str, dtype: str, shape: tuple[int, ...], width: int) -> np.ndarray | None:
+        """Values that cost what real ones cost: everything visible, no zeros or denormals in hidden rows."""
+        cache = self._sizes["cache"]
+        if dtype == "bool":
+            return np.ones(shape, bool)
+        if name == "row_index":
+            return np.arange(width, dtype=np.int64)
+        if name == "write_indices":
+            return np.full(shape, cache - width, np.int64)
+        if name == "positions":
+            return np.arange(cache - width, cache, dtype=np.int64).reshape(shape)
+        if name.endswith("mask"):
+            return None  # a float mask of zeros: everything is visible
+        if dtype in ("float32", "float16"):
+            return self._rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        return None
+
+
+def median_seconds(calls: list[Call], budget: float = BUDGET) -> float:
+    """Median seconds of running `calls` in order: 3 warm-ups, then 5 to 60 runs within the budget."""
+    for _ in range(3):
+        begin = time.perf_counter()
+        for call in calls:
+            call.run()
+        last = time.perf_counter() - begin
+    seconds = []
+    for _ in range(max(5, min(60, int(budget / max(last, 1e-6))))):
+        begin = time.perf_counter()
+        for call in calls:
+            call.run()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)

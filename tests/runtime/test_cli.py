@@ -1,0 +1,150 @@
+"""The command line: exit codes, one-line errors, JSON on stdout alone, rooms mounted only when asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from importlib.metadata import version
+from pathlib import Path
+
+import handmade_bundle
+import pytest
+import typer
+from vlmexport.runtime import cli
+from vlmexport.runtime.errors import ExportError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_version(capsys: Capture) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vlmexport {version('vlmexport')}\n"
+
+
+def test_help_lists_every_command(capsys: Capture) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in (*cli.RUNTIME_COMMANDS, *cli.MOUNTED_COMMANDS):
+        assert f" {name} " in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bulid"], ["inspect"], ["inspect", "--no-such"], ["inspect", "a", "b"], ["--no-such"]]
+)
+def test_wrong_use_is_status_2_with_a_hint(arguments: list[str], capsys: Capture) -> None:
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Error" in shown.err
+
+
+def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: Capture) -> None:
+    assert cli.main(["inspect", str(tmp_path), "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("vlmexport: ")
+    assert shown.err.count("\n") == 1
+
+
+def test_inspect_says_what_is_in_the_bundle(tmp_path: Path, capsys: Capture) -> None:
+    folder = handmade_bundle.write_bundle(tmp_path / "bundle")
+    assert cli.main(["inspect", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    for text in ("handmade", "segment.0", "imitation@1", "128 B per token", "cut at 1", "describe the scene"):
+        assert text in shown
+
+
+def test_inspect_check_reads_every_byte(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = handmade_bundle.write_bundle(tmp_path / "bundle")
+    monkeypatch.setattr("vlmexport.runtime.bundle.SMALL", 0)
+    weights = bytearray((folder / "weights.bin").read_bytes())
+    weights[7] ^= 1
+    (folder / "weights.bin").write_bytes(weights)
+    assert cli.main(["inspect", str(folder)]) == 0
+    assert cli.main(["inspect", str(folder), "--check"]) == 2
+    assert "weights.bin: SHA-256" in capsys.readouterr().err
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Stands in for the exporter's command line."""
+    module = types.ModuleType("vlmexport.exporter.cli")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def build(model: str = typer.Option(...)) -> None:
+        actions[model]()
+
+    def verify() -> None:
+        raise AssertionError("not asked for")
+
+    def register(app: typer.Typer) -> None:
+        app.command("build")(build)
+        app.command()(verify)
+
+    def fail() -> None:
+        raise ExportError("cannot export\nthis")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def leave() -> None:
+        raise typer.Exit(1)
+
+    def need(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    actions = {
+        "good": lambda: print("built"), "fail": fail, "interrupt": interrupt, "leave": leave,
+        "torch": lambda: need("torch.nn"), "plot": lambda: need("matplotlib"), "bug": lambda: need("numpyy"),
+    }  # fmt: skip
+    module.register = register  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "message"),
+    [
+        ("good", 0, ""),
+        ("fail", 2, "vlmexport: cannot export this\n"),
+        ("interrupt", 130, "\nInterrupted.\n"),
+        ("leave", 1, ""),
+        ("torch", 2, "vlmexport: `vlmexport build` needs torch, which is not installed: "
+                     "pip install 'vlmexport[export]'\n"),
+        ("plot", 2, "vlmexport: `vlmexport build` needs matplotlib, which is not installed: "
+                    "pip install 'vlmexport[eval]'\n"),
+    ],
+)  # fmt: skip
+def test_mounted_commands(
+    exporter: types.ModuleType, capsys: Capture, model: str, status: int, message: str
+) -> None:
+    assert cli.main(["build", "--model", model]) == status
+    shown = capsys.readouterr()
+    assert shown.err.lstrip("\r") == message
+    assert shown.out == ("built\n" if model == "good" else "")
+
+
+def test_a_bug_is_not_hidden(exporter: types.ModuleType) -> None:
+    with pytest.raises(ModuleNotFoundError, match="numpyy"):
+        cli.main(["build", "--model", "bug"])
+
+
+def test_help_of_all_never_imports_a_room(exporter: types.ModuleType, capsys: Capture) -> None:
+    del exporter.register
+    assert cli.main(["--help"]) == 0
+    assert cli.main(["inspect", "--help"]) == 0
+
+
+def test_a_command_that_a_room_does_not_have(exporter: types.ModuleType, capsys: Capture) -> None:
+    assert cli.main(["models", "--anything"]) == 2
+    assert "not part of this installation" in capsys.readouterr().err
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path: Path, capsys: Capture) -> None:
+    folder = handmade_bundle.write_bundle(tmp_path / "bundle")
+    assert cli.main(["inspect", str(folder), "--json", "--check"]) == 0
+    shown = capsys.readouterr()
+    assert isinstance(json.loads(shown.out), dict)
+    assert shown.err == ""
