@@ -1,0 +1,89 @@
+"""From a parsed network to the bytes of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import ExportError
+from .api import TensorRT, first_error
+from .graph_copy import CopyOptions, GraphCopy, copy_graph, symbolic_shapes
+from .network import NetworkSummary, ParsedNetwork, parse
+from .profiles import Profile
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """A plan in memory, and what it was made of."""
+
+    data: Any
+    """Host memory of TensorRT; a buffer."""
+    bytes: int
+    copy: GraphCopy
+    summary: NetworkSummary
+    fused_attention: bool | None
+    """None when the graph has no attention."""
+    input_shapes: Mapping[str, Sequence[int | str]]
+    output_shapes: Mapping[str, Sequence[int | str]]
+
+
+def build_plan(
+    library: TensorRT,
+    capability: Any,
+    source: Path,
+    scratch: Path,
+    options: CopyOptions,
+    profiles: Sequence[Profile],
+) -> BuiltPlan:
+    """Copies, parses and builds one graph for `capability` (None: the GPU of this machine).
+
+    Attention is built fused; where TensorRT has no fused kernel (float32, some head sizes) it is built again with
+    `decomposable` set. Raises ExportError with TensorRT's own reason.
+    """
+    first = CopyOptions(
+        options.precision, options.capacity, options.decomposable or options.precision == "float32",
+        options.wide_residual, options.shared_inputs,
+    )  # fmt: skip
+    attempts = [first]
+    if not first.decomposable:
+        attempts.append(CopyOptions(first.precision, first.capacity, True, first.wide_residual, first.shared_inputs))
+    reason = ""
+    for attempt in attempts:
+        copied = copy_graph(source, scratch, attempt)
+        parsed = parse(library, copied.path)
+        inputs, outputs = symbolic_shapes(copied.path)
+        has_attention = parsed.summary.attentions > 0
+        data = _serialize(parsed, capability, profiles, inputs, attempt.precision)
+        if data is not None:
+            fused = not attempt.decomposable if has_attention else None
+            return BuiltPlan(data, len(memoryview(data)), copied, parsed.summary, fused, inputs, outputs)
+        reason = reason or first_error(parsed.logger.errors)
+        if not has_attention:
+            break
+    raise ExportError(f"{library.backend} {library.version} cannot build {source.name}: {reason}")
+
+
+def _serialize(
+    parsed: ParsedNetwork,
+    capability: Any,
+    profiles: Sequence[Profile],
+    inputs: Mapping[str, Sequence[int | str]],
+    precision: str,
+) -> Any:
+    trt = parsed.library.module
+    config = parsed.builder.create_builder_config()
+    if capability is not None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(capability, 0)
+    if precision == "float32":
+        config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
+    for profile in profiles:
+        made = parsed.builder.create_optimization_profile()
+        for name, shape in inputs.items():
+            if any(isinstance(d, str) for d in shape):
+                made.set_shape(name, *profile.shapes(shape, name))
+        if config.add_optimization_profile(made) < 0:
+            raise ExportError(f"TensorRT refuses the profile {profile.name!r}: {first_error(parsed.logger.errors)}")
+    return parsed.builder.build_serialized_network(parsed.network, config)

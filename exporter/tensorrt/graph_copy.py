@@ -1,0 +1,199 @@
+"""The TensorRT copy of a bundle's graph: frozen cache, narrow types, an argmax beside the logits."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ...runtime.errors import ExportError
+from .precision import retype
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+CHUNK = 1 << 24  # elements converted at a time
+_ITEM = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16),
+         TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """How a copy differs from the bundle's graph.
+
+    `capacity`: rows of the static cache (max_length + max_width). `decomposable`: let TensorRT split Attention where
+    it has no fused kernel. `shared_inputs`: byte offset in the weights file → input name; a weight at that offset
+    becomes a network input (the embedding table of a tied head), so that no plan holds it.
+    """
+
+    precision: str
+    capacity: int
+    decomposable: bool = False
+    wide_residual: bool = False
+    shared_inputs: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GraphCopy:
+    """A written copy. `weights` maps each remaining initializer to (bytes in the copy, where it came from)."""
+
+    path: Path
+    weights: dict[str, tuple[int, tuple[str, int] | None]]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all initializers in the copy's types."""
+        return sum(size for size, _ in self.weights.values())
+
+
+def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
+    """Writes `source`'s TensorRT copy and its weights into `folder` (new files), streaming tensor by tensor.
+
+    Raises ExportError when a weight does not fit the type, or the disk is full.
+    """
+    model = onnx.load(str(source), load_external_data=False)
+    constants_to_initializers(model)
+    freeze(model, {"cache": options.capacity})
+    offer_shared(model, options.shared_inputs)
+    add_argmax(model)
+    kinds = retype(model, options.precision, wide_residual=options.wide_residual)
+    if options.decomposable:
+        for node in model.graph.node:
+            if node.op_type == "Attention":
+                node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / source.name
+    try:
+        weights = _write_weights(model, source.parent, folder / f"{source.stem}.data", kinds)
+        target.write_bytes(model.SerializeToString())
+    except OSError as error:
+        raise ExportError(f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}") from error
+    return GraphCopy(target, weights)
+
+
+def constants_to_initializers(model: onnx.ModelProto) -> None:
+    """Turns Constant nodes into initializers, which can be retyped in one place."""
+    kept = []
+    for node in model.graph.node:
+        values = {a.name: a for a in node.attribute}
+        if node.op_type == "Constant" and "value" in values:
+            tensor = values["value"].t
+            tensor.name = node.output[0]
+            model.graph.initializer.append(tensor)
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def freeze(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
+    """Replaces symbolic dimensions by numbers in every input and output; inferred shapes are dropped."""
+    for value in (*model.graph.input, *model.graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in sizes:
+                dimension.dim_value = sizes[dimension.dim_param]
+    del model.graph.value_info[:]
+
+
+def offer_shared(model: onnx.ModelProto, shared: Mapping[int, str]) -> None:
+    """Turns initializers that lie at a shared offset of the weights file into inputs."""
+    for tensor in list(model.graph.initializer):
+        place = external_place(tensor)
+        name = shared.get(place[1]) if place is not None else None
+        if name is None or any(i.name == name for i in model.graph.input):
+            continue
+        for node in model.graph.node:
+            for position, value in enumerate(node.input):
+                if value == tensor.name:
+                    node.input[position] = name
+        model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+        model.graph.initializer.remove(tensor)
+
+
+def add_argmax(model: onnx.ModelProto) -> None:
+    """Adds `argmax` int64 [rows] beside an output `logits` [rows, V]: a device need not hand over whole rows."""
+    for value in model.graph.output:
+        if value.name == "logits":
+            model.graph.node.append(
+                helper.make_node("ArgMax", ["logits"], ["argmax"], name="argmax", axis=-1, keepdims=0)
+            )
+            rows = value.type.tensor_type.shape.dim[0]
+            shape = [rows.dim_param or rows.dim_value]
+            model.graph.output.append(helper.make_tensor_value_info("argmax", TensorProto.INT64, shape))
+            return
+
+
+def external_place(tensor: onnx.TensorProto) -> tuple[str, int] | None:
+    """(file, byte offset) of an external initializer, or None."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    entries = {e.key: e.value for e in tensor.external_data}
+    return entries["location"], int(entries.get("offset", 0))
+
+
+def _write_weights(
+    model: onnx.ModelProto, origin: Path, target: Path, kinds: Mapping[str, int]
+) -> dict[str, tuple[int, tuple[str, int] | None]]:
+    used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
+    found: dict[str, tuple[int, tuple[str, int] | None]] = {}
+    position = 0
+    with target.open("wb") as file:
+        for tensor in list(model.graph.initializer):
+            if tensor.name not in used:
+                model.graph.initializer.remove(tensor)
+                continue
+            place = external_place(tensor)
+            kind = kinds[tensor.name]
+            if place is None:
+                if tensor.data_type == TensorProto.FLOAT and kind != tensor.data_type:
+                    array = _narrow(numpy_helper.to_array(tensor), kind, tensor.name)
+                    name = tensor.name
+                    tensor.CopyFrom(numpy_helper.from_array(array, name))
+                found[tensor.name] = (len(tensor.raw_data) or tensor.ByteSize(), None)
+                continue
+            source = np.memmap(
+                origin / place[0], dtype=helper.tensor_dtype_to_np_dtype(tensor.data_type), mode="r",
+                offset=place[1], shape=(math.prod(tensor.dims),),
+            )  # fmt: skip
+            position = -(-position // 64) * 64
+            file.seek(position)
+            size = 0
+            for start in range(0, len(source), CHUNK):
+                part = np.asarray(source[start : start + CHUNK])
+                if kind != tensor.data_type:
+                    part = _narrow(part, kind, tensor.name)
+                file.write(part.tobytes())
+                size += part.nbytes
+            tensor.data_type = kind
+            del tensor.external_data[:]
+            for key, value in (("location", target.name), ("offset", position), ("length", size)):
+                tensor.external_data.add(key=key, value=str(value))
+            found[tensor.name] = (size, place)
+            position += size
+        file.flush()
+        os.fsync(file.fileno())
+    return found
+
+
+def _narrow(array: np.ndarray, kind: int, name: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        result = array.astype(_ITEM[kind])
+    if kind == TensorProto.FLOAT16 and np.isinf(result).any() and np.isfinite(array).all():
+        peak = float(np.abs(array).max())
+        raise ExportError(f"weight {name} reaches {peak:.3g}, beyond float16; use --plan-precision bfloat16")
+    return result
+
+
+def symbolic_shapes(path: Path) -> tuple[dict[str, Sequence[int | str]], dict[str, Sequence[int | str]]]:
+    """Input and output shapes of an ONNX file by name; symbolic dimensions as strings."""
+    model = onnx.load(str(path), load_external_data=False)
+
+    def shapes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, Sequence[int | str]]:
+        return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+
+    return shapes(model.graph.input), shapes(model.graph.output)

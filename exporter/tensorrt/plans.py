@@ -1,0 +1,192 @@
+"""Writes the plans of a bundle and their entries in the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import ExportError, OptionError
+from .api import load_tensorrt, resolve_target
+from .builder import BuiltPlan, build_plan
+from .graph_copy import PRECISIONS, CopyOptions
+from .profiles import Sizes, profiles_for
+
+PLAN_PRECISIONS = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"} | {p: p for p in PRECISIONS}
+SMALL_SHARED = 4096
+"""Weights up to this size (bytes) may be in two plans (norms, frequencies); they are listed all the same."""
+
+Progress = Callable[[str, int, int], None]
+"""(graph, done, total)"""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What to build. `precision`: auto (bfloat16 for T5 where the target has it, else float16), fp16, bf16 or fp32."""
+
+    backend: str = "tensorrt-rtx"
+    target: str = "sm86"
+    precision: str = "auto"
+
+
+@dataclass
+class PlanReport:
+    """What was built, for the summary."""
+
+    target: str
+    precision: str
+    version: str
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all plans."""
+        return sum(e["bytes"] for e in self.entries)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of all plans beyond their weights."""
+        return sum(e["overhead_bytes"] for e in self.entries)
+
+
+def plan_precision(precision: str, target: str, decoder: str) -> str:
+    """The dtype of the plans. Raises OptionError for an unknown one, or bfloat16 on Turing, which has none."""
+    if precision not in PLAN_PRECISIONS:
+        raise OptionError(f"unknown --plan-precision {precision!r}; choose auto, fp16, bf16 or fp32")
+    wanted = PLAN_PRECISIONS[precision]
+    has_bfloat = target != "sm75"
+    if wanted == "bfloat16" and not has_bfloat:
+        raise OptionError(f"--plan-precision {precision} cannot be built for {target}, which has no bfloat16; use fp16")
+    if wanted == "auto":
+        return "bfloat16" if decoder == "t5" and has_bfloat else "float16"
+    return wanted
+
+
+def check_plan_options(options: PlanOptions, decoder: str = "llama") -> tuple[str, str]:
+    """(target, precision) as they will be built; raises before any work when TensorRT or an option is missing."""
+    library = load_tensorrt(options.backend)
+    target, _ = resolve_target(library, options.target)
+    return target, plan_precision(options.precision, target, decoder)
+
+
+def add_plans(folder: Path, options: PlanOptions, progress: Progress | None = None) -> PlanReport:
+    """Builds the plan of every graph of the bundle in `folder`, into `plans/<target>/`, and updates its manifest.
+
+    The folder must be one that nobody reads yet (a build's temporary folder): files are added before the manifest.
+    Raises ExportError when a graph cannot be built, or a weight would be in two plans.
+    """
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    library = load_tensorrt(options.backend)
+    target, capability = resolve_target(library, options.target)
+    precision = plan_precision(options.precision, target, manifest["model"]["decoder"])
+    sizes = Sizes.of_manifest(manifest)
+    table = manifest["tensors"]["embedding_table"]
+    copy_options = CopyOptions(
+        precision,
+        sizes.max_length + sizes.max_width,
+        wide_residual=precision == "float16" and manifest["model"]["decoder"] == "t5",
+        shared_inputs={table["offset"]: "embedding_table"},
+    )
+    report = PlanReport(target, precision, library.version)
+    places: dict[tuple[str, int], tuple[str, str, int]] = {}
+    shared: list[dict[str, Any]] = []
+    destination = folder / "plans" / target
+    destination.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".trt-", dir=folder))
+    try:
+        for done, (name, graph) in enumerate(sorted(manifest["graphs"].items())):
+            if progress:
+                progress(name, done, len(manifest["graphs"]))
+            profiles = profiles_for(graph["role"], sizes)
+            plan = build_plan(library, capability, folder / graph["file"], scratch, copy_options, profiles)
+            entry = _entry(name, plan, report, library.backend, [(p.name, p) for p in profiles])
+            shared += _shared_weights(name, plan, places)
+            file = folder / entry["file"]
+            entry["sha256"] = _write(file, plan.data)
+            manifest["files"][entry["file"]] = {"bytes": entry["bytes"], "sha256": entry["sha256"]}
+            report.entries.append(entry)
+            for leftover in scratch.iterdir():
+                leftover.unlink()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    for entry in report.entries:
+        entry["shared_weights"] = [s for s in shared if entry["graph"] in s["graphs"]]
+    manifest["plans"] = [p for p in manifest.get("plans", []) if p.get("target") != target] + report.entries
+    path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if progress:
+        progress("", len(manifest["graphs"]), len(manifest["graphs"]))
+    return report
+
+
+def _entry(name: str, plan: BuiltPlan, report: PlanReport, backend: str, profiles: list[tuple[str, Any]]) -> dict[str, Any]:
+    summary = plan.summary
+
+    def bindings(values: Mapping[str, tuple[str, Any]], shapes: Mapping[str, Any], mode: str) -> list[dict[str, Any]]:
+        made = []
+        for tensor, (dtype, _) in values.items():
+            row: dict[str, Any] = {"name": tensor, "mode": mode, "dtype": dtype, "shape": list(shapes[tensor])}
+            if tensor in summary.aliases:
+                row["alias_of"] = summary.aliases[tensor]
+            made.append(row)
+        return made
+
+    return {
+        "graph": name,
+        "file": f"plans/{report.target}/{name}.plan",
+        "target": report.target,
+        "backend": backend,
+        "version": report.version,
+        "precision": report.precision,
+        "bytes": plan.bytes,
+        "weight_bytes": plan.copy.weight_bytes,
+        "overhead_bytes": plan.bytes - plan.copy.weight_bytes,
+        "fused_attention": plan.fused_attention,
+        "layers": dict(sorted(summary.layers.items())),
+        "bindings": bindings(summary.inputs, plan.input_shapes, "input")
+        + bindings(summary.outputs, plan.output_shapes, "output"),
+        "profiles": [
+            {"name": label, "dimensions": {d: list(r) for d, r in profile.ranges.items() if _has(plan, d)}}
+            for label, profile in profiles
+        ],
+        "executed": False,
+    }
+
+
+def _has(plan: BuiltPlan, dimension: str) -> bool:
+    return any(dimension in shape for shape in plan.input_shapes.values())
+
+
+def _shared_weights(
+    name: str, plan: BuiltPlan, places: dict[tuple[str, int], tuple[str, str, int]]
+) -> list[dict[str, Any]]:
+    """Weights of this plan that an earlier plan holds too; an error unless they are small."""
+    found = []
+    for tensor, (size, place) in plan.copy.weights.items():
+        if place is None:
+            continue
+        graph, _, _ = places.setdefault(place, (name, tensor, size))
+        if graph == name:
+            continue
+        if size > SMALL_SHARED:
+            raise ExportError(
+                f"the weight {tensor} ({size / 1e6:.2f} MB) would be in two plans, {graph} and {name}; TensorRT cannot share it"
+            )
+        found.append({"tensor": tensor, "bytes": size, "graphs": [graph, name]})
+    return found
+
+
+def _write(path: Path, data: Any) -> str:
+    view = memoryview(data)
+    try:
+        with path.open("wb") as file:
+            file.write(view)
+    except OSError as error:
+        raise ExportError(f"{path.name} ({len(view) / 1e6:.1f} MB) cannot be written: {error.strerror}") from error
+    return hashlib.sha256(view).hexdigest()

@@ -1,0 +1,156 @@
+"""Retyping a float32 graph to float16 or bfloat16, strongly typed, with float32 islands.
+
+TensorRT takes every type from the graph (strongly typed), so casts are placed here: norms, rotary angles and other
+statistics stay float32, matrix products and attention run in the narrow type. T5 overflows float16 in its residual
+stream and in the last product of its feed-forward, so `wide_residual` keeps both in float32, as transformers does.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper
+
+FLOAT = TensorProto.FLOAT
+NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+WIDE_OPS = frozenset(
+    "RMSNormalization LayerNormalization InstanceNormalization GroupNormalization Pow ReduceMean ReduceSum ReduceSumSquare "
+    "ReduceL2 Sqrt Reciprocal Exp Log Sin Cos".split()
+)
+"""Always computed in float32."""
+
+MOVING_OPS = frozenset(
+    "Reshape Transpose Identity Split Slice Unsqueeze Squeeze Expand Gather GatherElements GatherND Flatten Tile Concat "
+    "Pad DepthToSpace SpaceToDepth".split()
+)
+"""Move numbers without computing: they keep the type of their first input."""
+
+KEPT_INPUTS = frozenset({"pixel_values"})
+KEPT_OUTPUTS = frozenset({"logits"})
+"""Stay float32 at the interface; a cast is inside the plan."""
+
+
+def value_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element type of every value that ONNX can infer (weights need not be loaded)."""
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=False)
+    graph = inferred.graph
+    types = {t.name: t.data_type for t in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        types[value.name] = value.type.tensor_type.elem_type
+    return types
+
+
+def wide_nodes(model: onnx.ModelProto, types: dict[str, int], *, wide_residual: bool) -> set[int]:
+    """Indices of the nodes that compute in float32."""
+    nodes = list(model.graph.node)
+    maker = {output: index for index, node in enumerate(nodes) for output in node.output}
+    wide = {i for i, n in enumerate(nodes) if n.op_type in WIDE_OPS}
+    for index, node in enumerate(nodes):
+        if node.op_type in MOVING_OPS or not any(types.get(o) == FLOAT for o in node.output):
+            continue
+        if not any(types.get(name) == FLOAT for name in node.input):
+            wide.add(index)  # numbers born as float32: casts of positions, constants of a shape
+    angles = [i for i, n in enumerate(nodes) if n.op_type in ("Sin", "Cos")]
+    while angles:  # what leads to an angle: positions × frequencies loses whole turns in a narrow type
+        for name in nodes[angles.pop()].input:
+            index = maker.get(name)
+            if index is not None and types.get(name) == FLOAT and index not in wide:
+                wide.add(index)
+                angles.append(index)
+    if wide_residual:
+        wide |= _residual_nodes(nodes, maker)
+    return wide
+
+
+def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[int]:
+    """The Adds of the residual stream, and the last product of each feed-forward that is added to it."""
+    stream = {"hidden", "encoder_rows"}
+    found: set[int] = set()
+    for index, node in enumerate(nodes):
+        if node.op_type != "Add" or not stream & set(node.input):
+            continue
+        stream.add(node.output[0])
+        found.add(index)
+        for name in node.input:
+            branch = maker.get(name)
+            if branch is not None and nodes[branch].op_type == "MatMul":
+                source = maker.get(nodes[branch].input[0])
+                # The attention's output product reads moved rows; the feed-forward's reads an activation.
+                if source is not None and nodes[source].op_type not in MOVING_OPS | {"Attention"}:
+                    found.add(branch)
+    return found
+
+
+def retype(model: onnx.ModelProto, precision: str, *, wide_residual: bool = False) -> dict[str, int]:
+    """Retypes `model` in place to `precision` and returns initializer name → wanted element type.
+
+    Initializer data is not touched: the caller converts it (it lies in an external file). float32 leaves everything.
+    """
+    graph = model.graph
+    types = value_types(model)
+    wanted = {t.name: t.data_type for t in graph.initializer}
+    if precision == "float32":
+        return wanted
+    narrow = NARROW[precision]
+    wide = wide_nodes(model, types, wide_residual=wide_residual)
+    floats = {name for name, kind in types.items() if kind == FLOAT}
+    initializers = {t.name for t in graph.initializer}
+    stream = {"hidden", "encoder_rows", "hidden_out"} if wide_residual else set()
+    current: dict[str, int] = {}
+    for value in graph.input:
+        if value.name in floats and value.name not in initializers:
+            kept = value.name in KEPT_INPUTS or value.name in stream
+            current[value.name] = FLOAT if kept else narrow
+            value.type.tensor_type.elem_type = current[value.name]
+
+    outputs = {o.name for o in graph.output}
+    result: list[onnx.NodeProto] = []
+    casts: dict[tuple[str, int], str] = {}
+    first_use: dict[str, int] = {}
+
+    def reader(name: str, kind: int) -> str:
+        """The name under which `name` can be read as `kind`; weights take the type of their first use."""
+        if name in initializers:
+            if first_use.setdefault(name, kind) == kind:
+                return name
+        elif current[name] == kind:
+            return name
+        if (name, kind) not in casts:
+            casts[name, kind] = f"{name}/as_{TensorProto.DataType.Name(kind).lower()}"
+            result.append(helper.make_node("Cast", [name], [casts[name, kind]], name=casts[name, kind], to=kind))
+        return casts[name, kind]
+
+    renamed: dict[str, str] = {}
+    for index, node in enumerate(graph.node):
+        kind = FLOAT if index in wide else narrow
+        float_inputs = [name for name in node.input if name in floats]
+        if node.op_type in MOVING_OPS and float_inputs:
+            lead = float_inputs[0]
+            kind = first_use.get(lead, narrow) if lead in initializers else current[lead]
+        for position, name in enumerate(node.input):
+            if name in floats:
+                node.input[position] = reader(renamed.get(name, name), kind)
+        if node.op_type == "Cast" and node.output[0] in floats:
+            kind = FLOAT if index in wide else narrow
+            for attribute in node.attribute:
+                if attribute.name == "to":
+                    attribute.i = kind
+        result.append(node)
+        for position, name in enumerate(node.output):
+            if name not in floats:
+                continue
+            current[name] = kind
+            if name in outputs:
+                goal = FLOAT if name in KEPT_OUTPUTS or name in stream else narrow
+                if goal != kind:  # the output keeps its name, the value gets another
+                    inner = f"{name}/inner"
+                    node.output[position] = inner
+                    renamed[name], current[inner], current[name] = inner, kind, goal
+                    result.append(helper.make_node("Cast", [inner], [name], name=f"{name}/cast", to=goal))
+    for value in graph.output:
+        if value.name in floats:
+            value.type.tensor_type.elem_type = current[value.name]
+    del graph.node[:]
+    graph.node.extend(result)
+    del graph.value_info[:]
+    return {name: first_use.get(name, kind) for name, kind in wanted.items()}

@@ -1,0 +1,78 @@
+"""Optimisation profiles: which shapes a plan accepts, and which it is tuned for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...runtime.errors import ExportError
+
+Range = tuple[int, int, int]
+"""(smallest, tuned for, largest)"""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The limits of a bundle that profiles follow from."""
+
+    max_length: int
+    max_batch: int
+    max_width: int
+    max_source: int = 1
+    verify_width: int = 6
+    usual_source: int = 64
+
+    @classmethod
+    def of_manifest(cls, manifest: Mapping) -> Sizes:
+        """From `limits`, `policy` and `text` of a manifest."""
+        limits, text = manifest["limits"], manifest["text"]
+        source = limits.get("max_source") or 1
+        return cls(
+            limits["max_length"], limits["max_batch"], limits["max_width"], source,
+            verify_width=manifest.get("policy", {}).get("draft_length", 5) + 1,
+            usual_source=(text.get("image_rows") or 0) + 16,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile: ranges of the symbolic dimensions."""
+
+    name: str
+    ranges: Mapping[str, Range]
+
+    def shapes(self, shape: Sequence[int | str], tensor: str) -> tuple[tuple[int, ...], ...]:
+        """(min, opt, max) shapes of one input."""
+        missing = [d for d in shape if isinstance(d, str) and d not in self.ranges]
+        if missing:
+            raise ExportError(f"input {tensor!r} has the dimension {missing[0]!r}, for which no profile is known")
+        return tuple(tuple(self.ranges[d][k] if isinstance(d, str) else d for d in shape) for k in range(3))
+
+
+def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
+    """Profiles of a graph: prefill, one token, and up to `max_width` where the graph has a width."""
+    batch = (1, 1, sizes.max_batch)
+    source = _range(1, sizes.usual_source, sizes.max_source)
+    prefill = _range(1, 128, sizes.max_length)
+    verify = _range(1, sizes.verify_width, sizes.max_width)
+    rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
+    per_token = (1, 1, sizes.max_batch)
+    widths: list[tuple[str, Range, Range]] = [
+        ("prefill", prefill, (1, 1, rows[2])),
+        ("token", (1, 1, 1), per_token),
+        ("verify", verify, rows),
+    ]
+    if role in ("vision", "encoder", "cross_kv"):
+        return [Profile("request", {"batch": batch, "source": source})]
+    if role == "commit":
+        widths = [("verify", verify, rows)]
+    elif role == "imitation":
+        widths = widths[1:]
+    found = [
+        Profile(name, {"batch": batch, "source": source, "width": width, "rows": wanted}) for name, width, wanted in widths
+    ]
+    return [p for p in found if p.name != "verify" or sizes.max_width > 1 or len(found) == 1]
+
+
+def _range(low: int, usual: int, high: int) -> Range:
+    return low, max(low, min(usual, high)), high
