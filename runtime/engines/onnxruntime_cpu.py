@@ -1,0 +1,181 @@
+"""ONNX Runtime on a CPU: prebound calls on fixed buffers, one thread pool for the whole process."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ..errors import BundleError, OptionError
+from .base import DTYPES, Buffer, Call, View
+
+if TYPE_CHECKING:
+    from ..manifest import Manifest
+
+MAX_CALLS = 512
+"""Bound calls kept; the least recently used one is dropped beyond this."""
+
+_ALIGNMENT = 64
+_ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
+
+_pool_threads: int | None = None
+
+
+def use_global_pool(threads: int | None = None) -> int:
+    """Create the one thread pool that every session of this process uses; returns its size.
+
+    Sessions with pools of their own make each other wait (1.7 to 1.9 times slower with two on two cores).
+    The size is fixed by the first call; another explicit size later raises `OptionError`.
+    """
+    global _pool_threads
+    if threads is not None and not 1 <= threads <= 1024:
+        raise OptionError(f"threads: {threads} is not in 1..1024")
+    if _pool_threads is None:
+        wanted = threads or _available_cores()
+        try:
+            ort.set_global_thread_pool_sizes(wanted, 1)
+        except Exception as error:  # the pool belongs to other code in this process
+            if threads is not None:
+                raise OptionError(
+                    f"threads: {threads} cannot be set, other code in this process already created "
+                    "ONNX Runtime's thread pool"
+                ) from error
+        _pool_threads = wanted
+    elif threads is not None and threads != _pool_threads:
+        raise OptionError(f"threads: {threads} asked for, but this process already uses {_pool_threads}")
+    return _pool_threads
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _BoundCall:
+    """A session and its filled IOBinding. `keep` holds the buffers behind the bound addresses."""
+
+    __slots__ = ("_binding", "_keep", "_run")
+
+    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, keep: tuple[Buffer, ...]):
+        self._run, self._binding, self._keep = session.run_with_iobinding, binding, keep
+
+    def run(self) -> None:
+        self._run(self._binding)
+
+
+class OnnxRuntimeCpu:
+    """`Engine` on ONNX Runtime's CPU provider. Graphs are loaded when first bound, or by `load`.
+
+    Weights stay single: ONNX Runtime maps `weights.bin`, repacks each matrix once for its kernels and lets the
+    mapped pages go; no two graphs of a bundle hold the same matrix.
+    """
+
+    name = "onnxruntime-cpu"
+    static_cache = False
+    host_memory = True
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int | None = None):
+        self._folder, self._graphs = Path(folder), manifest.graphs
+        self.threads = use_global_pool(threads)
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()
+
+    def load(self, *graphs: str) -> None:
+        """Load graphs now instead of at their first use. Raises `BundleError` for what cannot be loaded."""
+        for graph in graphs:
+            self._session(graph)
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
+        size = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        raw = np.zeros(size + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        flat = raw[start : start + size].view(DTYPES[dtype])
+        return Buffer(name, tuple(shape), dtype, flat.ctypes.data, flat)
+
+    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
+        return View(buffer, tuple(shape), offset).check()
+
+    def constant(self, name: str, array: np.ndarray) -> View:
+        flat = np.ascontiguousarray(array).reshape(-1)
+        dtype = next(key for key, value in DTYPES.items() if value == flat.dtype and key != "bfloat16")
+        return View(Buffer(name, array.shape, dtype, flat.ctypes.data, flat), array.shape)
+
+    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        key = (
+            graph,
+            *((name, view.address, view.shape) for name, view in inputs.items()),
+            *((name, view.address, view.shape) for name, view in outputs.items()),
+        )
+        call = self._calls.get(key)
+        if call is not None:
+            self._calls.move_to_end(key)
+            return call
+        session = self._session(graph)
+        binding = session.io_binding()
+        for name, view in inputs.items():
+            binding.bind_input(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+        for name, view in outputs.items():
+            binding.bind_output(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+        keep = tuple(view.buffer for view in (*inputs.values(), *outputs.values()))
+        call = self._calls[key] = _BoundCall(session, binding, keep)
+        if len(self._calls) > MAX_CALLS:
+            self._calls.popitem(last=False)
+        return call
+
+    def write(self, view: View, array: np.ndarray) -> None:
+        np.copyto(self.read(view), array)
+
+    def read(self, view: View) -> np.ndarray:
+        return view.buffer.data[view.offset : view.offset + view.size].reshape(view.shape)
+
+    def close(self) -> None:
+        """Drop every session and bound call."""
+        self._calls.clear()
+        self._sessions.clear()
+
+    def _session(self, graph: str) -> ort.InferenceSession:
+        session = self._sessions.get(graph)
+        if session is None:
+            session = self._sessions[graph] = self._load(graph)
+        return session
+
+    def _load(self, graph: str) -> ort.InferenceSession:
+        if graph not in self._graphs:
+            raise BundleError(f"the bundle has no graph {graph!r}; it has {', '.join(sorted(self._graphs))}")
+        info = self._graphs[graph]
+        try:
+            session = ort.InferenceSession(
+                str(self._folder / info.file), _session_options(), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BundleError(f"ONNX Runtime cannot load {info.file}: {reason}") from error
+        for kind, declared, found in (
+            ("inputs", info.inputs, session.get_inputs()),
+            ("outputs", info.outputs, session.get_outputs()),
+        ):
+            expected, actual = {value.name for value in declared}, {value.name for value in found}
+            if expected != actual:
+                odd = ", ".join(sorted(expected ^ actual))
+                raise BundleError(
+                    f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {odd}"
+                )
+        return session
+
+
+def _session_options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    # Memory patterns are cached per input shape: with a mask that grows, memory would grow with them.
+    options.enable_mem_pattern = False
+    # Freed activations go back to the arena in the sizes asked for, instead of doubling it.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    return options
