@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 
 from . import memory
 from .torch_reference import TorchReference
@@ -21,29 +22,12 @@ MASKED = -1e4
 """A float mask below this hides a row; a relative bias never reaches it."""
 
 
-class DeviceBuffer:
-    """An allocation: a number for an address, a size, and nothing that the host can look into."""
-
-    __slots__ = ("address", "bytes", "dtype", "name", "shape")
-
-    def __init__(self, name: str, address: int, shape: tuple[int, ...], dtype: str) -> None:
-        self.name, self.address, self.shape, self.dtype = name, address, shape, dtype
-        self.bytes = prod(shape) * np.dtype(dtype).itemsize
+def _bytes(view: View) -> int:
+    return view.size * DTYPES[view.dtype].itemsize
 
 
-class DeviceView:
-    """`shape` elements at byte `address`."""
-
-    __slots__ = ("address", "buffer", "bytes", "dtype", "offset", "shape")
-
-    def __init__(self, buffer: DeviceBuffer, shape: tuple[int, ...], offset: int) -> None:
-        self.buffer, self.shape, self.offset, self.dtype = buffer, shape, offset, buffer.dtype
-        size = np.dtype(buffer.dtype).itemsize
-        self.address, self.bytes = buffer.address + offset * size, prod(shape) * size
-
-    def overlaps(self, other: DeviceView) -> bool:
-        """Whether the two share a byte."""
-        return self.address < other.address + other.bytes and other.address < self.address + self.bytes
+def _overlap(one: View, other: View) -> bool:
+    return one.address < other.address + _bytes(other) and other.address < one.address + _bytes(one)
 
 
 @dataclass
@@ -61,6 +45,7 @@ class RecordingDevice:
 
     name = "recording-device"
     static_cache = True
+    host_memory = False
 
     def __init__(self, manifest: Any, model: Any, imitations: Mapping[str, Any] | None = None) -> None:
         self.manifest = manifest
@@ -69,48 +54,43 @@ class RecordingDevice:
         self.transfers = {"write": 0, "read": 0}
         self._reference = TorchReference(manifest, model, imitations)
         self._next = 1 << 32
-        self._memory: dict[int, memory.Buffer] = {}
-        self._buffers: list[DeviceBuffer] = []
+        self._memory: dict[int, Buffer] = {}
         self._written: dict[int, np.ndarray] = {}  # K/V address → rows ever written, [batch, capacity]
 
     # --- memory ---
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> DeviceBuffer:
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
         shape = tuple(int(n) for n in shape)
-        buffer = DeviceBuffer(name, self._next, shape, dtype)
-        self._next += -(-buffer.bytes // PAGE) * PAGE + PAGE
-        self._buffers.append(buffer)
+        buffer = Buffer(name, shape, dtype, self._next)  # no data: the host cannot look into it
+        self._next += -(-buffer.nbytes // PAGE) * PAGE + PAGE
         self._memory[buffer.address] = memory.allocate(name, shape, dtype)
         return buffer
 
-    def view(self, buffer: DeviceBuffer, shape: tuple[int, ...], offset: int = 0) -> DeviceView:
+    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
         self._own(buffer)
-        result = DeviceView(buffer, tuple(int(n) for n in shape), int(offset))
-        assert offset >= 0 and result.address + result.bytes <= buffer.address + buffer.bytes, (
-            f"view {shape} at {offset} leaves buffer {buffer.name!r} {buffer.shape}"
-        )
-        return result
+        return View(buffer, tuple(int(n) for n in shape), int(offset)).check()
 
-    def constant(self, name: str, array: np.ndarray) -> DeviceView:
+    def constant(self, name: str, array: np.ndarray) -> View:
         buffer = self.allocate(name, array.shape, array.dtype.name)
-        self._memory[buffer.address].memory[...] = array.reshape(-1)
+        self._memory[buffer.address].data[...] = array.reshape(-1)
         return self.view(buffer, array.shape)
 
-    def write(self, view: DeviceView, array: np.ndarray) -> None:
+    def write(self, view: View, array: np.ndarray) -> None:
         array = np.asarray(array)
-        assert array.dtype == np.dtype(view.dtype), f"{view.buffer.name}: wrote {array.dtype} into {view.dtype}"
+        assert array.dtype == DTYPES[view.dtype], f"{view.buffer.name}: wrote {array.dtype} into {view.dtype}"
         self.transfers["write"] += 1
-        self._host(view).array[...] = array
+        assert array.shape == view.shape, f"{view.buffer.name}: wrote {array.shape} into {view.shape}"
+        memory.array(self._host(view))[...] = array
 
-    def read(self, view: DeviceView) -> np.ndarray:
+    def read(self, view: View) -> np.ndarray:
         self.transfers["read"] += 1
-        copy = self._host(view).array.copy()
+        copy = memory.array(self._host(view)).copy()
         copy.flags.writeable = False  # changing what was read does not reach the device
         return copy
 
     # --- graphs ---
 
-    def bind(self, graph: str, inputs: Mapping[str, DeviceView], outputs: Mapping[str, DeviceView]) -> _Call:
+    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
         info = self.manifest.graphs[graph]
         for what, declared, given in (("input", info.inputs, inputs), ("output", info.outputs, outputs)):
             names = {value.name for value in declared}
@@ -139,7 +119,7 @@ class RecordingDevice:
             f"{graph}: batch {sizes['batch']} above {limits.max_batch}"
         )
 
-    def _check_aliasing(self, graph: str, inputs: Mapping[str, DeviceView], outputs: Mapping[str, DeviceView]) -> None:
+    def _check_aliasing(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> None:
         caches = {name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))}
         for name, cache in caches.items():
             updated = outputs[f"updated_{name}"]
@@ -151,29 +131,35 @@ class RecordingDevice:
         others = [*caches.items(), *((n, v) for n, v in inputs.items() if n not in caches)]
         for index, (name, view) in enumerate(plain):
             for other, second in plain[index + 1 :] + others:
-                assert not view.overlaps(second), f"{graph}: output {name} overlaps {other}"
+                assert not _overlap(view, second), f"{graph}: output {name} overlaps {other}"
         names = list(caches.items())
         for index, (name, view) in enumerate(names):
             for other, second in others[len(caches) :] + names[index + 1 :]:
-                assert not view.overlaps(second), f"{graph}: {name} overlaps {other}"
+                assert not _overlap(view, second), f"{graph}: {name} overlaps {other}"
+
+    def load(self, *graphs: str) -> None:
+        """Nothing to load."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
     # --- private ---
 
-    def _own(self, buffer: DeviceBuffer) -> None:
-        assert isinstance(buffer, DeviceBuffer) and buffer.address in self._memory, f"{buffer!r} is not of this device"
+    def _own(self, buffer: Buffer) -> None:
+        assert buffer.data is None and buffer.address in self._memory, f"{buffer!r} is not of this device"
 
-    def _host(self, view: DeviceView) -> memory.View:
+    def _host(self, view: View) -> View:
         self._own(view.buffer)
-        return memory.view(self._memory[view.buffer.address], view.shape, view.offset)
+        return View(self._memory[view.buffer.address], view.shape, view.offset).check()
 
-    def _rows(self, cache: DeviceView) -> np.ndarray:
+    def _rows(self, cache: View) -> np.ndarray:
         sequences = cache.buffer.shape[0]
         return self._written.setdefault(cache.address, np.zeros((sequences, self.capacity), bool))
 
 
 class _Call:
     def __init__(
-        self, device: RecordingDevice, graph: str, inputs: dict[str, DeviceView], outputs: dict[str, DeviceView],
+        self, device: RecordingDevice, graph: str, inputs: dict[str, View], outputs: dict[str, View],
         sizes: Mapping[str, int],
     ) -> None:  # fmt: skip
         self._device, self._graph, self._inputs, self._outputs = device, graph, inputs, outputs
@@ -185,7 +171,7 @@ class _Call:
         self._caches = {n: v for n, v in inputs.items() if n.startswith(("key_cache.", "value_cache."))}
 
     def _value(self, name: str) -> np.ndarray:
-        return self._device._host(self._inputs[name]).array
+        return memory.array(self._device._host(self._inputs[name]))
 
     def run(self) -> None:
         device, graph = self._device, self._graph

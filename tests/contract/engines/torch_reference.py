@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EncoderDecoderCache
+from vlmexport.runtime.engines.base import Buffer, View
 
 from . import memory
 
@@ -175,10 +176,10 @@ FAMILIES: dict[str, type[_Model]] = {"llama": LlamaModel, "blip2": Blip2Model, "
 
 
 class _Call:
-    def __init__(self, compute: Callable[[Tensors], Tensors], inputs: Mapping[str, Any], outputs: Mapping[str, Any]):
+    def __init__(self, compute: Callable[[Tensors], Tensors], inputs: Mapping[str, View], outputs: Mapping[str, View]):
         self._compute = compute
-        self._inputs = {name: torch.from_numpy(view.array) for name, view in inputs.items()}
-        self._outputs = {name: view.array for name, view in outputs.items()}
+        self._inputs = {name: torch.from_numpy(memory.array(view)) for name, view in inputs.items()}
+        self._outputs = {name: memory.array(view) for name, view in outputs.items()}
 
     def run(self) -> None:
         with torch.inference_mode():
@@ -194,28 +195,35 @@ class TorchReference:
 
     name = "torch-reference"
     static_cache = False
+    host_memory = False
 
     def __init__(self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None) -> None:
         self.manifest = manifest
         self._model = FAMILIES[manifest.model.family](model, imitations or {})
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> memory.Buffer:
-        return memory.allocate(name, tuple(shape), dtype)
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
+        return memory.allocate(name, shape, dtype)
 
-    def view(self, buffer: memory.Buffer, shape: tuple[int, ...], offset: int = 0) -> memory.View:
-        return memory.view(buffer, tuple(shape), offset)
+    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
+        return View(buffer, tuple(shape), offset).check()
 
-    def constant(self, name: str, array: np.ndarray) -> memory.View:
-        flat = np.ascontiguousarray(array).reshape(-1)
-        buffer = memory.Buffer(name, flat.copy() if not flat.flags.writeable else flat, array.shape, array.dtype.name)
-        return memory.view(buffer, array.shape)
+    def constant(self, name: str, array: np.ndarray) -> View:
+        buffer = self.allocate(name, array.shape, array.dtype.name)
+        buffer.data[...] = array.reshape(-1)
+        return self.view(buffer, array.shape)
 
-    def bind(self, graph: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> _Call:
+    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
         layers = self.manifest.graphs[graph].layers
         return _Call(self._model.graph(graph, tuple(layers) if layers else None), inputs, outputs)
 
-    def write(self, view: memory.View, array: np.ndarray) -> None:
-        view.array[...] = array
+    def write(self, view: View, array: np.ndarray) -> None:
+        memory.array(view)[...] = array
 
-    def read(self, view: memory.View) -> np.ndarray:
-        return view.array
+    def read(self, view: View) -> np.ndarray:
+        return memory.array(view)
+
+    def load(self, *graphs: str) -> None:
+        """Nothing to load."""
+
+    def close(self) -> None:
+        """Nothing to close."""
