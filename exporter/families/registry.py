@@ -7,9 +7,11 @@ import difflib
 from ...runtime.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 from .base import Family
+from .blip2 import Blip2Family
 from .llama import LlamaFamily
+from .t5 import T5Family
 
-FAMILIES: tuple[type[Family], ...] = (LlamaFamily,)
+FAMILIES: tuple[type[Family], ...] = (Blip2Family, LlamaFamily, T5Family)
 
 
 def architectures() -> dict[str, str]:
