@@ -36,7 +36,9 @@ def load_coco(text: str, prompt: str, problems: Problems) -> list[Record]:
     return _karpathy(path, images, folder, prompt, parts[2] if len(parts) == 3 else None, problems)
 
 
-def _official(path: Path, images: list, annotations: list, folder: Path, prompt: str, problems: Problems) -> list[Record]:
+def _official(
+    path: Path, images: list, annotations: list, folder: Path, prompt: str, problems: Problems
+) -> list[Record]:
     captions: dict[object, str] = {}
     for number, entry in enumerate(annotations):
         text = entry.get("caption") if isinstance(entry, dict) else None
@@ -55,7 +57,9 @@ def _official(path: Path, images: list, annotations: list, folder: Path, prompt:
         elif wrong := image_problem(folder / name):
             problems.report(where, wrong)
         else:
-            records.append(Record(str(entry["id"]), prompt, ImageRef(file=str(folder / name)), captions[entry["id"]]))
+            records.append(
+                Record(str(entry["id"]), prompt, ImageRef(file=str(folder / name)), captions[entry["id"]])
+            )
     return records
 
 

@@ -32,7 +32,9 @@ def load_generated(folder: Path, problems: Problems) -> tuple[list[Record], dict
     for number in range(shards):
         path = folder / shard_name(number)
         if not path.is_file():
-            raise OptionError(f"{folder} misses {path.name}: run the same vlmexport generate-data again to finish it")
+            raise OptionError(
+                f"{folder} misses {path.name}: run the same vlmexport generate-data again to finish it"
+            )
         for line_number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             try:
                 records.append(_record(json.loads(line)))

@@ -88,7 +88,9 @@ class Target:
         if record.tokens is not None:
             return record.tokens
         if record.answer is None:
-            raise InputError(f"record {record.key} has no text; write some first with vlmexport generate-data")
+            raise InputError(
+                f"record {record.key} has no text; write some first with vlmexport generate-data"
+            )
         ids = self.tokenizer(record.answer, add_special_tokens=False)["input_ids"]
         return (*ids, self.eos_token_ids[0])
 

@@ -47,7 +47,9 @@ def build_imitation(store: WeightStore, draft: ImitationDraft) -> GraphSpec:
     shape = ("batch", "width", draft.network.config.hidden_size)
     network = draft.network.eval().requires_grad_(False)
     with export_hooks():
-        template = trace(network, lambda m, hidden: (m(hidden),), [TraceInput("hidden", shape)], ("hidden_out",))
+        template = trace(
+            network, lambda m, hidden: (m(hidden),), [TraceInput("hidden", shape)], ("hidden_out",)
+        )
     name = f"imitation.{draft.layer}"
     graph = Composer(name, store)
     hidden = graph.input("hidden", "float32", shape)

@@ -25,7 +25,12 @@ from ...runtime.errors import ExportError, OptionError
 
 FORMAT = "vlmexport-draft"
 SCHEMA_VERSION = 1
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "silu": nn.SiLU, "relu": nn.ReLU, "none": nn.Identity}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "relu": nn.ReLU,
+    "none": nn.Identity,
+}
 NORMS = ("layer_norm", "rms_norm", "none")
 
 
@@ -45,7 +50,9 @@ class ImitationConfig:
         if self.num_linear not in (1, 2):
             raise OptionError(f"an imitation network has 1 or 2 linear layers, not {self.num_linear}")
         if self.activation not in ACTIVATIONS:
-            raise OptionError(f"unknown activation {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}")
+            raise OptionError(
+                f"unknown activation {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}"
+            )
         if self.norm not in NORMS:
             raise OptionError(f"unknown norm {self.norm!r}; choose one of {', '.join(NORMS)}")
 
@@ -172,16 +179,22 @@ def read_draft_document(folder: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ExportError(f"{folder} is not a draft folder: {path} cannot be read ({error.strerror})") from error
+        raise ExportError(
+            f"{folder} is not a draft folder: {path} cannot be read ({error.strerror})"
+        ) from error
     except ValueError as error:
         raise ExportError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ExportError(f"{path} does not say format {FORMAT!r}; give a folder written by vlmexport train")
     if document.get("schema_version") != SCHEMA_VERSION:
-        raise ExportError(f"{path} has schema version {document.get('schema_version')!r}; this version reads 1")
+        raise ExportError(
+            f"{path} has schema version {document.get('schema_version')!r}; this version reads 1"
+        )
     for name, kind in (("kind", str), ("layer", int), ("network", dict), ("target", dict)):
         if not isinstance(document.get(name), kind):
-            raise ExportError(f"{path}: field {name!r} is {document.get(name)!r}, not of type {kind.__name__}")
+            raise ExportError(
+                f"{path}: field {name!r} is {document.get(name)!r}, not of type {kind.__name__}"
+            )
     return document
 
 

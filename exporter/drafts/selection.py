@@ -101,7 +101,9 @@ def select_drafts(
         elif Path(value).is_dir():
             _add_folder(selection, Path(value))
         else:
-            raise OptionError(f"--draft {value!r} is neither a kind ({', '.join(KINDS)}) nor a folder of a trained draft")
+            raise OptionError(
+                f"--draft {value!r} is neither a kind ({', '.join(KINDS)}) nor a folder of a trained draft"
+            )
     if wanted:
         selection.speculative = True
     layers = {d.layer for d in selection.drafts}
@@ -109,7 +111,9 @@ def select_drafts(
         check_layer(draft.layer, num_layers)
     if layer is not None and layer not in layers:
         found = ", ".join(f"{d.name}" for d in selection.drafts)
-        raise OptionError(f"--draft-layer {layer} matches none of the drafts ({found}); leave it out or change it")
+        raise OptionError(
+            f"--draft-layer {layer} matches none of the drafts ({found}); leave it out or change it"
+        )
     names = [d.name for d in selection.drafts]
     for name in names:
         if names.count(name) > 1:
@@ -120,7 +124,9 @@ def select_drafts(
             selection.drafts.append(DraftPlan(early_exit_name(n), EARLY_EXIT, n))
     for n in sorted(layers):
         if n > num_layers // 2:
-            selection.notices.append(f"draft layer {n} is beyond half of {num_layers} layers: drafting will cost more than it saves")
+            selection.notices.append(
+                f"draft layer {n} is beyond half of {num_layers} layers: drafting will cost more than it saves"
+            )
     return selection
 
 

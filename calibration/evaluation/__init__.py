@@ -1,0 +1,1 @@
+"""What a draft is worth on held-out data."""

@@ -1,0 +1,1 @@
+"""A target's own answers, to train drafts on."""

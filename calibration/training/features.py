@@ -1,0 +1,167 @@
+"""Where training rows come from: the target run live, or its rows cached once in flat files.
+
+The imitation network is stateless and the target frozen, so a row never changes: cached, an epoch costs
+two small matrix products per row instead of a pass of the target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...runtime.errors import OptionError
+from ..data.records import RecordSet
+from .target import FUSED, Rows, Target
+
+CACHE_DTYPES = ("float16", "float32")
+
+
+class FeatureSource(Protocol):
+    """Rows of records by index."""
+
+    def __len__(self) -> int:
+        """How many records there are."""
+        ...
+
+    def rows(self, indices: Sequence[int]) -> Rows:
+        """Rows of these records, float32; `Rows.records` counts within `indices`."""
+        ...
+
+
+class LiveFeatures:
+    """Runs the target for every batch."""
+
+    def __init__(self, target: Target, records: RecordSet, layer: int) -> None:
+        self.target, self.records, self.layer = target, records, layer
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def rows(self, indices: Sequence[int]) -> Rows:
+        """See `FeatureSource`."""
+        return self.target.rows([self.records[i] for i in indices], [self.layer])[0]
+
+
+class CachedFeatures:
+    """Rows read from the files of a `build_cache` folder, memory-mapped."""
+
+    def __init__(self, folder: Path, layer: int, device: torch.device | str = "cpu") -> None:
+        meta = json.loads((folder / "cache.json").read_text("utf-8"))
+        self.layer, self.device = layer, torch.device(device)
+        self.offsets = np.load(folder / "offsets.npy")
+        self.tokens = np.load(folder / "tokens.npy")
+        shape = (int(self.offsets[-1]), meta["hidden_size"])
+        self.trunk = np.memmap(folder / f"trunk.{layer}.bin", meta["dtype"], "r", shape=shape)
+        last = (shape[0], meta["fused"], shape[1])
+        self.residuals = np.memmap(folder / "residuals.bin", meta["dtype"], "r", shape=last)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self, indices: Sequence[int]) -> Rows:
+        """See `FeatureSource`."""
+        spans = [(int(self.offsets[i]), int(self.offsets[i + 1])) for i in indices]
+        where = np.concatenate([np.arange(a, b) for a, b in spans])
+        counts = [b - a for a, b in spans]
+        positions = np.concatenate([np.arange(1, c + 1) for c in counts])
+        return Rows(
+            self._tensor(self.trunk[where]).float(),
+            self._tensor(self.residuals[where]).float(),
+            self._tensor(self.tokens[where]).long(),
+            self._tensor(np.repeat(np.arange(len(counts)), counts)),
+            self._tensor(positions),
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def build_cache(
+    target: Target,
+    records: RecordSet,
+    layers: Sequence[int],
+    folder: Path,
+    dtype: str = "float16",
+    batch_size: int = 64,
+) -> Path:
+    """Caches the rows of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept.
+
+    Args:
+        target: whose rows. records: with tokens or answers.
+        layers: whose outputs to keep, each in a file of its own, so that layers can be added later.
+        folder: a subfolder named by the target's fingerprint, the data and the dtype is made in it.
+        dtype: `float16` or `float32`. batch_size: records per pass of the target.
+
+    Returns:
+        the subfolder, for `CachedFeatures`.
+
+    Raises:
+        OptionError: a row does not fit float16; too little disk space.
+    """
+    if dtype not in CACHE_DTYPES:
+        raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
+    name = hashlib.sha256(f"{target.fingerprint}|{records.identity()}|{dtype}".encode()).hexdigest()[:16]
+    place = folder / name
+    answers = [target.answer(r) for r in records]
+    offsets = np.cumsum([0, *(max(0, len(a) - 1) for a in answers)])
+    total, fused = int(offsets[-1]), min(FUSED, target.num_layers)
+    width, item = target.hidden_size, np.dtype(dtype).itemsize
+    missing = [n for n in layers if not (place / f"trunk.{n}.bin").exists()]
+    with_residuals = not (place / "residuals.bin").exists()
+    if not missing and not with_residuals:
+        return place
+    place.mkdir(parents=True, exist_ok=True)
+    needed = total * width * item * (len(missing) + fused * with_residuals)
+    if needed > shutil.disk_usage(place).free:
+        raise OptionError(
+            f"the feature cache needs {needed / 1e9:.1f} GB in {place}, which has not as much space left"
+        )
+    np.save(place / "offsets.npy", offsets)
+    np.save(place / "tokens.npy", np.array([t for a in answers for t in a[1:]], np.int32))
+    meta = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
+    (place / "cache.json").write_text(json.dumps({**meta, "hidden_size": width, "fused": fused}) + "\n")
+
+    shapes = {f"trunk.{n}": (total, width) for n in missing}
+    if with_residuals:
+        shapes["residuals"] = (total, fused, width)
+    progress = place / f"progress.{'-'.join(shapes)}.json"
+    start = json.loads(progress.read_text())["records"] if progress.exists() else 0
+    stores = {}
+    for key, shape in shapes.items():
+        partial = place / f"{key}.partial"
+        stores[key] = np.memmap(partial, dtype, "r+" if start and partial.exists() else "w+", shape=shape)
+    largest = float(np.finfo(dtype).max)
+    for at in range(start, len(records), batch_size):
+        chunk = records[at : at + batch_size]
+        rows, trunks = target.rows(chunk, list(missing or layers))
+        found = {f"trunk.{n}": trunks[n] for n in missing} | {"residuals": rows.residuals}
+        span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
+        for key, store in stores.items():
+            peak = found[key].abs().max().item() if len(rows) else 0.0
+            if not math.isfinite(peak) or peak > largest:
+                raise OptionError(
+                    f"a row of {target.name} reaches {peak:.3g}, beyond {dtype}; use --cache-dtype float32"
+                )
+            store[span] = found[key].cpu().numpy().astype(dtype)
+        if (at // batch_size) % 8 == 7:
+            for store in stores.values():
+                store.flush()
+            scratch = progress.with_suffix(".new")
+            scratch.write_text(json.dumps({"records": at + len(chunk)}))
+            scratch.replace(progress)
+            print(f"cached {at + len(chunk)}/{len(records)} records", file=sys.stderr)
+    for key, store in stores.items():
+        store.flush()
+        (place / f"{key}.partial").replace(place / f"{key}.bin")
+    progress.unlink(missing_ok=True)
+    return place

@@ -1,0 +1,51 @@
+"""Checkpoints of a run: one file, replaced atomically, that holds all a resumed run needs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...runtime.errors import OptionError
+
+FILE = "state.pt"
+
+
+def save_state(folder: Path, state: dict[str, Any]) -> None:
+    """Writes and syncs the file under another name, then renames it: a kill leaves the old one or the new one."""
+    scratch = folder / (FILE + ".new")
+    with scratch.open("wb") as out:
+        torch.save(state, out)
+        out.flush()
+        os.fsync(out.fileno())
+    scratch.replace(folder / FILE)
+
+
+def load_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
+    """The last state, or None when there is none.
+
+    Args:
+        folder: of the run.
+        run: options, target and data of this run, which must equal the stored ones.
+
+    Raises:
+        OptionError: the folder belongs to a run with other options; names the first that differs.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any damage means the same to the user
+        raise OptionError(
+            f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"
+        ) from error
+    for name, value in run.items():
+        if state["run"].get(name) != value:
+            raise OptionError(
+                f"{folder} holds a run with {name} = {state['run'].get(name)!r}, this one has {value!r}; "
+                "give another -o, or --restart to begin anew"
+            )
+    return state
