@@ -1,0 +1,69 @@
+"""Token trees: what a proposer hands to the verifier. A chain is a tree with one branch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+
+class TokenTree:
+    """Tokens with parents; node 0 is the pending token (the last emitted one), parents precede children.
+
+    `tokens[i]` is an id, `parents[i]` the index of its parent (−1 for the root), `depths[i]` its distance from
+    the root. Children of one node carry distinct tokens. Raises `ValueError` for anything else.
+    """
+
+    __slots__ = ("__dict__", "depths", "is_chain", "parents", "tokens")
+
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int]):
+        if len(tokens) != len(parents) or not tokens or parents[0] != -1:
+            raise ValueError(f"a tree needs one parent per token and a root first: {tokens!r}, {parents!r}")
+        depths = [0]
+        seen: set[tuple[int, int]] = set()
+        for node in range(1, len(tokens)):
+            parent = parents[node]
+            if not 0 <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}; parents precede their children")
+            if (parent, tokens[node]) in seen:
+                raise ValueError(f"node {parent} has two children with token {tokens[node]}")
+            seen.add((parent, tokens[node]))
+            depths.append(depths[parent] + 1)
+        self.tokens, self.parents, self.depths = list(tokens), list(parents), depths
+        self.is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> TokenTree:
+        """The pending token followed by drafts in order. The fast way: nothing needs checking."""
+        tree = cls.__new__(cls)
+        count = len(tokens)
+        tree.tokens, tree.parents, tree.depths = list(tokens), list(range(-1, count - 1)), list(range(count))
+        tree.is_chain = True
+        return tree
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def proposed(self) -> int:
+        """Number of drafted tokens: all nodes but the root."""
+        return len(self.tokens) - 1
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """Boolean [nodes, nodes]: entry (i, j) is True when j is i or an ancestor of i."""
+        mask = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                mask[node] |= mask[parent]
+        return mask
+
+    @cached_property
+    def children(self) -> list[dict[int, int]]:
+        """Per node: token → child index."""
+        out: list[dict[int, int]] = [{} for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                out[parent][self.tokens[node]] = node
+        return out
