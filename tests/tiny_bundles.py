@@ -1,0 +1,86 @@
+"""Bundles of the tiny checkpoints, for every test that needs a real one. A new family is one line in `BUNDLES`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+import torch
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.runtime.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checkpoint of `tiny_models.BUILDERS`, changes of its options, and what to build from it.
+
+    At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights.
+    """
+
+    checkpoint: str
+    draft_layers: tuple[int, ...] = (1,)
+    changes: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, int] = field(
+        default_factory=lambda: {"max_length": 160, "max_batch": 3, "max_width": 20, "max_source": 32}
+    )
+
+
+BUNDLES = {
+    "t5": Recipe("blip2-t5"),
+    "llama": Recipe("llama"),
+    "llama-tied": Recipe("llama-tied"),
+    "t5-two-cuts": Recipe(
+        "blip2-t5", (1, 2), {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1}
+    ),
+    "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}),
+}
+
+
+@dataclass(frozen=True)
+class TinyBundle:
+    """Where a bundle lies, and where the checkpoint that it was built from."""
+
+    name: str
+    checkpoint: Path
+    path: Path
+    draft_folders: dict[int, Path]
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        """The opened bundle."""
+        return Bundle.open(self.path)
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        """Graph name → imitation network in PyTorch."""
+        return {f"imitation.{n}": ImitationDraft.load(folder).network for n, folder in self.draft_folders.items()}
+
+
+def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
+    """Writes an imitation draft for `checkpoint` whose weights are random, so that it agrees only by chance."""
+    source = open_checkpoint(str(checkpoint))
+    config = getattr(source.config, "text_config", source.config)
+    width = getattr(config, "d_model", None) or config.hidden_size
+    layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
+    network = ImitationNetwork(width)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=0.5 / width**0.5)
+    target = {"name": checkpoint.name, "fingerprint": fingerprint(source), "num_layers": layers}
+    ImitationDraft(network.eval(), layer, target).save(folder)
+    return folder
+
+
+def build(name: str, folder: Path) -> TinyBundle:
+    """Builds the bundle `name` of `BUNDLES` below `folder`."""
+    recipe = BUNDLES[name]
+    checkpoint = tiny_models.checkpoint(recipe.checkpoint, folder / "checkpoint", **recipe.changes)
+    drafts = {n: untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n) for n in recipe.draft_layers}
+    path = folder / "bundle"
+    build_bundle(BuildRequest(model=str(checkpoint), output=path, drafts=[str(d) for d in drafts.values()], **recipe.limits))
+    return TinyBundle(name, checkpoint, path, drafts)
