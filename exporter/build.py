@@ -247,4 +247,7 @@ def _producer() -> dict[str, str]:
 
 
 def _parity(folder: Path, prepared: Prepared, progress: Progress | None) -> list[dict[str, Any]]:
-    return []
+    """Compares the written bundle with PyTorch; raises ExportError when a graph differs."""
+    from .parity import compare_bundle  # loads the whole model, so only when asked for
+
+    return compare_bundle(folder, prepared, memory=prepared.request.parity_memory, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -119,7 +120,7 @@ class LlamaFamily:
                     templates[key] = self._trace_layer(module)
                 return templates[key], lambda name: f"model.layers.{i}.{name}"
 
-            for index, (first, last) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+            for index, (first, last) in enumerate(itertools.pairwise(cuts)):
                 yield build_segment(store, index, first, last, d, layer, angles)
             norm = trace(
                 self._model.model.norm,

@@ -7,6 +7,7 @@ the bundled tables, so inside the graphs no block has a bias of its own.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -179,7 +180,7 @@ class T5Language:
                 templates[key] = self._trace_decoder_block(block)
             return templates[key], self._named(f"decoder.block.{i}.")
 
-        for index, (first, last) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        for index, (first, last) in enumerate(itertools.pairwise(cuts)):
             yield build_segment(store, index, first, last, d, layer)
         norm = self._trace_norm(model.decoder.final_layer_norm, ("rows",))
         scale = d.hidden_size**-0.5 if model.config.scale_decoder_outputs else 1.0

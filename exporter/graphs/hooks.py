@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from onnxscript.onnx_opset import opset24 as op
+from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import AttentionInterface
 
 ATTENTION = "vlmexport"
@@ -128,6 +129,11 @@ def _rms_forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Te
     return rms_norm(hidden_states, self.weight, float(self.variance_epsilon))  # type: ignore[arg-type]
 
 
+def _gelu_forward(self: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
+    # The same tanh formula as NewGELUActivation, which spells it out in eight operators.
+    return torch.nn.functional.gelu(input, approximate="tanh")
+
+
 def _apply_rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,6 +153,7 @@ def export_hooks(*, rms_norms: tuple[type, ...] = (), rotary_modules: tuple[Any,
     known = AttentionInterface._global_mapping
     AttentionInterface.register(ATTENTION, _attention_interface)
     try:
+        replace(NewGELUActivation, "forward", _gelu_forward)
         for norm in rms_norms:
             replace(norm, "forward", _rms_forward)
         for module in rotary_modules:
