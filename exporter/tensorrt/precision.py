@@ -14,14 +14,18 @@ FLOAT = TensorProto.FLOAT
 NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 WIDE_OPS = frozenset(
-    "RMSNormalization LayerNormalization InstanceNormalization GroupNormalization Pow ReduceMean ReduceSum ReduceSumSquare "
-    "ReduceL2 Sqrt Reciprocal Exp Log Sin Cos".split()
+    (
+        *("RMSNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization", "Pow", "ReduceMean"),
+        *("ReduceSum", "ReduceSumSquare", "ReduceL2", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos"),
+    )
 )
 """Always computed in float32."""
 
 MOVING_OPS = frozenset(
-    "Reshape Transpose Identity Split Slice Unsqueeze Squeeze Expand Gather GatherElements GatherND Flatten Tile Concat "
-    "Pad DepthToSpace SpaceToDepth".split()
+    (
+        *("Reshape", "Transpose", "Identity", "Split", "Slice", "Unsqueeze", "Squeeze", "Expand", "Gather"),
+        *("GatherElements", "GatherND", "Flatten", "Tile", "Concat", "Pad", "DepthToSpace", "SpaceToDepth"),
+    )
 )
 """Move numbers without computing: they keep the type of their first input."""
 

@@ -1,0 +1,61 @@
+"""The whole parity check of a bundle folder."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import ExportError
+from ..checkpoint import Checkpoint
+from .capture import capture
+from .compare import compare_graphs
+from .generation import compare_generation
+from .reference import load_reference
+from .runner import GraphRunner
+
+ROWS = 21  # rows of a compared sequence: prefill 16, one token, then 4 at once
+
+
+def check_parity(
+    folder: Path,
+    checkpoint: Checkpoint,
+    *,
+    networks: Mapping[str, Any] | None = None,
+    memory_limit: int = 4 << 30,
+    generation: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Compares every graph of the bundle in `folder` with PyTorch and returns the manifest's `parity` entries.
+
+    `networks` maps an imitation graph's name to its PyTorch network. Above `memory_limit` bytes of parameters both
+    sides run layer by layer on chained inputs, with one layer's tensors in memory, and no generation is compared.
+    Raises ExportError naming the graph and the difference when one is beyond its limit.
+    """
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    streamed = manifest["weights"]["bytes"] > memory_limit
+    rows = max(7, min(ROWS, manifest["limits"]["max_length"] - 1))
+    model = load_reference(checkpoint, streamed=streamed)
+    decoder = manifest["decoder"]
+    captures = [capture(model, checkpoint, manifest, name, decoder["cuts"], rows) for name in ("random", "realistic")]
+    runner = GraphRunner(folder, piecewise=streamed)
+    found = compare_graphs(manifest, runner, captures, networks or {}, progress)
+    del captures, runner
+    gc.collect()
+    for row in found:
+        if not row.ok:
+            raise ExportError(
+                f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
+                f"({row.relative_difference:.2g} of the largest value, {row.limit:.0e} allowed); no bundle was written"
+            )
+    if generation and not streamed:
+        if progress:
+            progress("generation", len(found), len(found) + 1)
+        found.append(compare_generation(folder, checkpoint, manifest, model))
+    entries = [row.to_dict() for row in found]
+    if streamed:
+        for entry in entries:
+            entry["streamed"] = True
+    return entries

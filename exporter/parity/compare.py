@@ -1,0 +1,208 @@
+"""Each graph against what the reference computed for the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .capture import SPARE, Captured
+from .runner import GraphRunner
+
+LIMIT = 2e-4
+"""Largest accepted difference, relative to the largest reference value (at least 1), float32 graphs."""
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass
+class ParityRow:
+    """What was compared for one graph. `relative_difference` decides."""
+
+    graph: str
+    reference: str
+    inputs: str
+    values: int
+    max_abs_difference: float
+    relative_difference: float
+    limit: float = LIMIT
+
+    @property
+    def ok(self) -> bool:
+        """Within the limit (a NaN is not)."""
+        return bool(self.relative_difference <= self.limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The manifest's entry."""
+        return {
+            "graph": self.graph,
+            "reference": self.reference,
+            "inputs": self.inputs,
+            "values": self.values,
+            "max_abs_difference": float(self.max_abs_difference),
+            "relative_difference": float(self.relative_difference),
+            "limit": self.limit,
+        }
+
+
+class _Tally:
+    """Collects differences of one graph."""
+
+    def __init__(self) -> None:
+        self.values = 0
+        self.absolute = 0.0
+        self.relative = 0.0
+
+    def add(self, found: np.ndarray, expected: np.ndarray) -> None:
+        if found.shape != expected.shape:
+            self.absolute = self.relative = float("inf")
+            return
+        difference = float(np.max(np.abs(found.astype(np.float64) - expected))) if found.size else 0.0
+        if not np.isfinite(difference):
+            difference = float("inf")
+        scale = max(1.0, float(np.max(np.abs(expected)))) if found.size else 1.0
+        self.values += found.size
+        self.absolute = max(self.absolute, difference)
+        self.relative = max(self.relative, difference / scale)
+
+
+def compare_graphs(
+    manifest: Mapping[str, Any],
+    runner: GraphRunner,
+    captures: list[Captured],
+    networks: Mapping[str, Any],
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[ParityRow]:
+    """One row per graph, over all captured inputs. `networks` holds the PyTorch network of each imitation graph."""
+    rows = []
+    graphs = manifest["graphs"]
+    for done, (name, graph) in enumerate(graphs.items()):
+        if progress:
+            progress(name, done, len(graphs))
+        tally = _Tally()
+        reference = "torch"
+        if graph["role"] == "commit":
+            reference = "numpy"
+            _commit(manifest, runner, graph, tally)
+        elif graph["role"] == "imitation":
+            if name not in networks:
+                continue
+            _imitation(runner, graph, networks[name], int(name.partition(".")[2]), captures, tally)
+        else:
+            for captured in captures:
+                _COMPARERS[graph["role"]](manifest, runner, graph, captured, tally)
+        inputs = "+".join(c.name for c in captures) if graph["role"] != "commit" else "random"
+        limit = 0.0 if graph["role"] in ("commit", "embed") else LIMIT
+        rows.append(ParityRow(name, reference, inputs, tally.values, tally.absolute, tally.relative, limit))
+    if progress:
+        progress("", len(graphs), len(graphs))
+    return rows
+
+
+def _vision(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+    tally.add(runner.run(graph["file"], {"pixel_values": c.pixel_values})["image_rows"], c.image_rows)  # type: ignore[dict-item, arg-type]
+
+
+def _encoder(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+    assert c.encoder_mask is not None and c.encoder_rows is not None and c.encoder_states is not None
+    shape = (len(c.encoder_rows), *c.encoder_mask.shape[1:])
+    feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": np.ascontiguousarray(np.broadcast_to(c.encoder_mask, shape))}
+    tally.add(runner.run(graph["file"], feeds)["encoder_states"], c.encoder_states)
+
+
+def _cross_kv(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+    found = runner.run(graph["file"], {"encoder_states": c.encoder_states})  # type: ignore[dict-item]
+    for i in range(manifest["decoder"]["num_layers"]):
+        tally.add(found[f"cross_key.{i}"], c.cross_keys[i])
+        tally.add(found[f"cross_value.{i}"], c.cross_values[i])
+
+
+def _embed(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+    place = manifest["tensors"]["embedding_table"]
+    table = np.memmap(
+        runner.folder / manifest["weights"]["file"], np.dtype(place["dtype"]), "r", place["offset"], tuple(place["shape"])
+    )
+    tally.add(runner.run(graph["file"], {"token_ids": c.token_ids, "embedding_table": np.asarray(table)})["hidden"], c.embedded)
+
+
+def _segment(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+    """The reference runs all rows at once; the graph runs them as prefill, one token, and the rest."""
+    decoder = manifest["decoder"]
+    first, last = graph["layers"]
+    hidden, expected = c.residuals[first], c.residuals[last]
+    batch, count, _ = hidden.shape
+    cache_rows = count + SPARE
+    noise = np.random.default_rng(3)
+    shape = (batch, decoder["num_kv_heads"], cache_rows, decoder["head_dim"])
+    caches = {
+        f"{kind}_cache.{i}": noise.standard_normal(shape, np.float32) for kind in ("key", "value") for i in range(first, last)
+    }
+    for start, end in ((0, count - 5), (count - 5, count - 4), (count - 4, count)):
+        feeds = {
+            "hidden": np.ascontiguousarray(hidden[:, start:end]),
+            "write_indices": np.full(batch, start, np.int64),
+            "attn_mask": _mask(decoder, c, batch, start, end, cache_rows),
+            **caches,
+        }
+        if decoder["position"] == "rotary":
+            feeds["positions"] = np.tile(np.arange(start, end, dtype=np.int64), (batch, 1))
+        if decoder["cross_attention"]:
+            assert c.source_visible is not None
+            visible = np.broadcast_to(c.source_visible[:, None, None], (batch, 1, end - start, c.source_visible.shape[1]))
+            feeds["cross_mask"] = np.ascontiguousarray(visible)
+            feeds |= {f"cross_key.{i}": c.cross_keys[i] for i in range(first, last)}
+            feeds |= {f"cross_value.{i}": c.cross_values[i] for i in range(first, last)}
+        found = runner.run(graph["file"], feeds)
+        tally.add(found["hidden_out"], expected[:, start:end])
+        caches = {name: found[f"updated_{name}"] for name in caches}
+    for i in range(first, last):
+        tally.add(caches[f"key_cache.{i}"][:, :, :count], c.keys[i])
+        tally.add(caches[f"value_cache.{i}"][:, :, :count], c.values[i])
+
+
+def _mask(decoder: Any, c: Captured, batch: int, start: int, end: int, cache_rows: int) -> np.ndarray:
+    visible = np.arange(cache_rows)[None, :] <= np.arange(start, end)[:, None]
+    shape = (batch, decoder["mask_heads"], end - start, cache_rows)
+    if decoder["mask_dtype"] == "bool":
+        return np.ascontiguousarray(np.broadcast_to(visible, shape))
+    bias = 0.0 if c.bias is None else c.bias[:, :, start:end, :cache_rows]
+    return np.ascontiguousarray(np.broadcast_to(np.where(visible, bias, LOWEST), shape), np.float32)
+
+
+def _head(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+    hidden = c.residuals[manifest["decoder"]["num_layers"]]
+    count = hidden.shape[0] * hidden.shape[1]
+    index = np.arange(count, dtype=np.int64)[::-3].copy()
+    found = runner.run(graph["file"], {"hidden": hidden, "row_index": index})["logits"]
+    tally.add(found, c.logits.reshape(count, -1)[index])
+
+
+def _imitation(runner: GraphRunner, graph: Any, network: Any, layer: int, captures: list[Captured], tally: _Tally) -> None:
+    for c in captures:
+        hidden = c.residuals[layer]
+        with torch.no_grad():
+            expected = network(torch.from_numpy(hidden)).numpy()
+        tally.add(runner.run(graph["file"], {"hidden": hidden})["hidden_out"], expected)
+
+
+def _commit(manifest: Any, runner: GraphRunner, graph: Any, tally: _Tally) -> None:
+    decoder = manifest["decoder"]
+    random = np.random.default_rng(5)
+    shape = (2, decoder["num_kv_heads"], 12, decoder["head_dim"])
+    names = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(decoder["num_layers"])]
+    caches = {n: random.standard_normal(shape, np.float32) for n in names}
+    source, write = np.array([[4, 6, 9], [3, 7, 8]], np.int64), np.array([4, 2], np.int64)
+    found = runner.run(graph["file"], {"source_rows": source, "write_indices": write, **caches})
+    for name in names:
+        expected = caches[name].copy()
+        for row in range(2):
+            expected[row, :, write[row] : write[row] + 3] = caches[name][row][:, source[row]]
+        tally.add(found[f"updated_{name}"], expected)
+
+
+_COMPARERS = {
+    "vision": _vision, "encoder": _encoder, "cross_kv": _cross_kv, "embed": _embed, "segment": _segment, "head": _head,
+}  # fmt: skip

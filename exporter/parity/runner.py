@@ -1,0 +1,104 @@
+"""Runs a bundle's graphs in ONNX Runtime: whole, or layer by layer so that one layer's weights are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper
+
+from ...runtime.errors import ExportError
+
+Feeds = Mapping[str, np.ndarray]
+
+
+class GraphRunner:
+    """Runs the graph files of a folder. `piecewise`: one group of nodes (a layer) at a time."""
+
+    def __init__(self, folder: Path, *, piecewise: bool, threads: int = 2) -> None:
+        self.folder = folder
+        self.piecewise = piecewise
+        self._options = ort.SessionOptions()
+        self._options.intra_op_num_threads = threads
+        self._options.log_severity_level = 4
+        self._open: tuple[str, ort.InferenceSession] | None = None
+
+    def run(self, file: str, feeds: Feeds) -> dict[str, np.ndarray]:
+        """All outputs of a graph by name."""
+        if self.piecewise:
+            return self._run_pieces(file, feeds)
+        if self._open is None or self._open[0] != file:
+            self._open = (file, self._session(self.folder / file))
+        return self._outputs(self._open[1], feeds, file)
+
+    def _session(self, path: Path) -> ort.InferenceSession:
+        try:
+            return ort.InferenceSession(str(path), self._options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises plain classes of its own
+            raise ExportError(f"ONNX Runtime cannot load {path.name}: {str(error).splitlines()[0]}") from error
+
+    @staticmethod
+    def _outputs(session: ort.InferenceSession, feeds: Feeds, file: str) -> dict[str, np.ndarray]:
+        names = [o.name for o in session.get_outputs()]
+        try:
+            return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+        except Exception as error:
+            raise ExportError(f"ONNX Runtime cannot run {file}: {str(error).splitlines()[0]}") from error
+
+    def _run_pieces(self, file: str, feeds: Feeds) -> dict[str, np.ndarray]:
+        model = onnx.load(str(self.folder / file), load_external_data=False)
+        graph = model.graph
+        types = _element_types(model)
+        weights = {t.name: t for t in graph.initializer}
+        values: dict[str, np.ndarray] = dict(feeds)
+        wanted = {o.name for o in graph.output}
+        pieces = node_groups(list(graph.node))
+        readers: dict[str, int] = {}
+        for number, nodes in enumerate(pieces):
+            for node in nodes:
+                readers.update(dict.fromkeys(node.input, number))
+        piece_file = self.folder / ".parity-piece.onnx"
+        try:
+            for number, nodes in enumerate(pieces):
+                made = {o for n in nodes for o in n.output if o}
+                read = {i for n in nodes for i in n.input if i} - made
+                inputs = sorted(read - set(weights))
+                outputs = sorted(o for o in made if o in wanted or readers.get(o, -1) > number)
+                piece = helper.make_graph(
+                    nodes, "piece",
+                    [helper.make_tensor_value_info(i, types[i], None) for i in inputs],
+                    [helper.make_tensor_value_info(o, types[o], None) for o in outputs],
+                    [weights[w] for w in sorted(read & set(weights))],
+                )  # fmt: skip
+                made_model = helper.make_model(piece, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+                piece_file.write_bytes(made_model.SerializeToString())
+                session = self._session(piece_file)
+                values.update(self._outputs(session, {i: values[i] for i in inputs}, file))
+                del session
+                for name in [n for n in values if n not in wanted and readers.get(n, -1) <= number]:
+                    del values[name]
+        finally:
+            piece_file.unlink(missing_ok=True)
+        return {name: values[name] for name in wanted}
+
+
+def node_groups(nodes: list[onnx.NodeProto]) -> list[list[onnx.NodeProto]]:
+    """Runs of nodes whose names share what stands before the slash (`layer.3/…`): one layer each."""
+    groups: list[list[onnx.NodeProto]] = []
+    last = None
+    for node in nodes:
+        prefix = node.name.partition("/")[0] if "/" in node.name else ""
+        if not groups or prefix != last:
+            groups.append([])
+            last = prefix
+        groups[-1].append(node)
+    return groups
+
+
+def _element_types(model: onnx.ModelProto) -> dict[str, int]:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+    return {v.name: v.type.tensor_type.elem_type for v in values}
