@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..runtime.errors import OptionError
+from ..runtime.families import FAMILIES as RUNTIME_FAMILIES
 from .bundle_writer import (
+    MANIFEST,
     Progress,
     check_output,
     check_space,
@@ -31,6 +34,9 @@ from .families.registry import family_for
 from .graphs.commit import build_commit
 from .graphs.weights import WEIGHTS_FILE, WeightStore
 from .text import describe_text, write_tokenizer
+
+if TYPE_CHECKING:
+    from .tensorrt import PlanOptions
 
 PRECISIONS = ("float32",)
 DRAFT_LENGTH = 5
@@ -54,6 +60,9 @@ class BuildRequest(BaseModel):
     force: bool = False
     parity: bool = True
     parity_memory: int = 4 << 30
+    backend: str | None = None
+    target: str = "sm86"
+    plan_precision: str = "auto"
 
 
 class GraphReport(BaseModel):
@@ -81,6 +90,7 @@ class BuildReport(BaseModel):
     bytes: int
     graphs: list[GraphReport]
     parity: list[dict[str, Any]]
+    plans: list[dict[str, Any]]
     notices: list[str]
     seconds: float
 
@@ -159,6 +169,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
     start = time.monotonic()
     check_output(request.output, request.force)
     prepared = prepare(request)
+    plan_options = _plan_options(prepared)
     exported = export(prepared, progress)
     with replaced_folder(request.output, request.force) as folder:
         check_space(folder, exported.store.bytes + (16 << 20))
@@ -172,7 +183,13 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
             parity = _parity(folder, prepared, progress)
             document["parity"] = parity
             write_manifest(folder, document)
-        sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
+        if plan_options is not None:
+            from .tensorrt import add_plans
+
+            add_plans(folder, plan_options, lambda _name, done, total: progress and progress("plans", done, total))
+            document = json.loads((folder / MANIFEST).read_text("utf-8"))
+            write_manifest(folder, document)
+        sizes = {f.relative_to(folder).as_posix(): f.stat().st_size for f in folder.rglob("*") if f.is_file()}
     return BuildReport(
         output=request.output,
         model=request.model,
@@ -189,6 +206,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
             for g in exported.graphs
         ],
         parity=document["parity"],
+        plans=document["plans"],
         notices=prepared.selection.notices,
         seconds=round(time.monotonic() - start, 2),
     )
@@ -246,8 +264,29 @@ def _producer() -> dict[str, str]:
     return {**{p: importlib.metadata.version(p) for p in packages}, "created": now}
 
 
-def _parity(folder: Path, prepared: Prepared, progress: Progress | None) -> list[dict[str, Any]]:
-    """Compares the written bundle with PyTorch; raises ExportError when a graph differs."""
-    from .parity import compare_bundle  # loads the whole model, so only when asked for
+def _plan_options(prepared: Prepared) -> PlanOptions | None:
+    """The TensorRT plans that were asked for; raises at once when they cannot be built here."""
+    request = prepared.request
+    if request.backend is None:
+        return None
+    from .tensorrt import PlanOptions
+    from .tensorrt.plans import check_plan_options
 
-    return compare_bundle(folder, prepared, memory=prepared.request.parity_memory, progress=progress)
+    options = PlanOptions(request.backend, request.target, request.plan_precision)
+    check_plan_options(options, prepared.family.decoder_name)
+    return options
+
+
+def _parity(folder: Path, prepared: Prepared, progress: Progress | None) -> list[dict[str, Any]]:
+    """Every graph, and a whole generation, against PyTorch; raises ExportError when one differs."""
+    from .parity import check_parity
+
+    networks = {d.graph: d.network.network for d in prepared.selection.drafts if d.graph and d.network}
+    return check_parity(
+        folder,
+        prepared.checkpoint,
+        networks=networks,
+        memory_limit=prepared.request.parity_memory,
+        generation=prepared.family.name in RUNTIME_FAMILIES,
+        progress=lambda _name, done, total: progress and progress("parity", done, total),
+    )
