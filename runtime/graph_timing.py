@@ -52,13 +52,15 @@ class GraphTimer:
         """
         segments = self._manifest.segments
         cut = 0 if layer is None else self._manifest.decoder.cuts.index(layer)
+        # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
+        embed = [] if getattr(self._engine, "host_memory", False) else ["embed"]
         arms: dict[tuple[str, int], list[Call]] = {}
         for width in sorted(set(widths)):
-            arms["plain", width] = self.calls(["embed", *segments, "head"], width)
+            arms["plain", width] = self.calls([*embed, *segments, "head"], width)
             if layer is not None:
                 arms["tail", width] = self.calls([*segments[cut:], "head"], width)
         if layer is not None:
-            arms["trunk", 1] = self.calls(["embed", *segments[:cut]], 1)
+            arms["trunk", 1] = self.calls([*embed, *segments[:cut]], 1)
             arms["propose", 1] = self.calls([*([imitation] if imitation else []), "head"], 1)
         seconds = median_seconds(arms)
         return Costs(

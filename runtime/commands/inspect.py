@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def inspect(
     bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
     check: bool = typer.Option(False, "--check", help="Compare the SHA-256 of every file."),
+    shapes: bool = typer.Option(False, "--shapes", help="Show the shape of every input and output."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."""
@@ -29,7 +30,7 @@ def inspect(
     if as_json:
         print_json(found)
     else:
-        show(found, console())
+        show(found, console(), shapes)
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +52,7 @@ def _compare(opened: Bundle, quiet: bool) -> int:
         )
 
 
-def show(found: dict[str, Any], out: Console) -> None:
+def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     """Print the facts of `inspection.facts` for people."""
     from rich.table import Table
 
@@ -96,15 +97,16 @@ def show(found: dict[str, Any], out: Console) -> None:
     out.print(head)
 
     graphs = Table(title="Graphs", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("graph", "layers", "inputs", "outputs"):
-        graphs.add_column(name, overflow="fold")
+    for name in ("graph", "layers"):
+        graphs.add_column(name, no_wrap=True)
+    for name in ("inputs", "outputs"):
+        graphs.add_column(name)
     graphs.add_column("file", justify="right")
     for graph in found["graphs"]:
         layers = graph["layers"]
-        span = "" if layers is None else f"{layers[0]}–{layers[1] - 1}"
-        graphs.add_row(
-            graph["name"], span, _values(graph["inputs"]), _values(graph["outputs"]), size(graph["bytes"])
-        )
+        span = "" if layers is None else _span(layers[0], layers[1] - 1)
+        inputs, outputs = (_values(graph[side], shapes) for side in ("inputs", "outputs"))
+        graphs.add_row(graph["name"], span, inputs, outputs, size(graph["bytes"]))
     out.print()
     out.print(graphs)
 
@@ -123,7 +125,7 @@ def show(found: dict[str, Any], out: Console) -> None:
     if found["parity"]:
         worst = max(found["parity"], key=lambda entry: entry.get("max_abs_difference") or 0.0)
         out.print(
-            f"\nCompared with PyTorch when it was built: {len(found['parity'])} graphs, largest difference "
+            f"\nCompared with PyTorch when it was built: {len(found['parity'])} graphs and outputs, largest difference "
             f"{worst.get('max_abs_difference', 0.0):.2g} ({worst.get('graph')})"
         )
     for plan in found["plans"]:
@@ -160,19 +162,22 @@ def _checked(found: dict[str, Any]) -> str:
     return f"{sums} files, every SHA-256 as the manifest says"
 
 
-def _values(values: list[dict[str, Any]]) -> str:
-    """Names and shapes; numbered ones (`key_cache.0 … key_cache.11`) are folded into one."""
-    groups: dict[tuple[str, str], list[str]] = {}
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _values(values: list[dict[str, Any]], shapes: bool) -> str:
+    """Names, with shapes on request; numbered ones (`key_cache.0 … key_cache.11`) are folded into one."""
+    groups: dict[tuple[str, str], list[int]] = {}
     for value in values:
         base, dot, number = value["name"].rpartition(".")
-        name = base if dot and number.isdigit() else value["name"]
-        shape = "×".join(map(str, value["shape"]))
-        groups.setdefault((name, shape), []).append(number if dot and number.isdigit() else "")
-    parts = []
-    for (name, shape), numbers in groups.items():
-        indices = sorted(int(number) for number in numbers if number)
-        span = (
-            "" if not indices else f".{indices[0]}" if len(indices) == 1 else f".{indices[0]}–{indices[-1]}"
-        )
-        parts.append(f"{name}{span} {shape}")
-    return "\n".join(parts)
+        numbered = bool(dot) and number.isdigit()
+        shape = f" {'×'.join(map(str, value['shape']))} {value['dtype']}" if shapes else ""
+        numbers = groups.setdefault((base if numbered else value["name"], shape), [])
+        if numbered:
+            numbers.append(int(number))
+    parts = [
+        name + (f".{_span(min(numbers), max(numbers))}" if numbers else "") + shape
+        for (name, shape), numbers in groups.items()
+    ]
+    return "\n".join(parts) if shapes else ", ".join(parts)

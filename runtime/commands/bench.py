@@ -1,0 +1,173 @@
+"""`vlmexport bench`: plain against speculative decoding, a table, and a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..benchmark import Request
+    from ..manifest import Manifest
+
+
+def bench(
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    image: list[Path] = typer.Option([], "--image", help="Image file; repeat for several. Default: a made-up one."),
+    prompt: list[str] = typer.Option([], "--prompt", help="Prompt; repeat for several. Default: the bundle's."),
+    raw: bool = typer.Option(False, "--raw", help="Use prompts as they are, without the chat template."),
+    max_new_tokens: int = typer.Option(96, "--max-new-tokens", min=2, help="Stop after this many tokens."),
+    repeats: int = typer.Option(5, "--repeats", min=1, help="Measurements of each arm, interleaved."),
+    draft: str = typer.Option(None, "--draft", metavar="KIND", help="Draft to use. Default: the bundle's."),
+    draft_length: int = typer.Option(None, "--draft-length", metavar="D", help="Tokens drafted per cycle."),
+    force_acceptance: float = typer.Option(
+        None, "--force-acceptance", metavar="A", min=0.0, max=1.0,
+        help="Accept drafts with this probability, for models with random weights: their output is no text.",
+    ),
+    threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores."),
+    plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+) -> None:  # fmt: skip
+    """Measure plain against speculative decoding, with the bound that the graphs allow."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from ..benchmark import measure
+    from ..bundle import Bundle
+    from ..errors import OptionError
+    from ..session import Session
+    from .output import console, print_json
+    from .plot import check_plot, write_plot
+    from .requests import draft_options
+
+    if draft == "none":
+        raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
+    if plot is not None:
+        check_plot(plot)
+    opened = Bundle.open(bundle)
+    requests = make_requests(opened.manifest, image, prompt, raw)
+    options = draft_options(opened.manifest, draft, draft_length)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with (
+        Session.load(opened, threads=threads) as session,
+        Progress(*columns, console=console(stderr=True), transient=True, disable=as_json) as bar,
+    ):
+        task = bar.add_task("starting")
+        report = measure(
+            session,
+            requests,
+            options=options,
+            max_new_tokens=max_new_tokens,
+            repeats=repeats,
+            force_acceptance=force_acceptance,
+            progress=lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total
+            ),
+        )
+    if plot is not None:
+        write_plot(report, plot)
+    if as_json:
+        print_json(report)
+        return
+    show(report, console())
+    if plot is not None:
+        console().print(f"Plot: {plot}", markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("bench")(bench)
+
+
+def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:
+    """Every image with every prompt. Without an image a synthetic one, without a prompt the bundle's default."""
+    from ..benchmark import DEFAULT_PROMPT, Request, synthetic_image
+    from .requests import read_prompt
+
+    texts: list[str | None] = [read_prompt(text, raw) for text in prompts] or [None]
+    if manifest.image is None:
+        if prompts == [] and manifest.text.default_prompt is None:
+            texts = [read_prompt(DEFAULT_PROMPT, raw)]
+        pictures: list[tuple[str, Any]] = [(path.name, str(path)) for path in images] or [("", None)]
+    else:
+        made_up = synthetic_image(max(manifest.image.height, 64), max(manifest.image.width, 64))
+        pictures = [(path.name, str(path)) for path in images] or [("made-up image", made_up)]
+    return [
+        Request(
+            name=", ".join(part for part in (name, text or "") if part) or "default prompt",
+            image=picture,
+            prompt=text,
+        )
+        for name, picture in pictures
+        for text in texts
+    ]
+
+
+def show(report: dict[str, Any], out: Console) -> None:
+    """Print the report for people."""
+    from rich.table import Table
+
+    plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
+    draft = report["draft"]
+    trained = "trained" if draft["trained"] else "untrained"
+    count, tokens = len(report["requests"]), sum(request["tokens"] for request in report["requests"])
+    out.print(
+        f"{report['model']}, {report['precision']}: {trained} draft {draft['name']}, {report['draft_length']} tokens per "
+        f"cycle; {count} request{'s' * (count > 1)}, {tokens} tokens, {report['repeats']} interleaved repeats",
+        markup=False,
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("")
+    for name in ("tokens/s", "min – max", "first token", "whole request"):
+        table.add_column(name, justify="right")
+    for name, arm in (("plain", plain), ("speculative", speculative)):
+        table.add_row(
+            name,
+            f"{arm['tokens_per_second']:.1f}",
+            f"{arm['tokens_per_second_min']:.1f} – {arm['tokens_per_second_max']:.1f}",
+            f"{1e3 * arm['seconds_to_first_token'] / count:.1f} ms",
+            f"{1e3 * arm['seconds'] / count:.1f} ms",
+        )
+    out.print()
+    out.print(table)
+    out.print(
+        f"\nSpeed-up      {speedup['decode']:.2f} × decoding ({speedup['decode_min']:.2f} – "
+        f"{speedup['decode_max']:.2f}), {speedup['end_to_end']:.2f} × with image and prompt",
+        style="bold",
+    )
+    out.print(_acceptance(report))
+    bound = report["bound"]
+    if bound is not None:
+        out.print(
+            f"Bound         {bound['decode']:.2f} ×: {bound['tokens_per_cycle']:.2f} tokens per cycle of "
+            f"{1e3 * bound['cycle_seconds']:.2f} ms, against {1e3 * bound['token_seconds']:.2f} ms per token; "
+            f"achieved {100 * report['achieved']:.0f} %"
+        )
+    widths = ", ".join(
+        f"T({width}) {cost:.2f}" for width, cost in report["width_cost"].items() if width != "1"
+    )
+    out.print(f"Width cost    {widths} × T(1)", highlight=False)
+    machine = report["machine"]
+    load = "" if machine["load"] is None else f", load {machine['load']:.1f}"
+    out.print(
+        f"Machine       {machine['cpu']}, {machine['cores']} cores{load}, {machine['system']}", markup=False
+    )
+    if report["identical"]:
+        out.print("Output        identical to plain decoding, token for token", style="green")
+    else:
+        out.print("Output        NOT identical to plain decoding", style="bold red")
+    if not report["output_is_text"]:
+        out.print(
+            f"Acceptance was forced to {report['forced_acceptance']:g}: the drafts come from the plain run, "
+            "the output is not text, and these figures say nothing about a trained model's acceptance.",
+            style="yellow",
+        )
+
+
+def _acceptance(report: dict[str, Any]) -> str:
+    if report["alpha"] is None:
+        return "Acceptance    nothing was drafted"
+    depths = " ".join(f"{alpha:.2f}" for alpha in report["alpha_by_depth"])
+    return f"Acceptance    alpha {report['alpha']:.2f}, tau {report['tau']:.2f} tokens per cycle; by depth {depths}"

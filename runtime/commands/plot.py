@@ -1,0 +1,79 @@
+"""The plot of `vlmexport bench`: speed of both arms, acceptance by depth, cost by width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_PLAIN, _DRAFT = "#8a8f98", "#1f77b4"
+
+
+def check_plot(path: Path) -> None:
+    """Raise `OptionError` when the plot cannot be written; called before anything is measured."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise OptionError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise OptionError(f"--plot {path}: the folder {path.parent} does not exist")
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise OptionError("--plot needs matplotlib, which is not installed: pip install 'vlmexport[eval]'")
+
+
+def write_plot(report: dict[str, Any], path: Path) -> None:
+    """Draw a report of `benchmark.measure` into `path`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    speed, depth, width = figure.subplots(1, 3)
+    _speed(speed, report)
+    _depth(depth, report)
+    _width(width, report)
+    title = f"{report['model']}: {report['speedup']['decode']:.2f} × decoding with {report['draft']['name']}"
+    if not report["output_is_text"]:
+        title += f" (acceptance forced to {report['forced_acceptance']:g}: not text)"
+    figure.suptitle(title)
+    figure.text(0.995, 0.005, report["machine"]["cpu"], ha="right", va="bottom", fontsize=6, color=_PLAIN)
+    figure.savefig(path, dpi=150)
+
+
+def _speed(axes: Any, report: dict[str, Any]) -> None:
+    arms = [("plain", report["plain"], _PLAIN), ("speculative", report["speculative"], _DRAFT)]
+    for index, (_, arm, colour) in enumerate(arms):
+        middle = arm["tokens_per_second"]
+        ends = [[middle - arm["tokens_per_second_min"]], [arm["tokens_per_second_max"] - middle]]
+        axes.bar(index, middle, yerr=ends, color=colour, width=0.6, capsize=4)
+        axes.text(index, middle / 2, f"{middle:.0f}", ha="center", va="center", color="white")
+    if report["bound"] is not None:
+        bound = report["bound"]["decode"] * report["plain"]["tokens_per_second"]
+        axes.plot([0.65, 1.35], [bound, bound], color="black", linestyle="--", linewidth=1)
+        axes.text(0.62, bound, "bound", ha="right", va="center", fontsize=8)
+    axes.set_xticks([0, 1], [name for name, _, _ in arms])
+    axes.set_ylabel("tokens/s")
+    axes.set_title("decoding", fontsize=10)
+
+
+def _depth(axes: Any, report: dict[str, Any]) -> None:
+    alphas = report["alpha_by_depth"]
+    axes.bar(range(1, len(alphas) + 1), alphas, color=_DRAFT)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("depth")
+    axes.set_ylabel("accepted / evaluated")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(
+        "acceptance" if report["tau"] is None else f"acceptance, tau {report['tau']:.2f}", fontsize=10
+    )
+
+
+def _width(axes: Any, report: dict[str, Any]) -> None:
+    widths = [int(width) for width in report["width_cost"]]
+    axes.plot(widths, list(report["width_cost"].values()), marker="o", markersize=3, color=_DRAFT)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("width q")
+    axes.set_ylabel("T(q) / T(1)")
+    axes.set_title("cost of a pass", fontsize=10)

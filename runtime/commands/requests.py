@@ -1,0 +1,51 @@
+"""Options that `run` and `bench` share, and how they become one request."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..manifest import Manifest
+
+MAX_NEW_TOKENS = 128
+
+
+def draft_options(manifest: Manifest, draft: str | None, draft_length: int | None) -> dict[str, Any]:
+    """Keyword arguments of `Session.generate` for `--draft` and `--draft-length`.
+
+    `draft` is a name (`imitation@3`), a kind (`imitation`), `none`, or None for the bundle's default.
+    Raises `OptionError` naming what the bundle has.
+    """
+    from ..errors import OptionError
+
+    options: dict[str, Any] = {}
+    if draft_length is not None:
+        if not 1 <= draft_length < manifest.limits.max_width:
+            raise OptionError(
+                f"--draft-length {draft_length}: this bundle allows 1 to {manifest.limits.max_width - 1} "
+                "(max_width less the pending token)"
+            )
+        options["draft_length"] = draft_length
+    if draft is None:
+        return options
+    if draft == "none":
+        return {"speculative": False}
+    names = [entry.name for entry in manifest.drafts]
+    if draft not in names:
+        named = [entry.name for entry in manifest.drafts if entry.kind == draft]
+        if not named:
+            raise OptionError(f"--draft {draft}: this bundle has {', '.join([*names, 'none'])}")
+        draft = manifest.policy.draft if manifest.policy.draft in named else named[0]
+    return options | {"draft": draft, "speculative": True}
+
+
+def read_prompt(prompt: str | None, raw: bool) -> str | None:
+    """The `--prompt` text; `-` reads standard input, which must be UTF-8."""
+    from ..families import RawPrompt
+    from ..text.prompt import LONGEST, as_text
+
+    if prompt is None:
+        return None
+    text = as_text(sys.stdin.buffer.read(4 * LONGEST + 1) if prompt == "-" else prompt)
+    return RawPrompt(text) if raw else text

@@ -1,0 +1,75 @@
+"""`vlmexport run`: one request, its text as it is produced, then one line of what speculation did."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..session import Result
+
+
+def run(
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    image: Path = typer.Option(None, "--image", help="Image file: JPEG, PNG, WebP, …"),
+    prompt: str = typer.Option(
+        None, "--prompt", help="Prompt; - reads standard input. Default: the bundle's."
+    ),
+    raw: bool = typer.Option(False, "--raw", help="Use the prompt as it is, without the chat template."),
+    max_new_tokens: int = typer.Option(128, "--max-new-tokens", min=1, help="Stop after this many tokens."),
+    draft: str = typer.Option(
+        None, "--draft", metavar="KIND|none", help="Draft to use; none decodes plainly."
+    ),
+    draft_length: int = typer.Option(None, "--draft-length", metavar="D", help="Tokens drafted per cycle."),
+    temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 takes the likeliest token."),
+    seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
+    threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+) -> None:
+    """Caption an image, or answer a question about it."""
+    from ..bundle import Bundle
+    from ..session import Session
+    from .output import print_json
+    from .requests import draft_options, read_prompt
+
+    opened = Bundle.open(bundle)
+    text = read_prompt(prompt, raw)
+    options: dict[str, Any] = draft_options(opened.manifest, draft, draft_length)
+    options |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    with Session.load(opened, threads=threads) as session:
+        stream = session.stream(image=None if image is None else str(image), prompt=text, **options)
+        for piece in stream:
+            if not as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        result = stream.result
+    if as_json:
+        print_json(report(result, str(bundle), image, text))
+        return
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    sys.stderr.write(summary(result) + "\n")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("run")(run)
+
+
+def report(result: Result, bundle: str, image: Path | None, prompt: str | None) -> dict[str, Any]:
+    """The JSON of one request (schema: `schemas/run-1.json`)."""
+    return {
+        "schema_version": 1,
+        "bundle": bundle,
+        "image": None if image is None else str(image),
+        "prompt": prompt,
+        **result.to_dict(),
+    }
+
+
+def summary(result: Result) -> str:
+    """One line: tokens, speed, and what speculation did."""
+    raise NotImplementedError
