@@ -1,1 +1,89 @@
-"""Run a deployment bundle: speculative decoding without torch."""
+"""Run a deployment bundle: speculative decoding without torch.
+
+    from vlmexport.runtime import Session
+
+    with Session.load("bundle") as session:
+        print(session.generate(image="scene.png").text)
+
+Names are imported when first used: `import vlmexport.runtime` alone loads neither numpy nor an engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bundle import Bundle as Bundle
+    from .errors import (
+        BundleError as BundleError,
+    )
+    from .errors import (
+        CapacityError as CapacityError,
+    )
+    from .errors import (
+        ExportError as ExportError,
+    )
+    from .errors import (
+        ImageError as ImageError,
+    )
+    from .errors import (
+        InputError as InputError,
+    )
+    from .errors import (
+        OptionError as OptionError,
+    )
+    from .errors import (
+        PromptError as PromptError,
+    )
+    from .errors import (
+        UnsupportedModelError as UnsupportedModelError,
+    )
+    from .errors import (
+        VlmexportError as VlmexportError,
+    )
+    from .manifest import Manifest as Manifest
+    from .policy import FixedLength as FixedLength
+    from .policy import LogisticLength as LogisticLength
+    from .result import Result as Result
+    from .session import Session as Session
+    from .stats import Stats as Stats
+
+_HOMES = {
+    "Bundle": "bundle",
+    "Manifest": "manifest",
+    "FixedLength": "policy",
+    "LogisticLength": "policy",
+    "Result": "result",
+    "Session": "session",
+    "Stats": "stats",
+    **dict.fromkeys(
+        (
+            "BundleError",
+            "CapacityError",
+            "ExportError",
+            "ImageError",
+            "InputError",
+            "OptionError",
+            "PromptError",
+            "UnsupportedModelError",
+            "VlmexportError",
+        ),
+        "errors",
+    ),
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

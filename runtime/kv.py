@@ -88,7 +88,7 @@ class KVArena:
     def advance(self, count: int, row: int = 0) -> None:
         """Declare `count` rows just written by a pass as valid."""
         length = self.lengths[row] + count
-        if not 0 <= count or length > self.capacity:
+        if count < 0 or length > self.capacity:
             raise CapacityError(f"sequence {row} cannot grow by {count} rows to {length} of {self.capacity}")
         self.lengths[row] = length
 

@@ -58,6 +58,8 @@ class CausalMask:
         max_distance: int = 128,
     ):
         self._capacity = capacity
+        self.positions = np.arange(capacity, dtype=np.int64)
+        """0..capacity − 1, to slice positions and row indices from."""
         self._boolean = dtype == np.bool_
         self._hidden = False if self._boolean else masked_value(dtype)
         # by_distance[h, capacity − 1 + (key − query)]; keys after the query are hidden

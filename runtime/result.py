@@ -1,0 +1,30 @@
+"""What a request returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .stats import Stats
+
+FINISH_REASONS = ("eos", "length", "stop", "deadline", "cancelled")
+
+
+@dataclass(frozen=True)
+class Result:
+    """`tokens` holds every emitted id, the end token included; `text` is their text without special tokens, cut
+    before a stop string. `finish_reason`: eos, length, stop, deadline or cancelled."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    stats: Stats
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON object."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "stats": self.stats.to_dict(),
+        }

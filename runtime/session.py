@@ -1,0 +1,365 @@
+"""The way in: load a bundle, then generate or stream."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import engines, proposers
+from .bundle import Bundle
+from .cycle import Generation, Limits
+from .decoder import Decoder
+from .errors import OptionError, PromptError, VlmexportError
+from .families import create as create_family
+from .manifest import DraftInfo
+from .policy import DraftPolicy, FixedLength
+from .proposers.base import Proposer
+from .result import Result
+from .sampling import Sampling
+from .stats import Stats
+from .text.incremental import IncrementalDetokenizer
+
+
+class Stream:
+    """Iterate for pieces of text, each as soon as it is certain; `result` is there when the iteration is over.
+
+    `close` (or leaving the loop) ends the request; its finish reason is then `cancelled`.
+    """
+
+    def __init__(self, pieces: Callable[[Stream], Iterator[str]]):
+        self._result: Result | None = None
+        self._pieces = pieces(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End the request now."""
+        self._pieces.close()  # type: ignore[attr-defined]
+
+    @property
+    def result(self) -> Result:
+        """The whole result. Raises `VlmexportError` while the stream is still running."""
+        if self._result is None:
+            raise VlmexportError("the stream is not finished; iterate it to its end, or close it, first")
+        return self._result
+
+
+class Session:
+    """One bundle on one device: weights, K/V arena, buffers. Construct with `Session.load`.
+
+    A session serves one request at a time. A second request, from another thread or from inside a running stream,
+    raises `VlmexportError` at once instead of waiting; load a second session (weights are then held twice) or queue.
+    `cancel` may be called from any thread.
+    """
+
+    def __init__(self, bundle: Bundle, decoder: Decoder, threads: int | None):
+        self.bundle, self.decoder, self.threads = bundle, decoder, threads
+        self.max_length = decoder.max_length
+        self.draft_pick: Callable[[np.ndarray], int] | None = None
+        """Replaces how self-drafts choose tokens; for tests (`proposers.always_wrong`)."""
+        self._family = create_family(bundle.manifest.model.family)
+        self._busy = threading.Lock()
+        self._cancelled = threading.Event()
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        bundle: Bundle | Path | str,
+        device: str = "cpu",
+        max_length: int | None = None,
+        max_batch: int = 1,
+        threads: int | None = None,
+    ) -> Session:
+        """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `threads` is the size
+        of the process's one thread pool, default all available cores. Raises `BundleError`, `OptionError`."""
+        if not isinstance(bundle, Bundle):
+            bundle = Bundle.open(bundle)
+        limits = bundle.manifest.limits
+        for name, value, most in (
+            ("max_length", max_length, limits.max_length),
+            ("max_batch", max_batch, limits.max_batch),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise OptionError(f"{name}: {value} is not in 1..{most}, which the bundle was built for")
+        engine = engines.create(bundle, device, threads)
+        decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
+        session = cls(bundle, decoder, getattr(engine, "threads", threads))
+        session._load_graphs()
+        return session
+
+    # --- requests ---
+
+    def generate(
+        self,
+        image: Any = None,
+        prompt: Any = None,
+        *,
+        max_new_tokens: int = 128,
+        draft: str | None = None,
+        speculative: bool = True,
+        draft_length: int | None = None,
+        confidence_threshold: float | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] | str = (),
+        deadline: float | None = None,
+        ignore_eos: bool = False,
+        on_text: Callable[[str], object] | None = None,
+        policy: DraftPolicy | None = None,
+        force_acceptance: float | None = None,
+    ) -> Result:
+        """Caption an image or answer a prompt.
+
+        `image`: path, PIL image, uint8 array [H, W, 3], or None. `prompt`: text, chat messages, or None for the
+        bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
+        `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
+        between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
+        at this rate whatever they are: for timing only, the output is not text.
+        Raises `InputError` for the request, `OptionError` for an option.
+        """
+        options = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "on_text", "image", "prompt")
+        }
+        stream = self.stream(image, prompt, **options)
+        for piece in stream:
+            if on_text is not None:
+                on_text(piece)
+        return stream.result
+
+    def stream(self, image: Any = None, prompt: Any = None, **options: Any) -> Stream:
+        """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
+        settings = _Settings(self, **options)
+
+        def pieces(stream: Stream) -> Iterator[str]:
+            begin = time.perf_counter()
+            prepared = self._family.prepare(self.bundle, image, prompt)
+            yield from self._run(stream, prepared.token_ids, prepared.pixel_values, settings, begin)
+
+        return Stream(self._guarded(pieces))
+
+    def generate_tokens(self, token_ids: Sequence[int], **options: Any) -> Result:
+        """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template."""
+        settings = _Settings(self, **options)
+
+        def pieces(stream: Stream) -> Iterator[str]:
+            yield from self._run(stream, np.asarray(token_ids, np.int64), None, settings, time.perf_counter())
+
+        stream = Stream(self._guarded(pieces))
+        for _ in stream:
+            pass
+        return stream.result
+
+    def cancel(self) -> None:
+        """End the running request after its current cycle with finish reason `cancelled`. For any thread."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Free weights and buffers. The session cannot be used afterwards."""
+        self._closed = True
+        close = getattr(self.decoder.engine, "close", None)
+        if close is not None:
+            close()
+        self.decoder = None  # type: ignore[assignment]
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- private ---
+
+    def _load_graphs(self) -> None:
+        """Load what the default request needs, so that the first one is not slower than the others."""
+        manifest = self.bundle.manifest
+        names = [
+            *manifest.segments,
+            "head",
+            *(n for n in ("vision", "encoder", "cross_kv") if n in manifest.graphs),
+        ]
+        draft = manifest.draft(manifest.policy.draft) if manifest.policy.draft else None
+        if draft is not None and draft.graph is not None and manifest.policy.speculative:
+            names.append(draft.graph)
+        load = getattr(self.decoder.engine, "load", None)
+        if load is not None:
+            load(*names)
+
+    def _guarded(self, pieces: Callable[[Stream], Iterator[str]]) -> Callable[[Stream], Iterator[str]]:
+        def run(stream: Stream) -> Iterator[str]:
+            if self._closed:
+                raise VlmexportError("this session is closed; load the bundle again")
+            if not self._busy.acquire(blocking=False):
+                raise VlmexportError(
+                    "this session is busy with another request; wait for it, or load a second session"
+                )
+            try:
+                self._cancelled.clear()
+                yield from pieces(stream)
+            finally:
+                self._busy.release()
+
+        return run
+
+    def _run(
+        self,
+        stream: Stream,
+        token_ids: np.ndarray,
+        pixels: np.ndarray | None,
+        settings: _Settings,
+        begin: float,
+    ) -> Iterator[str]:
+        stats = Stats(
+            prompt_tokens=len(token_ids), draft=settings.draft_name, forced=settings.forced is not None
+        )
+        stats.draft_length = settings.draft_length
+        logits = self._prefill(token_ids, pixels, stats)
+        limit = min(settings.max_new_tokens, self.max_length - self.decoder.arena.lengths[0] + 1)
+        deadline = None if settings.deadline is None else begin + settings.deadline
+        generation = Generation(
+            self.decoder,
+            logits[0],
+            Limits(limit, settings.eos, deadline, self._cancelled.is_set),
+            stats,
+            settings.proposer,
+            settings.policy,
+            settings.sampling,
+            token_ids.tolist(),
+            settings.forced,
+        )
+        text = IncrementalDetokenizer(self.bundle.tokenizer, settings.stop)
+        parts: list[str] = []
+        tokens = iter(generation)
+        try:
+            for token in tokens:
+                if len(generation.tokens) == 1:
+                    stats.time_to_first_token = time.perf_counter() - begin
+                piece = text.push(token)
+                if text.stopped:
+                    generation.stop("stop")
+                    generation.finish_reason = "stop"
+                if piece:
+                    parts.append(piece)
+                    yield piece
+            rest = text.finish()
+            if rest:
+                parts.append(rest)
+                yield rest
+        finally:
+            tokens.close()  # type: ignore[attr-defined]
+            stats.total_seconds = time.perf_counter() - begin
+            reason = generation.finish_reason or "cancelled"
+            stream._result = Result("".join(parts), generation.tokens, reason, stats)
+
+    def _prefill(self, token_ids: np.ndarray, pixels: np.ndarray | None, stats: Stats) -> np.ndarray:
+        decoder, manifest, seconds = self.decoder, self.bundle.manifest, stats.seconds
+        if len(token_ids) == 0:
+            raise PromptError("the prompt is empty; give at least one token")
+        start = time.perf_counter()
+        decoder.reset()
+        image_rows = None if pixels is None else decoder.image_rows(pixels)
+        vision = time.perf_counter()
+        seconds.vision = vision - start
+        rows = decoder.embed(token_ids, image_rows)
+        if manifest.decoder.cross_attention:
+            decoder.encode([rows])
+            first = manifest.text.decoder_start_token_id
+            rows = decoder.embed(np.asarray([0 if first is None else first], np.int64))
+        elif len(rows) > self.max_length:
+            raise PromptError(f"the prompt takes {len(rows)} positions, the session holds {self.max_length}")
+        encoded = time.perf_counter()
+        seconds.encoder = encoded - vision
+        logits = decoder.prefill(rows)
+        seconds.prefill = time.perf_counter() - encoded
+        return logits
+
+
+class _Settings:
+    """The checked options of one request."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        max_new_tokens: int = 128,
+        draft: str | None = None,
+        speculative: bool = True,
+        draft_length: int | None = None,
+        confidence_threshold: float | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] | str = (),
+        deadline: float | None = None,
+        ignore_eos: bool = False,
+        policy: DraftPolicy | None = None,
+        force_acceptance: float | None = None,
+    ):
+        manifest = session.bundle.manifest
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise OptionError(f"max_new_tokens: {max_new_tokens} is not a number ≥ 1")
+        if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
+            raise OptionError(f"deadline: {deadline} is not a number of seconds > 0")
+        if force_acceptance is not None and not 0 <= force_acceptance <= 1:
+            raise OptionError(f"force_acceptance: {force_acceptance} is not in 0..1")
+        if draft_length is not None and draft_length >= manifest.limits.max_width:
+            most = manifest.limits.max_width - 1
+            raise OptionError(
+                f"draft_length: {draft_length} is above {most} (the bundle's max_width is {most + 1})"
+            )
+        self.max_new_tokens, self.deadline, self.forced = max_new_tokens, deadline, force_acceptance
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.eos = frozenset() if ignore_eos else frozenset(manifest.text.eos_token_ids)
+        if seed is None:
+            seed = secrets.randbits(63) if temperature > 0 else 0
+        self.sampling = Sampling(temperature, top_k, top_p, seed)
+        defaults = manifest.policy
+        chosen = self._choose_draft(session, draft) if speculative else None
+        self.draft_name = None if chosen is None else chosen.name
+        self.proposer: Proposer | None = None
+        self.policy: DraftPolicy | None = None
+        self.draft_length = 0
+        if chosen is not None:
+            length = (
+                min(defaults.draft_length, manifest.limits.max_width - 1)
+                if draft_length is None
+                else draft_length
+            )
+            threshold = (
+                defaults.confidence_threshold if confidence_threshold is None else confidence_threshold
+            )
+            self.policy = policy or FixedLength(length, threshold)
+            self.proposer = proposers.create(chosen, manifest.decoder.cuts, session.draft_pick)
+            self.draft_length = length
+
+    @staticmethod
+    def _choose_draft(session: Session, name: str | None) -> DraftInfo | None:
+        """By name, by kind, or the bundle's default, which is none when its policy says speculation is off."""
+        manifest = session.bundle.manifest
+        if name == "none":
+            return None
+        if name is None:
+            default = manifest.policy.draft if manifest.policy.speculative else None
+            return None if default is None else manifest.draft(default)
+        exact = manifest.draft(name)
+        of_kind = [draft for draft in manifest.drafts if draft.kind == name]
+        if exact is None and not of_kind:
+            known = ", ".join(draft.name for draft in manifest.drafts) or "no draft"
+            raise OptionError(f"draft: the bundle has no {name!r}; it has {known}; none decodes plainly")
+        return exact or of_kind[0]

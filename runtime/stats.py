@@ -1,0 +1,118 @@
+"""What one request did: counters with identities that hold on every run, and seconds per phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Seconds:
+    """Wall-clock seconds by phase; phases do not overlap. `head` is the target's head and the choice of tokens."""
+
+    vision: float = 0.0
+    encoder: float = 0.0
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    head: float = 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        return dict(vars(self))
+
+
+@dataclass
+class Stats:
+    """Counters of a request. `emitted tokens = 1 + accepted + cycles − discarded`: the first token comes from
+    prefill, `discarded` were cut by an end token, the limit or a stop string."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    cycles: int = 0
+    proposed: int = 0
+    evaluated: int = 0
+    accepted: int = 0
+    discarded: int = 0
+    draft: str | None = None
+    draft_length: int = 0
+    forced: bool = False
+    """True when acceptance was forced for a measurement: the output is not text."""
+    evaluated_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
+    time_to_first_token: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens per cycle, bonus included; plain decoding is 1.0."""
+        return (self.accepted + self.cycles) / self.cycles if self.cycles else 1.0
+
+    @property
+    def alpha(self) -> float | None:
+        """Accepted share of the drafted tokens that were judged; None when none was."""
+        return self.accepted / self.evaluated if self.evaluated else None
+
+    @property
+    def alpha_by_depth(self) -> list[float | None]:
+        """`alpha` of the first drafted token of a cycle, of the second, and so on."""
+        pairs = zip(self.accepted_by_depth, self.evaluated_by_depth, strict=True)
+        return [accepted / evaluated if evaluated else None for accepted, evaluated in pairs]
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last."""
+        return self.total_seconds - self.time_to_first_token
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decoded tokens per second, without the first token, which belongs to prefill."""
+        return (
+            (self.tokens - 1) / self.decode_seconds if self.tokens > 1 and self.decode_seconds > 0 else None
+        )
+
+    def count(self, proposed: int, accepted: int, evaluated: int) -> None:
+        """Add one cycle."""
+        self.cycles += 1
+        self.proposed += proposed
+        self.accepted += accepted
+        self.evaluated += evaluated
+        while len(self.evaluated_by_depth) < evaluated:
+            self.evaluated_by_depth.append(0)
+            self.accepted_by_depth.append(0)
+        for depth in range(evaluated):
+            self.evaluated_by_depth[depth] += 1
+        for depth in range(accepted):
+            self.accepted_by_depth[depth] += 1
+
+    def check(self) -> None:
+        """Assert the identities."""
+        assert self.tokens == 1 + self.accepted + self.cycles - self.discarded, (
+            f"token identity broken: {self}"
+        )
+        assert 0 <= self.accepted <= self.evaluated <= self.proposed, f"counter order broken: {self}"
+        assert sum(self.accepted_by_depth) == self.accepted, f"depth counters broken: {self}"
+        assert sum(self.evaluated_by_depth) == self.evaluated, f"depth counters broken: {self}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON object: counters, ratios, seconds."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "cycles": self.cycles,
+            "proposed": self.proposed,
+            "evaluated": self.evaluated,
+            "accepted": self.accepted,
+            "discarded": self.discarded,
+            "draft": self.draft,
+            "draft_length": self.draft_length,
+            "forced": self.forced,
+            "tau": self.tau,
+            "alpha": self.alpha,
+            "alpha_by_depth": self.alpha_by_depth,
+            "time_to_first_token": self.time_to_first_token,
+            "decode_seconds": self.decode_seconds,
+            "total_seconds": self.total_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "seconds": self.seconds.to_dict(),
+        }
