@@ -121,7 +121,7 @@ def train_decoder(
     Args:
         work: folder of the data and checkpoints; the vision stage must have run there.
         steps: all steps, with the joint ones.
-        bundle: where to write the model as it stands every 500 steps.
+        bundle: where to write the model as it stands every 250 steps.
         size: training pictures (each is used plain and mirrored).
         batch_size: captions per step; as many questions, of other pictures, are added.
         lr: peak learning rate.
@@ -204,9 +204,10 @@ def train_decoder(
             }
             line |= {name: round(value / 50, 4) for name, value in running.items()}
             running = {}
-            if (step + 1) % 500 == 0 or last:
-                line |= evaluate_scenes(model, tokenizer, seed, VALIDATION[:100])
+            if (step + 1) % 100 == 0 or last:
                 _save(checkpoint, teacher, heads, [*talk, *see], step + 1)
+            if (step + 1) % 250 == 0 or last:
+                line |= evaluate_scenes(model, tokenizer, seed, VALIDATION[:100])
                 if bundle is not None:
                     publish(model, tokenizer, bundle, work, line)
             with log.open("a") as out:
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--bundle", type=Path)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--joint", type=int, default=300)
+    parser.add_argument("--joint", type=int, default=500)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()

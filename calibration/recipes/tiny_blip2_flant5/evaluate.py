@@ -14,9 +14,9 @@ import torch
 from transformers import AutoTokenizer, Blip2ForConditionalGeneration
 
 from ...scenes.grammar import DESCRIBE, caption
-from ...scenes.scene import HELDOUT, TRAIN, sample_scene
+from ...scenes.scene import HELDOUT, TRAIN, VALIDATION, sample_scene
 from ...scenes.text_stats import NgramModel, prompt_lookup_tau
-from .evaluation import evaluate_scenes
+from .evaluation import evaluate_scenes, picture_perplexity
 
 
 def evaluate_folder(folder: Path, scenes: int = 1000, seed: int = 0) -> dict[str, object]:
@@ -27,27 +27,29 @@ def evaluate_folder(folder: Path, scenes: int = 1000, seed: int = 0) -> dict[str
     model = Blip2ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     clock = time.time()
-    ids = [
-        tokenizer([caption(sample_scene(seed, i)) for i in span])["input_ids"]
-        for span in (TRAIN[:8000], HELDOUT[:scenes])
-    ]
+    captions = {
+        span: tokenizer([caption(sample_scene(seed, i)) for i in span])["input_ids"]
+        for span in (TRAIN[:40_000], VALIDATION[:scenes])
+    }
+    known, other = captions.values()
     prompt = tokenizer(DESCRIBE)["input_ids"]
-    tokens = sum(map(len, ids[1]))
+    tokens = sum(map(len, other))
     return {
         "model": folder.name,
         "scenes": scenes,
         "seed": seed,
         "heldout": evaluate_scenes(model, tokenizer, seed, HELDOUT[:scenes]),
         "grey_picture": evaluate_scenes(model, tokenizer, seed, HELDOUT[: min(scenes, 200)], grey=True),
+        "perplexity_with_picture": round(picture_perplexity(model, tokenizer, seed, HELDOUT[:scenes]), 4),
         "text_alone": {
-            "five_gram_perplexity": round(NgramModel(ids[0]).perplexity(ids[1]), 4),
-            "prompt_lookup_tau": round(
-                tokens / sum(len(t) / prompt_lookup_tau(prompt, t) for t in ids[1]), 4
-            ),
+            "five_gram_perplexity_by_training_captions": {
+                str(n): round(NgramModel(known[:n]).perplexity(other), 4) for n in (8_000, 40_000)
+            },
+            "prompt_lookup_tau": round(tokens / sum(len(t) / prompt_lookup_tau(prompt, t) for t in other), 4),
             "caption_tokens": {
-                "least": min(map(len, ids[1])),
+                "least": min(map(len, other)),
                 "mean": round(tokens / scenes, 2),
-                "most": max(map(len, ids[1])),
+                "most": max(map(len, other)),
             },
         },
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -22,7 +22,7 @@ CHUNK = 100
 
 
 def _pixels(pictures: np.ndarray) -> Tensor:
-    x = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
+    x = torch.tensor(pictures).permute(0, 3, 1, 2).float() / 255
     return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
@@ -114,6 +114,32 @@ def evaluate_scenes(
         )
         result["unseen_objects"] = total_accuracy(scores, "unseen")
     return {name: round(value, 4) for name, value in result.items()}
+
+
+@torch.no_grad()
+def picture_perplexity(
+    model: Blip2ForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    indices: Sequence[int],
+) -> float:
+    """Perplexity per token of the reference captions, given the picture."""
+    model.eval()
+    image = [model.config.image_token_index] * model.query_tokens.shape[1]
+    prompt = torch.tensor([image + tokenizer(DESCRIBE)["input_ids"]])
+    nats, tokens = 0.0, 0
+    for start in range(0, len(indices), CHUNK):
+        chunk = indices[start : start + CHUNK]
+        pictures = np.stack([model_picture(seed, i, SIDE) for i in chunk])
+        texts = tokenizer([caption(sample_scene(seed, i)) for i in chunk], padding=True, return_tensors="pt")
+        labels = texts["input_ids"].masked_fill(texts["input_ids"] == 0, -100)
+        ids = prompt.expand(len(chunk), -1)
+        loss = model(
+            pixel_values=_pixels(pictures), input_ids=ids, attention_mask=ids.ne(0), labels=labels
+        ).loss
+        count = int(labels.ne(-100).sum())
+        nats, tokens = nats + loss.item() * count, tokens + count
+    return math.exp(nats / tokens)
 
 
 def bleu4(found: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> float:
