@@ -117,8 +117,11 @@ class Exported:
     draft_parameters: int
 
 
-def prepare(request: BuildRequest) -> Prepared:
-    """Finds the model and the drafts and checks every option; raises the error that the user should read."""
+def prepare(request: BuildRequest, *, identify: bool = True) -> Prepared:
+    """Finds the model and the drafts and checks every option; raises the error that the user should read.
+
+    Without `identify` no weight is read: the fingerprint stays empty and drafts are not matched with it (dry run).
+    """
     if request.precision not in PRECISIONS:
         raise OptionError(f"--precision {request.precision!r} is not supported yet, only {', '.join(PRECISIONS)}")
     for name, low, high in (("max_length", 2, 1 << 20), ("max_batch", 1, 1024), ("max_width", 1, 1024), ("max_source", 1, 1 << 20)):
@@ -131,6 +134,8 @@ def prepare(request: BuildRequest) -> Prepared:
         raise OptionError(f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions")
     shape = family.decoder
     selection = select_drafts(request.model, checkpoint.alias, request.drafts, request.draft_layer, shape.num_layers)
+    if not identify:
+        return Prepared(request, checkpoint, family, selection, selection.cuts(shape.num_layers), "")
     identity = fingerprint(checkpoint)
     for draft in selection.drafts:
         if draft.network is not None:
