@@ -74,3 +74,36 @@ class Oracle:
     def token_after(self, request: Request, tokens: Sequence[int]) -> int:
         """The greedy token after `tokens`."""
         return int(self.logits(request, tuple(tokens))[-1].argmax())
+
+    @lru_cache(maxsize=1024)  # noqa: B019
+    def hidden(self, request: Request, tokens: tuple[int, ...], layer: int) -> torch.Tensor:
+        """The last row [1, E] after decoder layer `layer`, before any final norm."""
+        inputs = self._inputs(request)
+        with torch.inference_mode():
+            if self.encoder_decoder:
+                start = self.model.config.text_config.decoder_start_token_id
+                inputs["decoder_input_ids"] = torch.tensor([[start, *tokens]])
+                block = self.model.language_model.decoder.block[layer - 1]
+            else:
+                ids = torch.tensor([[*request.token_ids, *tokens]])
+                inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+                block = self.model.model.layers[layer - 1]
+            seen: list[Any] = []
+            hook = block.register_forward_hook(lambda module, args, out: seen.append(out))
+            try:
+                self.model(**inputs)
+            finally:
+                hook.remove()
+        out = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+        return out[0, -1:].clone()
+
+    def judge(self, rows: torch.Tensor) -> np.ndarray:
+        """Rows [n, E] through the final norm and the head; float32 [n, V]."""
+        with torch.inference_mode():
+            if not self.encoder_decoder:
+                return self.model.lm_head(self.model.model.norm(rows)).numpy()
+            text = self.model.language_model
+            rows = text.decoder.final_layer_norm(rows)
+            if text.config.scale_decoder_outputs:
+                rows = rows * text.model_dim**-0.5
+            return text.lm_head(rows).numpy()

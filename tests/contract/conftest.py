@@ -1,0 +1,42 @@
+"""Fixtures of the contract suite: oracles and rigs, each made once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracle import Oracle
+from rig import Rig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(1)  # the models are so small that threads only wait for each other
+
+
+@pytest.fixture(scope="session")
+def oracle_for(tiny_bundle: Callable) -> Callable[[str], Oracle]:
+    """`oracle_for(name)`: transformers on the checkpoint of the bundle `name`."""
+    made: dict[str, Oracle] = {}
+
+    def get(name: str) -> Oracle:
+        if name not in made:
+            made[name] = Oracle(tiny_bundle(name).checkpoint)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Rig]:
+    """`rigs(name, engine)`: the bundle `name` on an engine of `rig.ENGINES`, with a new decoder at every call."""
+    made: dict[tuple[str, str], Rig] = {}
+
+    def get(name: str, engine: str) -> Rig:
+        if (name, engine) not in made:
+            made[name, engine] = Rig(tiny_bundle(name), engine, oracle_for(name))
+            return made[name, engine]
+        return made[name, engine].fresh()
+
+    return get

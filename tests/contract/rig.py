@@ -1,0 +1,125 @@
+"""One model on one engine, driven through the runtime's decoder, next to its oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from engines.recording_device import RecordingDevice
+from engines.torch_reference import TorchReference
+from oracle import Oracle, Request
+from tiny_bundles import TinyBundle
+from vlmexport.runtime.decoder import Decoder
+from vlmexport.runtime.engines.onnxruntime_cpu import OnnxRuntimeCpu
+from vlmexport.runtime.tree import TokenTree
+
+ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
+    "torch": lambda tiny, oracle: TorchReference(tiny.bundle.manifest, oracle.model, tiny.networks()),
+    "onnxruntime": lambda tiny, oracle: OnnxRuntimeCpu(tiny.path, tiny.bundle.manifest, threads=None),
+    "device": lambda tiny, oracle: RecordingDevice(tiny.bundle.manifest, oracle.model, tiny.networks()),
+}
+"""The columns. A new engine is one line here."""
+
+FAMILIES = ("t5", "llama")
+"""Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here."""
+
+RELATIVE = 2e-5
+"""Tolerance as a part of the largest logit: float32 has 6e-8, sums over a hundred terms in another order through two
+layers with sharp attention cost about 1e-6 (measured); any error of masks, positions or cache rows costs 1e-2 or more."""
+
+
+def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Asserts equal greedy tokens and logits within `RELATIVE`; [rows, V] each."""
+    assert got.shape == want.shape, f"{what}: logits {got.shape}, wanted {want.shape}"
+    assert np.isfinite(got).all(), f"{what}: logits are not finite"
+    worst, scale = np.abs(got - want).max(axis=-1), np.abs(want).max()
+    assert worst.max() <= RELATIVE * scale, (
+        f"{what}: row {int(worst.argmax())} of {len(worst)} differs by {worst.max():.2e}, scale {scale:.1f}; by row {worst}"
+    )
+    assert got.argmax(-1).tolist() == want.argmax(-1).tolist(), f"{what}: other greedy tokens"
+
+
+class Rig:
+    """See the module."""
+
+    def __init__(self, tiny: TinyBundle, engine: str, oracle: Oracle) -> None:
+        self.tiny, self.oracle = tiny, oracle
+        self.manifest = tiny.bundle.manifest
+        self.engine = ENGINES[engine](tiny, oracle)
+        self.fresh()
+
+    def fresh(self) -> Rig:
+        """A new decoder (new buffers) on the same engine."""
+        limits = self.manifest.limits
+        self.decoder = Decoder(self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch)
+        return self
+
+    @property
+    def limits(self) -> Any:
+        return self.manifest.limits
+
+    def request(self, seed: int, length: int = 7) -> Request:
+        """A prompt of `length` ordinary tokens, with an image where the family takes one."""
+        rng = np.random.default_rng(seed)
+        text = self.manifest.text
+        ids = rng.integers(3, text.vocab_size - 4, length).tolist()
+        if self.manifest.image is None:
+            return Request(tuple(ids))
+        size = (3, self.manifest.image.height, self.manifest.image.width)
+        pixels = rng.standard_normal(size, dtype=np.float32)
+        return Request((*[text.image_token_id] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
+
+    def source(self, request: Request) -> np.ndarray:
+        """Prompt rows [n, E] with the image rows in their place."""
+        image = None
+        if request.pixels is not None:
+            image = self.decoder.image_rows(request.pixels[None])
+        return self.decoder.embed(np.array(request.token_ids, np.int64), image)
+
+    def first_ids(self, request: Request) -> list[int]:
+        """What the decoder itself is prefilled with: the prompt, or the start token after an encoder."""
+        if self.manifest.decoder.cross_attention:
+            return [self.manifest.text.decoder_start_token_id]
+        return list(request.token_ids)
+
+    def start(self, request: Request, tokens: Sequence[int] = ()) -> np.ndarray:
+        """Prefill with the request and `tokens` after it; logits [1, V]."""
+        decoder, rows = self.decoder, self.source(request)
+        decoder.reset(1)
+        if self.manifest.decoder.cross_attention:
+            decoder.encode([rows])
+            rows = decoder.embed(np.array([*self.first_ids(request), *tokens], np.int64))
+        elif tokens:
+            rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
+        return decoder.prefill(rows).copy()
+
+    def start_batch(self, requests: Sequence[Request]) -> None:
+        """An empty ragged batch; the first `full` pass carries the prompts."""
+        self.decoder.reset(len(requests))
+        if self.manifest.decoder.cross_attention:
+            self.decoder.encode([self.source(request) for request in requests])
+
+    def full(self, *trees: TokenTree) -> list[np.ndarray]:
+        """One pass over all segments; logits [nodes, V] per sequence."""
+        width = max(len(tree) for tree in trees)
+        self.decoder.begin_cycle(width)
+        self.decoder.full(*trees)
+        logits = self.decoder.head(width * len(trees)).copy()
+        return [logits[i * width : i * width + len(tree)] for i, tree in enumerate(trees)]
+
+    def speculate(self, cut: int, tokens: Sequence[int]) -> np.ndarray:
+        """Trunk over `tokens` one by one, then the tail over the saved rows; logits [len(tokens), V]."""
+        self.decoder.begin_cycle(len(tokens))
+        for token in tokens:
+            self.decoder.trunk(cut, token)
+        self.decoder.tail(cut, len(tokens))
+        return self.decoder.head(len(tokens)).copy()
+
+    def chain(self, tokens: Sequence[int]) -> np.ndarray:
+        """A chain through all segments in one pass; logits [len(tokens), V]."""
+        return self.full(TokenTree.chain(list(tokens)))[0]
+
+    def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
+        """Keep the root and `path`."""
+        self.decoder.accept(tree, list(path), row)

@@ -1,0 +1,325 @@
+"""The rows of the contract table: what a decoder must get right, each compared with transformers on the full prefix.
+
+A row takes `rig_for(name)`, which gives a `Rig` on the engine of the column, and the family. A new row is a function
+with the decorator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from oracle import Request
+from rig import Rig, close
+from vlmexport.runtime.errors import CapacityError
+from vlmexport.runtime.tree import TokenTree
+
+RigFor = Callable[[str], Rig]
+ROWS: dict[str, Callable[[RigFor, str], None]] = {}
+
+
+def row(function: Callable[[RigFor, str], None]) -> Callable[[RigFor, str], None]:
+    """Adds a row under the function's name."""
+    ROWS[function.__name__] = function
+    return function
+
+
+def other(rig: Rig, token: int, step: int = 1) -> int:
+    """A token that is not `token` and ends nothing."""
+    return 3 + (token - 3 + 17 * step) % (rig.manifest.text.vocab_size - 8)
+
+
+def node_logits(rig: Rig, request: Request, before: Sequence[int], tree: TokenTree) -> np.ndarray:
+    """The oracle's logits after every node, one causal forward over the path from the root to each leaf."""
+    parents = list(map(int, tree.parents))
+    want: dict[int, np.ndarray] = {}
+    for leaf in range(len(tree)):
+        if leaf in parents:
+            continue
+        path, node = [], leaf
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        path.reverse()
+        logits = rig.oracle.logits(request, (*before, *(int(tree.tokens[n]) for n in path)))[-len(path) :]
+        want.update(zip(path, logits, strict=True))
+    return np.stack([want[node] for node in range(len(tree))])
+
+
+def branching(rig: Rig, request: Request, before: Sequence[int], pending: int) -> tuple[TokenTree, list[int]]:
+    """A tree around the true continuation, never the first child; returns it with the true path (4 nodes)."""
+    true = rig.oracle.greedy(request, len(before) + 5)[len(before) + 1 :][:4]
+    tokens, parents, path, node = [pending], [-1], [], 0
+    for step, token in enumerate(true):
+        for branch in range(2 if step < 3 else 1):
+            tokens.append(other(rig, token, branch + 1))
+            parents.append(node)
+        wrong = len(tokens) - 1
+        tokens.append(token)
+        parents.append(node)
+        node = len(tokens) - 1
+        path.append(node)
+        if step in (0, 2):  # a wrong branch that goes on: its depth differs from its place
+            tokens += [other(rig, token, 3), other(rig, token, 4)]
+            parents += [wrong, len(tokens) - 2]
+    return TokenTree(tokens, parents), path
+
+
+@row
+def prefill(rig_for: RigFor, family: str) -> None:
+    """One to many rows, also more than one pass takes."""
+    rig = rig_for(family)
+    for seed, length, extra in ((1, 1, 0), (2, 7, 1), (3, 12, 2), (4, 16, 18), (5, 20, 47)):
+        request = rig.request(seed, length)
+        tokens = rig.oracle.greedy(request, extra) if extra else ()
+        close(rig.start(request, tokens), rig.oracle.logits(request, tokens)[-1:], f"prefill {length} + {extra}")
+
+
+@row
+def one_token(rig_for: RigFor, family: str) -> None:
+    """Plain decoding, width 1, equals `generate`; the output must be worth comparing."""
+    rig = rig_for(family)
+    for seed in (6, 7):
+        request = rig.request(seed)
+        want = rig.oracle.greedy(request, 48)
+        assert len(set(want)) >= 20, f"only {len(set(want))} distinct tokens: the row would prove little"
+        logits, tokens = rig.start(request), []
+        for step in range(48):
+            close(logits, rig.oracle.logits(request, want)[step : step + 1], f"token {step}")
+            assert logits.std() >= 3
+            tokens.append(int(logits[0].argmax()))
+            logits = rig.chain(tokens[-1:])
+            rig.accept(TokenTree.chain(tokens[-1:]), [])
+        assert tuple(tokens) == want
+
+
+@row
+def chain(rig_for: RigFor, family: str) -> None:
+    """Several tokens in one pass through all segments."""
+    rig = rig_for(family)
+    request = rig.request(8)
+    want = rig.oracle.greedy(request, 48)
+    rig.start(request)
+    done = 0
+    for width in (2, 5, 16, 1, 20):
+        close(rig.chain(want[done : done + width]), rig.oracle.logits(request, want)[done + 1 :][:width], f"width {width}")
+        rig.accept(TokenTree.chain(want[done : done + width]), range(1, width))
+        done += width
+
+
+@row
+def trunk_and_tail(rig_for: RigFor, family: str) -> None:
+    """Self-speculation: the trunk token by token, its exit rows, the tail over all of them at once."""
+    rig = rig_for(family)
+    request = rig.request(9)
+    want = rig.oracle.greedy(request, 48)
+    rig.start(request)
+    done = 0
+    for width in (1, 3, 6, 17, 2):
+        part = want[done : done + width]
+        close(rig.speculate(1, part), rig.oracle.logits(request, want)[done + 1 :][:width], f"width {width}")
+        rig.accept(TokenTree.chain(part), range(1, width))
+        done += width
+
+
+@row
+def drafts(rig_for: RigFor, family: str) -> None:
+    """What early exit and the imitation network propose equals the checkpoint's own layers, norm and head."""
+    rig = rig_for(family)
+    request = rig.request(10)
+    tokens = rig.oracle.greedy(request, 6)
+    rig.start(request)
+    rig.decoder.begin_cycle(5)
+    network = rig.tiny.networks()["imitation.1"]
+    for index, token in enumerate(tokens[:5]):
+        rig.decoder.trunk(1, token)
+        hidden = rig.oracle.hidden(request, tokens[: index + 1], 1)
+        for name, rows in ((None, hidden), ("imitation.1", network(hidden))):
+            with torch.inference_mode():
+                want = rig.oracle.judge(rows)
+            close(rig.decoder.draft_logits(name, index)[None], want, f"draft {name} at {index}")
+
+
+@row
+def tree(rig_for: RigFor, family: str) -> None:
+    """Every node sees the prefix and its ancestors only, at its depth, whatever its slot."""
+    rig = rig_for(family)
+    for seed, before in ((11, 0), (12, 9)):
+        request = rig.request(seed)
+        want = rig.oracle.greedy(request, before + 6)
+        rig.start(request, want[:before])
+        nodes, _ = branching(rig, request, want[:before], want[before])
+        got = rig.full(nodes)[0]
+        close(got, node_logits(rig, request, want[:before], nodes), f"tree after {before}")
+
+
+@row
+def ragged_batch(rig_for: RigFor, family: str) -> None:
+    """Three sequences of other lengths and other sources, advanced by other counts, with widths that come back."""
+    rig = rig_for(family)
+    requests = [rig.request(seed, length) for seed, length in ((13, 4), (14, 11), (15, 7))]
+    want = [rig.oracle.greedy(request, 24) for request in requests]
+    rig.start_batch(requests)
+    done = [0, 0, 0]
+    trees = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    for index, logits in enumerate(rig.full(*trees)):
+        close(logits[-1:], rig.oracle.logits(requests[index], ())[-1:], f"first pass, sequence {index}")
+        rig.accept(trees[index], range(1, len(trees[index])), index)
+    for widths in ((4, 1, 2), (1, 1, 1), (2, 4, 4), (1, 6, 3), (4, 2, 1)):
+        trees = [TokenTree.chain(want[i][done[i] : done[i] + width]) for i, width in enumerate(widths)]
+        for i, logits in enumerate(rig.full(*trees)):
+            wanted = rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][: widths[i]]
+            close(logits, wanted, f"widths {widths}, sequence {i} at {done[i]}")
+        for i, width in enumerate(widths):
+            keep = max(1, width - i)  # the others reject a part of it
+            rig.accept(trees[i], range(1, keep), i)
+            done[i] += keep
+
+
+@row
+def ragged_trees(rig_for: RigFor, family: str) -> None:
+    """Trees and chains side by side; a path of each is committed, the others stay as they are."""
+    rig = rig_for(family)
+    requests = [rig.request(seed, length) for seed, length in ((16, 9), (17, 4), (18, 6))]
+    want = [rig.oracle.greedy(request, 24) for request in requests]
+    rig.start_batch(requests)
+    trees = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    rig.full(*trees)
+    for i, first in enumerate(trees):
+        rig.accept(first, range(1, len(first)), i)
+    first, path = branching(rig, requests[0], (), want[0][0])
+    third, other_path = branching(rig, requests[2], (), want[2][0])
+    nodes = [first, TokenTree.chain(want[1][:3]), third]
+    for i, logits in enumerate(rig.full(*nodes)):
+        close(logits, node_logits(rig, requests[i], (), nodes[i]), f"tree of sequence {i}")
+    rig.accept(nodes[0], path, 0)
+    rig.accept(nodes[1], [1, 2], 1)
+    rig.accept(nodes[2], other_path, 2)
+    done = [5, 3, 5]
+    for width in (1, 3):
+        nodes = [TokenTree.chain(want[i][done[i] : done[i] + width]) for i in range(3)]
+        for i, logits in enumerate(rig.full(*nodes)):
+            close(logits, rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][:width], f"after commit, sequence {i}")
+            rig.accept(nodes[i], range(1, width), i)
+            done[i] += width
+
+
+@row
+def crop_after_rejection(rig_for: RigFor, family: str) -> None:
+    """Rejected rows leave nothing behind: by one pass, and by trunk and tail."""
+    rig = rig_for(family)
+    request = rig.request(19)
+    want = rig.oracle.greedy(request, 40)
+    rig.start(request)
+    done = 0
+    for right, wrong in ((0, 3), (2, 2), (1, 5), (3, 1), (0, 1), (4, 9)):
+        for run in (lambda part: rig.speculate(1, part), rig.chain):
+            part = list(want[done : done + right + 1])
+            part += [other(rig, want[done + right + 1 + k]) for k in range(wrong)]
+            got = run(part)
+            truth = rig.oracle.logits(request, (*want[:done], *part))[done + 1 :]
+            close(got, truth, f"{right} right, {wrong} wrong at {done}")
+            rig.accept(TokenTree.chain(part), range(1, right + 1))
+            done += right + 1
+        assert rig.decoder.arena.lengths[0] == len(rig.first_ids(request)) + done
+
+
+@row
+def commit_of_a_tree_path(rig_for: RigFor, family: str) -> None:
+    """The accepted rows become contiguous in every layer; what follows cannot tell that there was a tree."""
+    rig = rig_for(family)
+    request = rig.request(20)
+    want = rig.oracle.greedy(request, 40)
+    rig.start(request)
+    done = 0
+    for keep in (4, 2, 1, 0):
+        nodes, path = branching(rig, request, want[:done], want[done])
+        close(rig.full(nodes)[0], node_logits(rig, request, want[:done], nodes), f"tree at {done}")
+        rig.accept(nodes, path[:keep])
+        done += keep + 1
+        got = rig.speculate(1, want[done : done + 2])
+        close(got, rig.oracle.logits(request, want)[done + 1 :][:2], f"after {keep} nodes, at {done}")
+        rig.accept(TokenTree.chain(want[done : done + 2]), [1])
+        done += 2
+
+
+@row
+def last_positions(rig_for: RigFor, family: str) -> None:
+    """The last rows of the buffer are as good as the first, and one more is refused before anything is written."""
+    rig = rig_for(family)
+    limits = rig.limits
+    request = rig.request(21)
+    prompt = len(rig.first_ids(request))
+    rng = np.random.default_rng(21)
+    room = limits.max_length - prompt
+    tokens = tuple(rng.integers(3, rig.manifest.text.vocab_size - 4, room + limits.max_width).tolist())
+    truth = rig.oracle.logits(request, tokens)
+    grown = 126 - prompt
+    close(rig.start(request, tokens[:grown]), truth[grown : grown + 1], "before the view grows")
+    close(rig.speculate(1, tokens[grown : grown + 5]), truth[grown + 1 :][:5], "while the view grows")
+    rig.accept(TokenTree.chain(tokens[grown : grown + 5]), range(1, 5))
+    done = grown + 5
+    while done < room:
+        width = min(limits.max_width, room - done)
+        close(rig.chain(tokens[done : done + width]), truth[done + 1 :][:width], f"rows from {prompt + done}")
+        rig.accept(TokenTree.chain(tokens[done : done + width]), range(1, width))
+        done += width
+    assert rig.decoder.arena.lengths[0] == limits.max_length
+    rest = tokens[done : done + limits.max_width]
+    close(rig.chain(rest), truth[done + 1 :][: len(rest)], "the last rows, one pass")
+    close(rig.speculate(1, rest), truth[done + 1 :][: len(rest)], "the last rows, trunk and tail")
+    rig.accept(TokenTree.chain(rest), [])
+    with pytest.raises(CapacityError):
+        rig.chain(rest)
+
+
+@row
+def padded_width(rig_for: RigFor, family: str) -> None:
+    """Rows that only fill up a pass change nothing, neither in it nor later."""
+    rig = rig_for(family)
+    requests = [rig.request(seed, 5) for seed in (22, 23)]
+    want = [rig.oracle.greedy(request, 30) for request in requests]
+    rig.start_batch(requests)
+    trees = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    rig.full(*trees)
+    for i, first in enumerate(trees):
+        rig.accept(first, range(1, len(first)), i)
+    done = [0, 0]
+    for widths in ((1, 12), (9, 2), (1, 1), (12, 1)):
+        trees = [TokenTree.chain(want[i][done[i] : done[i] + width]) for i, width in enumerate(widths)]
+        for i, logits in enumerate(rig.full(*trees)):
+            close(logits, rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][: widths[i]], f"{widths}, sequence {i}")
+            rig.accept(trees[i], range(1, widths[i]), i)
+            done[i] += widths[i]
+
+
+@row
+def two_cut_points(rig_for: RigFor, family: str) -> None:
+    """Three segments: any cut may draft, in any order, over the same cache."""
+    rig = rig_for(f"{family}-two-cuts")
+    assert list(rig.manifest.decoder.cuts) == [0, 1, 2, 3]
+    request = rig.request(24)
+    want = rig.oracle.greedy(request, 40)
+    rig.start(request)
+    done = 0
+    for cut, right, wrong in ((1, 3, 1), (2, 2, 2), (2, 0, 3), (1, 1, 1), (2, 5, 0)):
+        part = list(want[done : done + right + 1])
+        part += [other(rig, want[done + right + 1 + k]) for k in range(wrong)]
+        truth = rig.oracle.logits(request, (*want[:done], *part))[done + 1 :]
+        close(rig.speculate(cut, part), truth, f"cut {cut} at {done}")
+        rig.accept(TokenTree.chain(part), range(1, right + 1))
+        done += right + 1
+    close(rig.chain(want[done : done + 3]), rig.oracle.logits(request, want)[done + 1 :][:3], "all segments at last")
+
+
+@row
+def next_request(rig_for: RigFor, family: str) -> None:
+    """What an earlier, longer request left in the buffers is not seen by the next one."""
+    rig = rig_for(family)
+    longer, request = rig.request(25, 19), rig.request(26, 3)
+    rig.start(longer, rig.oracle.greedy(longer, 30))
+    want = rig.oracle.greedy(request, 10)
+    close(rig.start(request), rig.oracle.logits(request, ()), "prefill after another request")
+    close(rig.speculate(1, want[:8]), rig.oracle.logits(request, want)[1:9], "speculation after another request")
