@@ -11,7 +11,7 @@ FAMILIES = {"blip2": "Blip2", "llama": "Llama"}
 """Family name in `model.family` → class in the module of the same name. A new family is one line here."""
 
 
-def create(name: str) -> Family:
+def get_family(name: str) -> Family:
     """The family called `name` in a manifest. Raises `BundleError` when this version does not know it."""
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
@@ -22,4 +22,4 @@ def create(name: str) -> Family:
     return getattr(import_module(f".{name}", __name__), FAMILIES[name])()
 
 
-__all__ = ["FAMILIES", "Family", "Prepared", "Prompt", "RawPrompt", "create"]
+__all__ = ["FAMILIES", "Family", "Prepared", "Prompt", "RawPrompt", "get_family"]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from vlmexport.runtime.bundle import Bundle
 from vlmexport.runtime.errors import BundleError, ImageError, PromptError
-from vlmexport.runtime.families import FAMILIES, RawPrompt, create
+from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
 
 IMAGE = Image.new("RGB", (40, 30), (200, 30, 90))
 TEMPLATE = (
@@ -35,13 +35,13 @@ def plain_llama(tmp_path: Path) -> Bundle:
 
 
 def test_every_family_can_be_loaded_and_unknown_ones_are_named() -> None:
-    assert [create(name).name for name in FAMILIES] == list(FAMILIES)
+    assert [get_family(name).name for name in FAMILIES] == list(FAMILIES)
     with pytest.raises(BundleError, match=r"'model\.family': 'qwen9' is unknown"):
-        create("qwen9")
+        get_family("qwen9")
 
 
 def test_blip2_image_rows_come_first(blip2: Bundle) -> None:
-    prepared = create("blip2").prepare(blip2, IMAGE, "the red cup")
+    prepared = get_family("blip2").prepare(blip2, IMAGE, "the red cup")
     image_id = blip2.manifest.text.image_token_id
     words = blip2.tokenizer.encode("the red cup").tolist()
     assert prepared.token_ids.tolist() == [image_id] * 4 + words
@@ -73,20 +73,20 @@ def test_blip2_equals_the_transformers_processor(blip2: Bundle) -> None:
     )  # fmt: skip
     for prompt in ("describe the scene", "the cup is left.", ""):
         expected = processor(images=IMAGE, text=prompt, return_tensors="np")
-        prepared = create("blip2").prepare(blip2, IMAGE, prompt)
+        prepared = get_family("blip2").prepare(blip2, IMAGE, prompt)
         np.testing.assert_array_equal(prepared.token_ids[None], expected["input_ids"])
         np.testing.assert_allclose(prepared.pixel_values, expected["pixel_values"], atol=1e-5)
 
 
 def test_blip2_default_prompt_is_used_without_one(blip2: Bundle) -> None:
-    family = create("blip2")
+    family = get_family("blip2")
     default = family.prepare(blip2, IMAGE, None).token_ids
     assert default.tolist() == family.prepare(blip2, IMAGE, "describe the scene").token_ids.tolist()
     assert default.tolist() != family.prepare(blip2, IMAGE, "").token_ids.tolist()
 
 
 def test_blip2_limit_is_exact(blip2: Bundle) -> None:
-    family = create("blip2")
+    family = get_family("blip2")
     assert (
         len(family.prepare(blip2, IMAGE, " ".join(["cup"] * 15)).token_ids) == 20
     )  # 4 rows, 15 words, </s>: max_source
@@ -109,11 +109,11 @@ def test_blip2_refuses(
     blip2: Bundle, image: object, prompt: object, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        create("blip2").prepare(blip2, image, prompt)  # type: ignore[arg-type]
+        get_family("blip2").prepare(blip2, image, prompt)  # type: ignore[arg-type]
 
 
 def test_llama_text_becomes_one_user_message(llama: Bundle) -> None:
-    family = create("llama")
+    family = get_family("llama")
     prepared = family.prepare(llama, None, "Where is the cup?")
     assert prepared.pixel_values is None
     text = llama.tokenizer.decode(prepared.token_ids, skip_special_tokens=False)
@@ -129,11 +129,11 @@ def test_llama_equals_apply_chat_template(llama: Bundle) -> None:
     tokenizer.chat_template = TEMPLATE
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "größer?"}]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert create("llama").prepare(llama, None, messages).token_ids.tolist() == expected
+    assert get_family("llama").prepare(llama, None, messages).token_ids.tolist() == expected
 
 
 def test_raw_prompt_and_a_bundle_without_template(llama: Bundle, plain_llama: Bundle) -> None:
-    family = create("llama")
+    family = get_family("llama")
     plain = family.prepare(plain_llama, None, "the cup").token_ids.tolist()
     assert plain == plain_llama.tokenizer.encode("the cup").tolist()
     assert family.prepare(llama, None, RawPrompt("the cup")).token_ids.tolist() == plain
@@ -141,7 +141,7 @@ def test_raw_prompt_and_a_bundle_without_template(llama: Bundle, plain_llama: Bu
 
 
 def test_llama_limit_leaves_room_for_one_token(plain_llama: Bundle) -> None:
-    family = create("llama")
+    family = get_family("llama")
     assert len(family.prepare(plain_llama, None, "x" * 63).token_ids) == 63
     with pytest.raises(PromptError, match=r"64 tokens; max_length \(64\) less one allows 63"):
         family.prepare(plain_llama, None, "x" * 64)
@@ -164,4 +164,4 @@ def test_llama_refuses(
     llama: Bundle, image: object, prompt: object, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        create("llama").prepare(llama, image, prompt)  # type: ignore[arg-type]
+        get_family("llama").prepare(llama, image, prompt)  # type: ignore[arg-type]
