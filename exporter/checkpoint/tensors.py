@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ _DTYPES = {
 
 
 class TensorFiles:
-    """All tensors of a folder. Nothing is kept in memory; files are memory-mapped.
+    """All tensors of a folder. Names, shapes and dtypes are read at once; one file is mapped at a time, so memory
+    stays near the largest shard.
 
     Raises ExportError when there are no weights, a shard is missing, or a file cannot be read.
     """
@@ -28,48 +30,68 @@ class TensorFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = _weight_files(folder)
-        self._open: list[Any] = []
-        self._where: dict[str, tuple[int, int]] = {}
-        for number, path in enumerate(self._files):
-            handle = _open(path)
-            self._open.append(handle)
+        self._entries: dict[str, _Entry] = {}
+        self._current: tuple[int, Any] | None = None
+        for number in range(len(self._files)):
+            handle = self._handle(number)
             for position, name in enumerate(handle.keys()):
-                self._where[name] = (number, position)
+                self._entries[name] = _entry(handle, name, number, position)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._where))
+        return iter(sorted(self._entries))
+
+    @property
+    def shards(self) -> list[Path]:
+        """The files that hold the tensors."""
+        return list(self._files)
 
     def order(self, name: str) -> tuple[int, int]:
         """(file, position): reading in this order goes through every shard once."""
-        return self._where[name]
+        entry = self._find(name)
+        return entry.file, entry.position
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
-        handle = self._handle(name)
-        if isinstance(handle, dict):
-            return tuple(handle[name].shape)
-        return tuple(handle.get_slice(name).get_shape())
+        return self._find(name).shape
 
     def dtype(self, name: str) -> str:
         """Stored dtype name, as in torch (`float16`, ...)."""
-        handle = self._handle(name)
-        if isinstance(handle, dict):
-            return str(handle[name].dtype).removeprefix("torch.")
-        dtype = handle.get_slice(name).get_dtype()
-        return _DTYPES.get(dtype, dtype.lower())
+        return self._find(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype."""
-        handle = self._handle(name)
+        handle = self._handle(self._find(name).file)
         return handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
 
-    def _handle(self, name: str) -> Any:
-        if name not in self._where:
+    def _find(self, name: str) -> _Entry:
+        if name not in self._entries:
             raise ExportError(f"the checkpoint {self.folder} has no tensor {name!r}")
-        return self._open[self._where[name][0]]
+        return self._entries[name]
+
+    def _handle(self, number: int) -> Any:
+        if self._current is None or self._current[0] != number:
+            self._current = None  # unmaps the file before the next one is mapped
+            self._current = number, _open(self._files[number])
+        return self._current[1]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    file: int
+    position: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _entry(handle: Any, name: str, file: int, position: int) -> _Entry:
+    if isinstance(handle, dict):
+        return _Entry(file, position, tuple(handle[name].shape), str(handle[name].dtype).removeprefix("torch."))
+    part = handle.get_slice(name)
+    dtype = part.get_dtype()
+    return _Entry(file, position, tuple(part.get_shape()), _DTYPES.get(dtype, dtype.lower()))
 
 
 def _weight_files(folder: Path) -> list[Path]:

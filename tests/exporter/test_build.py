@@ -1,0 +1,306 @@
+"""`build_bundle`: what is written, what is refused, and that a failure leaves everything as it was."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vlmexport.exporter import build as build_module
+from vlmexport.exporter import bundle_writer
+from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
+from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError
+
+Checkpoints = Callable[..., Path]
+Bundles = Callable[..., tuple[Path, Path]]
+
+
+def build(model: Path | str, output: Path, progress=None, **options: object) -> BuildReport:
+    return build_bundle(BuildRequest(model=str(model), output=output, parity=False, **options), progress)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def llama(tiny_checkpoint: Checkpoints) -> Path:
+    return tiny_checkpoint("llama", num_hidden_layers=4)
+
+
+@pytest.fixture
+def changed(llama: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the checkpoint with other values in config.json."""
+
+    def make(**changes: object) -> Path:
+        folder = shutil.copytree(llama, tmp_path / "changed")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return folder
+
+    return make
+
+
+# --- what is written ---
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "t5", "blip2-t5"])
+def test_every_weight_is_stored_once(name: str, tiny_bundle: Bundles) -> None:
+    path, source = tiny_bundle(name)
+    bundle = Bundle.open(path, check="sha256")
+    tensors: dict[str, int] = {}
+    for shard in open_checkpoint(source).tensors.shards:
+        for key, tensor in load_file(shard).items():
+            tensors[key] = tensor.numel()
+    numbers = bundle.manifest.model.parameters
+    assert numbers <= sum(tensors.values()) and numbers >= 0.97 * sum(tensors.values())
+    ranges: set[tuple[int, int]] = {(t.offset, t.bytes) for t in bundle.manifest.tensors.values()}
+    for graph in path.glob("*.onnx"):
+        model = onnx.load(graph, load_external_data=False)
+        for tensor in model.graph.initializer:
+            if tensor.external_data:
+                entry = {e.key: e.value for e in tensor.external_data}
+                assert entry["location"] == "weights.bin"
+                ranges.add((int(entry["offset"]), int(entry["length"])))
+            else:
+                assert len(tensor.SerializeToString()) < 1200
+    ordered = sorted(ranges)
+    for (start, length), (after, _) in itertools.pairwise(ordered):
+        assert start + length <= after  # no overlap: the same tensor always has the same range
+    assert sum(length for _, length in ordered) == 4 * numbers
+    for start, length in ordered:
+        assert start % (4096 if length >= 65536 else 64) == 0
+
+
+def test_size_of_the_bundled_model(tmp_path: Path) -> None:
+    report = build("tiny-blip2-flant5", tmp_path / "bundle", draft_layer=3)
+    assert report.bytes <= 1.05 * 4 * (report.parameters + report.draft_parameters)
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert manifest.text.default_prompt == "describe the scene" and manifest.text.image_rows == 8
+    assert manifest.image is not None and manifest.image.resample == "bicubic"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_shards_become_float32(dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    source = tiny_checkpoint("llama", num_hidden_layers=2, dtype=dtype, max_shard_size="100KB")
+    tensors = open_checkpoint(source).tensors
+    assert len(tensors.shards) > 2
+    build(source, tmp_path / "bundle", draft_layer=1)
+    bundle = Bundle.open(tmp_path / "bundle")
+    table = tensors.read("model.embed_tokens.weight").float().numpy()
+    np.testing.assert_array_equal(bundle.tensor("embedding_table"), table)
+
+
+def test_bin_checkpoints_are_read_without_running_code(llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llama, tmp_path / "bin")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    build(folder, tmp_path / "bundle", draft_layer=1)
+    build(llama, tmp_path / "other", draft_layer=1)
+    assert (tmp_path / "bundle/weights.bin").stat().st_size == (tmp_path / "other/weights.bin").stat().st_size
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return Path.touch, (marker,)
+
+    torch.save({"model.norm.weight": Evil()}, folder / "pytorch_model.bin")
+    with pytest.raises(ExportError, match="save the model as safetensors"):
+        build(folder, tmp_path / "third")
+    assert not marker.exists()
+
+
+# --- drafts ---
+
+
+def imitation(checkpoint: Path, folder: Path, layer: int, width: int = 96) -> Path:
+    torch.manual_seed(0)
+    network = ImitationNetwork(width)
+    torch.nn.init.normal_(network.linear[-1].weight, std=0.1)
+    identity = {"name": "tiny", "fingerprint": fingerprint(open_checkpoint(checkpoint)), "num_layers": 4}
+    ImitationDraft(network, layer, identity).save(folder)
+    return folder
+
+
+def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
+    from graph_runner import GraphRunner, close
+
+    folder = imitation(llama, tmp_path / "draft", 2)
+    report = build(llama, tmp_path / "bundle", drafts=[str(folder)])
+    assert report.cuts == [0, 2, 4] and report.drafts == ["imitation@2", "early-exit@2"] and report.speculative
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graph == "imitation.2"
+    hidden = torch.randn(2, 3, 96)
+    with torch.no_grad():
+        expected = ImitationDraft.load(folder).network(hidden).numpy()
+    close(GraphRunner(tmp_path / "bundle").run("imitation.2", hidden=hidden.numpy())["hidden_out"], expected)
+
+
+def test_two_drafts_cut_twice(llama: Path, tmp_path: Path) -> None:
+    folders = [str(imitation(llama, tmp_path / f"draft{n}", n)) for n in (3, 1)]
+    report = build(llama, tmp_path / "bundle", drafts=folders)
+    assert report.cuts == [0, 1, 3, 4]
+    assert report.drafts == ["imitation@3", "imitation@1", "early-exit@1", "early-exit@3"]
+
+
+def test_draft_of_another_target_is_refused_by_name(llama: Path, tmp_path: Path) -> None:
+    folder = imitation(llama, tmp_path / "draft", 2)
+    other = shutil.copytree(llama, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1e-3  # one number changed: another model
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"trained for 'tiny' .*not for"):
+        build(other, tmp_path / "bundle", drafts=[str(folder)])
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
+    report = build(llama, tmp_path / "bundle", draft_layer=2)
+    assert report.drafts == ["early-exit@2"] and not report.speculative
+    assert "vlmexport train" in report.notices[0] and "--draft-layer 2" in report.notices[0]
+    assert build(llama, tmp_path / "on", draft_layer=2, drafts=["early-exit"]).speculative
+    none = build(llama, tmp_path / "none", drafts=["none"])
+    assert none.cuts == [0, 4] and none.drafts == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_layer": 4}, r"4 is out of range.*1\.\.3.*at most 2"),
+        ({"draft_layer": 0}, r"out of range"),
+        ({"drafts": ["medusa2"]}, "'medusa2' is neither a kind"),
+        ({"drafts": ["imitation"], "draft_layer": 1}, "no trained imitation draft"),
+        ({"drafts": ["none", "early-exit"]}, "excludes"),
+        ({"drafts": ["early-exit", "early-exit"]}, "given twice"),
+        ({"precision": "float16"}, "'float16' is not supported"),
+        ({"max_length": 100_000}, "beyond the model's 512"),
+        ({"max_width": 0}, "--max-width 0"),
+    ],
+)
+def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        build(llama, tmp_path / "bundle", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- models that are refused ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"sliding_window": 64}, "sliding_window=64"),
+    ],
+)
+def test_unsupported_options_are_named(changes: dict, message: str, changed: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        build(changed(**changes), tmp_path / "bundle")
+
+
+def test_missing_and_misshapen_tensors_are_named(llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llama, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({k: v for k, v in tensors.items() if k != name}, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=r"no tensor 'model.layers.1.mlp.up_proj.weight'"):
+        build(folder, tmp_path / "bundle", draft_layer=1)
+    save_file({**tensors, "model.norm.weight": torch.zeros(5)}, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=r"model.norm.weight has shape \(5,\)"):
+        build(folder, tmp_path / "bundle", draft_layer=1)
+
+
+def test_blip2_with_opt_is_refused(tmp_path: Path) -> None:
+    from transformers import Blip2Config, OPTConfig
+
+    folder = tmp_path / "opt"
+    config = Blip2Config(text_config=OPTConfig(), architectures=["Blip2ForConditionalGeneration"])
+    config.save_pretrained(folder)
+    save_file({"query_tokens": torch.zeros(1)}, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match="'opt'"):
+        build(folder, tmp_path / "bundle")
+
+
+def test_model_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"did you mean.*blip2-flant5"):
+        build("blip2-flan", tmp_path / "bundle")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ExportError) as caught:
+        build("nobody/nothing", tmp_path / "bundle")
+    assert "nobody/nothing" in str(caught.value) and "\n" not in str(caught.value)
+
+
+# --- failures lose nothing ---
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_existing_output_needs_force(llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    build(llama, out, draft_layer=1)
+    before = content(out)
+    with pytest.raises(OptionError, match="--force"):
+        build(llama, out, draft_layer=2)
+    assert content(out) == before
+    assert build(llama, out, draft_layer=2, force=True).cuts == [0, 2, 4]
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+    keep = tmp_path / "photos"
+    keep.mkdir()
+    (keep / "cat.jpg").write_bytes(b"1")
+    with pytest.raises(OptionError, match="not a bundle"):
+        build(llama, keep, draft_layer=1, force=True)
+    assert (keep / "cat.jpg").exists()
+
+
+@pytest.mark.parametrize("stage", ["weights", "checks", "checksums"])
+def test_ctrl_c_keeps_the_old_bundle(stage: str, llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    build(llama, out, draft_layer=1)
+    before = content(out)
+
+    def stop(name: str, done: int, total: int) -> None:
+        if name == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(llama, out, stop, draft_layer=2, force=True)
+    assert content(out) == before and [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_full_disk_is_one_line(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "write_tokenizer", full)
+        with pytest.raises(ExportError, match="no space left on the disk"):
+            build(llama, tmp_path / "bundle", draft_layer=1)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(bundle_writer.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ExportError, match="MB needed, 0 MB free"):
+        build(llama, tmp_path / "bundle", draft_layer=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_build_are_removed(llama: Path, tmp_path: Path) -> None:
+    dead = tmp_path / ".bundle.building-99999999"
+    alive = tmp_path / f".bundle.building-{os.getppid()}"
+    for folder in (dead, alive):
+        folder.mkdir()
+        (folder / "weights.bin").write_bytes(b"0")
+    build(llama, tmp_path / "bundle", draft_layer=1)
+    assert not dead.exists() and alive.exists()
