@@ -17,7 +17,7 @@ from .bundle import Bundle
 from .cycle import Generation, Limits
 from .decoder import Decoder
 from .errors import OptionError, PromptError, VlmexportError
-from .families import create as create_family
+from .families import get_family
 from .manifest import DraftInfo
 from .policy import DraftPolicy, FixedLength
 from .proposers.base import Proposer
@@ -68,7 +68,7 @@ class Session:
         self.max_length = decoder.max_length
         self.draft_pick: Callable[[np.ndarray], int] | None = None
         """Replaces how self-drafts choose tokens; for tests (`proposers.always_wrong`)."""
-        self._family = create_family(bundle.manifest.model.family)
+        self._family = get_family(bundle.manifest.model.family)
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False

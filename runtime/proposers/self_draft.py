@@ -43,12 +43,9 @@ class SelfDraft:
         for row in range(limit):
             decoder.trunk(cut, token)
             logits = decoder.draft_logits(graph, row)
-            if self._pick is not None:
-                token = self._pick(logits)
-            else:
-                # At a temperature the draft is drawn with the uniform that the target will use at this index:
-                # deterministic given the request, and it matches as often as the two distributions agree.
-                token = sampling.choose(logits, index + row)
+            # At a temperature the draft is drawn with the uniform that the target will use at this index:
+            # deterministic given the request, and it matches as often as the two distributions agree.
+            token = self._pick(logits) if self._pick else sampling.choose(logits, index + row)
             tokens.append(token)
             if token in eos or (
                 policy.needs_confidence and not policy.keep_drafting(_confidence(logits, token))
