@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 
@@ -18,10 +19,17 @@ def provenance() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "unknown"
-    command = ["vlmexport" if sys.argv[0].endswith(("vlmexport", ".py")) else sys.argv[0], *sys.argv[1:]]
     return {
-        "command": shlex.join(command),
+        "command": shlex.join([*_program(), *sys.argv[1:]]),
         "versions": versions,
         "machine": f"{platform.system()} {platform.machine()}",
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _program() -> list[str]:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None:
+        return ["python", "-m", spec.name.removesuffix(".__main__")]
+    name = Path(sys.argv[0]).name
+    return ["python", name] if name.endswith(".py") else [name]
