@@ -211,7 +211,7 @@ def crop_after_rejection(rig_for: RigFor, family: str) -> None:
     """Rejected rows leave nothing behind: by one pass, and by trunk and tail."""
     rig = rig_for(family)
     request = rig.request(19)
-    want = rig.oracle.greedy(request, 40)
+    want = rig.oracle.greedy(request, 48)
     rig.start(request)
     done = 0
     for right, wrong in ((0, 3), (2, 2), (1, 5), (3, 1), (0, 1), (4, 9)):
