@@ -94,6 +94,7 @@ def measure(
     max_new_tokens: int,
     repeats: int = 5,
     warm_up: int = 1,
+    force_acceptance: float | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Measure and return the report (schema: `schemas/bench-1.json`).
@@ -103,7 +104,12 @@ def measure(
     Raises `OptionError` when there is nothing to compare.
     """
     plain_options = {"max_new_tokens": max_new_tokens, "speculative": False}
-    draft_options = {"max_new_tokens": max_new_tokens, "speculative": True, **options}
+    draft = drafting(session.bundle.manifest, options)
+    draft_options = {"max_new_tokens": max_new_tokens, **options, "draft": draft.name, "speculative": True}
+    if force_acceptance is not None:
+        # Random weights rarely emit the end token, and forced drafts must not end the output by chance.
+        draft_options |= {"force_acceptance": force_acceptance, "ignore_eos": True}
+        plain_options["ignore_eos"] = True
     plain, speculative = Arm(), Arm()
     steps = warm_up + repeats
     identical, results, references = True, [], []
@@ -118,7 +124,13 @@ def measure(
     if not any(plain.tokens):
         raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
     progress("timing graphs", 0, 1)
-    return _report(session, requests, results, references, plain, speculative, identical, draft_options)
+    report = _report(session, requests, results, references, plain, speculative, draft, draft_options)
+    forced = force_acceptance is not None
+    return report | {
+        "forced_acceptance": force_acceptance,
+        "output_is_text": not forced,
+        "identical": None if forced else identical,
+    }
 
 
 def _run(
@@ -143,11 +155,10 @@ def _report(
     references: Sequence[Result],
     plain: Arm,
     speculative: Arm,
-    identical: bool,
+    draft: DraftInfo,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     manifest = session.bundle.manifest
-    draft = drafting(manifest, options)
     length = options.get("draft_length", manifest.policy.draft_length)
     stats = [result.stats for result in results]
     alphas, alpha = acceptance(stats)
@@ -169,9 +180,6 @@ def _report(
             {"name": request.name, "tokens": len(result.tokens), "finish_reason": result.finish_reason}
             for request, result in zip(requests, results, strict=True)
         ],
-        "forced_acceptance": None,
-        "output_is_text": True,
-        "identical": identical,
         "plain": plain.report(),
         "speculative": speculative.report(),
         "speedup": {
@@ -236,7 +244,9 @@ def _bound(
     widest = manifest.limits.max_width
     widths = {width for width in (*WIDTHS, length + 1) if width <= widest}
     cache = -(-max(tokens // 2, 1) // 128) * 128
-    timer = GraphTimer(session.bundle, session.engine, cache=cache, source=manifest.text.image_rows or 16)
+    timer = GraphTimer(
+        session.bundle, session.decoder.engine, cache=cache, source=manifest.text.image_rows or 16
+    )
     costs = timer.costs(draft.layer, draft.graph, widths)
     if not alphas or length + 1 not in costs.tail:
         return costs, None

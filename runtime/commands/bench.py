@@ -84,16 +84,17 @@ def register(app: typer.Typer) -> None:
 def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:
     """Every image with every prompt. Without an image a synthetic one, without a prompt the bundle's default."""
     from ..benchmark import DEFAULT_PROMPT, Request, synthetic_image
+    from ..images.load import load_image
     from .requests import read_prompt
 
     texts: list[str | None] = [read_prompt(text, raw) for text in prompts] or [None]
     if manifest.image is None:
         if prompts == [] and manifest.text.default_prompt is None:
             texts = [read_prompt(DEFAULT_PROMPT, raw)]
-        pictures: list[tuple[str, Any]] = [(path.name, str(path)) for path in images] or [("", None)]
+        pictures: list[tuple[str, Any]] = [(path.name, load_image(path)) for path in images] or [("", None)]
     else:
         made_up = synthetic_image(max(manifest.image.height, 64), max(manifest.image.width, 64))
-        pictures = [(path.name, str(path)) for path in images] or [("made-up image", made_up)]
+        pictures = [(path.name, load_image(path)) for path in images] or [("made-up image", made_up)]
     return [
         Request(
             name=", ".join(part for part in (name, text or "") if part) or "default prompt",
@@ -154,14 +155,16 @@ def show(report: dict[str, Any], out: Console) -> None:
     out.print(
         f"Machine       {machine['cpu']}, {machine['cores']} cores{load}, {machine['system']}", markup=False
     )
-    if report["identical"]:
+    if report["identical"] is None:
+        pass
+    elif report["identical"]:
         out.print("Output        identical to plain decoding, token for token", style="green")
     else:
         out.print("Output        NOT identical to plain decoding", style="bold red")
     if not report["output_is_text"]:
         out.print(
-            f"Acceptance was forced to {report['forced_acceptance']:g}: the drafts come from the plain run, "
-            "the output is not text, and these figures say nothing about a trained model's acceptance.",
+            f"Acceptance was forced to {report['forced_acceptance']:g}: drafts were accepted whatever "
+            "they were. The output is not text, and the figures say nothing about a trained draft.",
             style="yellow",
         )
 

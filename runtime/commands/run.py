@@ -31,16 +31,18 @@ def run(
 ) -> None:
     """Caption an image, or answer a question about it."""
     from ..bundle import Bundle
+    from ..images.load import load_image
     from ..session import Session
     from .output import print_json
     from .requests import draft_options, read_prompt
 
     opened = Bundle.open(bundle)
     text = read_prompt(prompt, raw)
+    picture = None if image is None else load_image(image)  # before a large model is loaded for nothing
     options: dict[str, Any] = draft_options(opened.manifest, draft, draft_length)
     options |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     with Session.load(opened, threads=threads) as session:
-        stream = session.stream(image=None if image is None else str(image), prompt=text, **options)
+        stream = session.stream(image=picture, prompt=text, **options)
         for piece in stream:
             if not as_json:
                 sys.stdout.write(piece)
@@ -72,4 +74,9 @@ def report(result: Result, bundle: str, image: Path | None, prompt: str | None) 
 
 def summary(result: Result) -> str:
     """One line: tokens, speed, and what speculation did."""
-    raise NotImplementedError
+    stats = result.stats
+    rate = "" if stats.tokens_per_second is None else f", {stats.tokens_per_second:.1f} tokens/s"
+    line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason})"
+    if not stats.proposed:
+        return f"{line}; plain decoding"
+    return f"{line}; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length}"

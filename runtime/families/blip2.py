@@ -29,7 +29,7 @@ class Blip2:
                 "'blip2'; build the bundle again"
             )
         if image is None:
-            raise ImageError("this model describes images: give one (a path, a PIL image or a uint8 array)")
+            raise ImageError("this model describes images: give one (--image FILE)")
         if isinstance(prompt, list):
             raise PromptError("this model has no chat template: give the prompt as text, not as messages")
         words = as_text(text.default_prompt or "" if prompt is None else prompt)
