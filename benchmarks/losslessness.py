@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=500)
     parser.add_argument("--max-new-tokens", type=int, default=100)
     options = parser.parse_args()
-    from vlmexport.calibration.scenes.dataset import heldout
+    from vlmexport.calibration.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
     from vlmexport.runtime.proposers import always_wrong
 
@@ -31,7 +31,7 @@ def main() -> None:
     total: Counter[str] = Counter()
     different: list[dict[str, object]] = []
     for index in range(options.scenes):
-        image = heldout(index).image
+        image = render(sample_scene(0, HELDOUT[index]))
         plain = session.generate(image=image, max_new_tokens=options.max_new_tokens, speculative=False)
         runs = [(name, 1 + (index + shift) % 16, options.max_new_tokens) for shift, name in enumerate(drafts)]
         runs += [(drafts[0], 5, limit) for limit in (1, 2, 3)]

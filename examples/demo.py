@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vlmexport.calibration.scenes import heldout
+from PIL import Image
+
+from vlmexport.calibration.scenes import HELDOUT, caption, render, sample_scene
 
 CLI = [sys.executable, "-m", "vlmexport.runtime.cli"]
 
@@ -31,13 +33,13 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     bundle, picture = options.output / "bundle", options.output / "scene.png"
 
-    scene = heldout(options.scene)
-    scene.image.save(picture)
+    scene = sample_scene(0, HELDOUT[options.scene])
+    Image.fromarray(render(scene)).save(picture)
     print(f"A tabletop scene that the model has never seen: {picture}")
 
     command("build", "--model", "tiny-blip2-flant5", "--draft-layer", "3", "-o", str(bundle), "--force")
     command("run", str(bundle), "--image", str(picture))
-    print(f"\nWhat the scene really shows: {scene.caption}")
+    print(f"\nWhat the scene really shows: {caption(scene)}")
     command("bench", str(bundle), "--image", str(picture), "--plot", str(options.output / "bench.png"))
 
     report = subprocess.run(
