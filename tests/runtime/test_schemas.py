@@ -32,7 +32,7 @@ def errors(name: str, value: Any) -> list[str]:
 def test_every_schema_is_a_valid_schema(path: Path) -> None:
     document = json.loads(path.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(document)
-    assert document["$id"].endswith(f"/{path.name}")
+    assert document["$id"].endswith(f":{path.stem}")
 
 
 @pytest.mark.parametrize("family", ["blip2", "llama"])
