@@ -1,0 +1,97 @@
+"""Losslessness as a table: drafts × engines × families; the whole grid on ONNX Runtime, its corners elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import lossless
+import pytest
+import torch
+from oracle import Oracle
+from rig import ENGINES, FAMILIES
+from tiny_bundles import TinyBundle
+from transformers import AutoProcessor
+from vlmexport.runtime.session import Session
+
+WHOLE = {"seeds": (41, 42), "lengths": lossless.LENGTHS, "limits": lossless.LIMITS}
+CORNERS = {"seeds": (43,), "lengths": (1, 5, 16), "limits": (2, 24)}
+GRID = {"onnxruntime": WHOLE}
+
+
+@pytest.mark.parametrize("draft", lossless.DRAFTS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_generate(rigs: Callable, family: str, engine: str, draft: str) -> None:
+    lossless.greedy(rigs(family, engine), draft, **GRID.get(engine, CORNERS))
+
+
+@pytest.mark.parametrize("draft", lossless.DRAFTS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None:
+    some = engine == "onnxruntime"
+    lossless.early_end(rigs(family, engine), draft, 44, (1, 3, 8) if some else (5,), (0, 1, 2, 5, 11) if some else (3,))
+
+
+@pytest.mark.parametrize("draft", lossless.DRAFTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str) -> None:
+    lossless.sampled(rigs(family, "onnxruntime"), draft, (1, 2**63 - 1), (1, 4, 16))
+
+
+@pytest.mark.parametrize("threshold", (0.0, 0.3, 1.0))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_confidence_threshold(rigs: Callable, family: str, threshold: float) -> None:
+    rig = rigs(family, "onnxruntime")
+    request = rig.request(45)
+    proposer = lossless.DRAFTS["early-exit"](rig, ())
+    run = lossless.generate(rig, request, 30, proposer=proposer, length=8, threshold=threshold)
+    assert run.tokens == rig.oracle.greedy(request, 30)
+
+
+@pytest.mark.parametrize("name", ("t5-two-cuts", "llama-two-cuts", "llama-tied"))
+def test_every_draft_of_a_bundle(rigs: Callable, name: str) -> None:
+    rig = rigs(name, "onnxruntime")
+    request = rig.request(46)
+    truth = rig.oracle.greedy(request, 30)
+    for draft in rig.manifest.drafts:
+        proposer = lossless.proposers.create(draft, rig.manifest.decoder.cuts)
+        run = lossless.generate(rig, request, 30, proposer=proposer, length=4)
+        assert run.tokens == truth, draft.name
+
+
+def test_the_token_with_id_0_is_real(rigs: Callable) -> None:
+    """Id 0 is often right in the Llama bundle, so that treating it as padding would show (tests/tiny_models.py)."""
+    rig = rigs("llama", "onnxruntime")
+    lossless.greedy(rig, "tree", (41, 42, 47), (4, 6, 9), (40,))
+    assert sum(rig.oracle.greedy(rig.request(seed), 40).count(0) for seed in (41, 42, 47)) >= 5
+
+
+def test_session_captions_as_transformers_does(tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable) -> None:
+    """From pixels and text to text, through the public interface."""
+    tiny = tiny_bundle("t5")
+    oracle: Oracle = oracle_for("t5")
+    processor = AutoProcessor.from_pretrained(tiny.checkpoint, backend="pil")
+    with Session.load(tiny.path) as session:
+        for seed, prompt in ((1, "describe the scene"), (2, "what is on the table"), (3, "how many red cups")):
+            image = lossless.image_array(seed)
+            inputs = processor(images=image, text=prompt, return_tensors="pt")
+            with torch.inference_mode():
+                want = oracle.model.generate(**inputs, do_sample=False, max_new_tokens=30)[0].tolist()[1:]
+            for draft in ("none", "imitation", "early-exit"):
+                result = session.generate(image, prompt, max_new_tokens=30, draft=draft, draft_length=4)
+                assert result.tokens == want, (prompt, draft)
+                assert result.text == processor.tokenizer.decode(want, skip_special_tokens=True)
+
+
+def test_session_continues_text_as_transformers_does(tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable) -> None:
+    tiny = tiny_bundle("llama")
+    oracle: Oracle = oracle_for("llama")
+    with Session.load(tiny.path) as session:
+        ids = [11, 70, 200, 41, 5]
+        inputs = torch.tensor([ids])
+        with torch.inference_mode():
+            out = oracle.model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=40)
+        for draft in ("none", "imitation", "early-exit"):
+            result = session.generate_tokens(ids, max_new_tokens=40, draft=draft, draft_length=5)
+            assert result.tokens == out[0].tolist()[len(ids) :]
