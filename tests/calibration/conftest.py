@@ -1,0 +1,19 @@
+"""Targets that are built once per session."""
+
+from __future__ import annotations
+
+import pytest
+from training_targets import make_records, make_target
+from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.training.target import Target
+
+
+@pytest.fixture(scope="session", params=["llama", "blip2-t5"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return make_target(request.param, tmp_path_factory.mktemp(request.param) / "model")
+
+
+@pytest.fixture(scope="session")
+def records(target: Target, tmp_path_factory: pytest.TempPathFactory) -> RecordSet:
+    kind = "llama" if target.checkpoint.config.model_type == "llama" else "blip2-t5"
+    return make_records(tmp_path_factory.mktemp("records"), kind)

@@ -1,0 +1,142 @@
+"""Loaders: what they read, and how they speak of bad records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from vlmexport.calibration.data import ImageRef, load_records
+from vlmexport.runtime.errors import ImageError, InputError, OptionError
+
+
+def picture(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), (10, 200, 30)).save(path)
+    return path
+
+
+def test_jsonl_skips_bad_lines_and_names_them(tmp_path: Path, capsys):
+    picture(tmp_path / "a.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    lines = [
+        '{"prompt": "what?", "image": "a.png", "answer": "a cup"}',
+        "{not json",
+        '{"prompt": 3}',
+        "",
+        '{"answer": "without a request"}',
+        '{"prompt": "x", "image": "missing.png"}',
+        '{"prompt": "x", "image": "broken.png"}',
+        "[]",
+        '{"image": "a.png"}',
+    ]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(lines))
+    found = load_records(str(path), prompt="describe")
+    assert [(r.prompt, r.answer) for r in found] == [("what?", "a cup"), ("describe", None)]
+    assert found[0].image is not None and found[0].image.load().size == (8, 6)
+    assert [p.split(": ")[0] for p in found.problems] == [f"{path}:{n}" for n in (2, 3, 5, 6, 7, 8)]
+    assert "prompt" in found.problems[1] and "missing.png" in found.problems[3]
+    assert capsys.readouterr().err.count("skipped ") == 6
+    with pytest.raises(InputError, match=r"data\.jsonl:2.*--strict"):
+        load_records(str(path), strict=True)
+
+
+def test_bytes_that_are_no_text_are_a_bad_record(tmp_path: Path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}\n{"prompt": "fine"}\n')
+    found = load_records(str(path))
+    assert len(found) == 1 and len(found.problems) == 1
+
+
+def test_coco_takes_the_first_caption(tmp_path: Path):
+    picture(tmp_path / "images" / "1.jpg")
+    document = {
+        "images": [
+            {"id": 1, "file_name": "1.jpg"},
+            {"id": 2, "file_name": "2.jpg"},
+            {"id": 3, "file_name": "1.jpg"},
+            {"id": 4},
+        ],
+        "annotations": [
+            {"image_id": 1, "caption": " a cup "},
+            {"image_id": 1, "caption": "another"},
+            {"image_id": 2, "caption": "gone"},
+            {"image_id": 1},
+        ],
+    }
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps(document))
+    found = load_records(f"coco:{path},{tmp_path / 'images'}", prompt="describe")
+    assert [(r.key, r.answer, r.prompt) for r in found] == [("1", "a cup", "describe")]
+    assert [p.removeprefix(f"{path}: ").split(":")[0] for p in found.problems] == [
+        "annotations[3]",
+        "images[1]",
+        "images[2]",
+        "images[3]",
+    ]
+
+
+def test_karpathy_selects_the_split(tmp_path: Path):
+    for name in ("a", "b"):
+        picture(tmp_path / "val2014" / f"{name}.jpg")
+    entry = {"filepath": "val2014", "sentences": [{"raw": "a bowl"}, {"raw": "b"}]}
+    document = {
+        "images": [
+            {**entry, "filename": "a.jpg", "split": "test"},
+            {**entry, "filename": "b.jpg", "split": "train"},
+            {**entry, "filename": "b.jpg", "split": "test", "sentences": []},
+        ]
+    }
+    path = tmp_path / "dataset_coco.json"
+    path.write_text(json.dumps(document))
+    found = load_records(f"coco:{path},{tmp_path},test")
+    assert [(r.key, r.answer) for r in found] == [("a.jpg", "a bowl")]
+    assert len(found.problems) == 1 and "images[2]" in found.problems[0]
+    assert len(load_records(f"coco:{path},{tmp_path}")) == 2
+
+
+def test_image_folder(tmp_path: Path):
+    picture(tmp_path / "b.png")
+    picture(tmp_path / "deep" / "a.jpg")
+    (tmp_path / "c.png").write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("no picture")
+    found = load_records(f"images:{tmp_path}", prompt="p")
+    assert [(r.key, r.prompt, r.answer) for r in found] == [("b.png", "p", None), ("deep/a.jpg", "p", None)]
+    assert len(found.problems) == 1
+
+
+def test_scenes_come_in_disjoint_splits_and_repeat():
+    train, held = load_records("scenes:train:3"), load_records("scenes:heldout:3")
+    assert not {r.key for r in train} & {r.key for r in held}
+    assert train.records == load_records("scenes:train:4", limit=3).records
+    assert train.identity() != held.identity()
+    assert train[0].image is not None and train[0].image.load().size == (384, 384)
+    questions = load_records("scenes-questions:validation:2")
+    assert all(q.prompt != t.prompt and q.answer for q, t in zip(questions, train, strict=False))
+
+
+@pytest.mark.parametrize(
+    "data", ["scenes:test", "scenes:train:0", "scenes:train:x", "nothing", "coco:a", "images:/nowhere"]
+)
+def test_unknown_data_is_named(data: str):
+    with pytest.raises(OptionError, match=r"scenes|nothing|coco|images"):
+        load_records(data)
+
+
+def test_a_truncated_image_is_found_when_its_pixels_are_read(tmp_path: Path):
+    path = picture(tmp_path / "a.png")
+    whole = Image.effect_noise((64, 64), 90)
+    whole.save(path)
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(ImageError, match=r"a\.png"):
+        ImageRef(file=str(path)).load()
+
+
+def test_splitting_keeps_one_record_each():
+    records = load_records("scenes:train:5")
+    most, rest = records.split(0.05)
+    assert (len(most), len(rest)) == (4, 1)
+    with pytest.raises(InputError, match="at least 2"):
+        load_records("scenes:train:1").split(0.05)

@@ -1,0 +1,42 @@
+"""Tiny random targets and data for the tests of training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.training.target import Target, load_target
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import tiny_models
+
+
+def make_target(kind: str, folder: Path, seed: int = 1) -> Target:
+    """A target of 5 decoder layers: `llama` or `blip2-t5`."""
+    depth = {"num_hidden_layers": 5} if kind == "llama" else {"num_decoder_layers": 5}
+    return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **depth))
+
+
+def make_jsonl(path: Path, count: int, images: bool) -> Path:
+    """A JSONL file of `count` records with different prompts and answers."""
+    rng = np.random.default_rng(3)
+    words = tiny_models.WORDS
+    with path.open("w") as out:
+        for i in range(count):
+            record = {"prompt": " ".join(rng.choice(words, 4)), "answer": " ".join(rng.choice(words, 6))}
+            if images:
+                name = f"picture-{i}.png"
+                pixels = rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(path.parent / name)
+                record["image"] = name
+            out.write(json.dumps(record) + "\n")
+    return path
+
+
+def make_records(folder: Path, kind: str, count: int = 12) -> RecordSet:
+    """Records that suit a target of that kind."""
+    return load_records(str(make_jsonl(folder / "data.jsonl", count, images=kind != "llama")))
