@@ -44,6 +44,7 @@ def main(*arguments: object) -> int:
 
 def test_run_prints_the_text_and_one_line(tiny_bundle: Bundles, picture: Path, capsys: Capture) -> None:
     bundle = tiny_bundle("t5")
+    capsys.readouterr()  # what building it printed
     assert main("run", bundle.path, "--image", picture, "--prompt", "describe", "--max-new-tokens", 12) == 0
     shown = capsys.readouterr()
     with Session.load(bundle.path) as session:
@@ -59,6 +60,8 @@ def test_run_json_is_valid_and_the_draft_changes_nothing(
     tiny_bundle: Bundles, picture: Path, capsys: Capture
 ) -> None:
     outputs = {}
+    tiny_bundle("t5")
+    capsys.readouterr()
     for draft in ("none", "imitation", "early-exit", "imitation@1"):
         options = [
             "--image",
@@ -136,6 +139,8 @@ def test_run_reads_the_prompt_from_standard_input(
 def test_run_refuses(
     tiny_bundle: Bundles, capsys: Capture, family: str, options: list[str], message: str
 ) -> None:
+    tiny_bundle(family)
+    capsys.readouterr()
     assert main("run", tiny_bundle(family).path, *options) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

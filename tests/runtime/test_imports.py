@@ -91,7 +91,7 @@ def test_a_command_of_another_room_names_its_extra() -> None:
     assert done.returncode == 2
     assert "pip install 'vlmexport[export]'" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
-    done = cli("train", "--model", "x")
+    done = cli("train", "--model", "x", "--draft-layer", "1", "--data", "d", "-o", "o")
     assert done.returncode == 2
     assert "pip install 'vlmexport[train]'" in done.stderr
 
