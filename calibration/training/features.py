@@ -131,7 +131,7 @@ def build_cache(
     meta = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
     (place / "cache.json").write_text(json.dumps({**meta, "hidden_size": width, "fused": fused}) + "\n")
 
-    shapes = {f"trunk.{n}": (total, width) for n in missing}
+    shapes: dict[str, tuple[int, ...]] = {f"trunk.{n}": (total, width) for n in missing}
     if with_residuals:
         shapes["residuals"] = (total, fused, width)
     progress = place / f"progress.{'-'.join(shapes)}.json"
