@@ -1,0 +1,237 @@
+"""The cycle on a toy model: any proposer, any tree, any stop gives the tokens of plain decoding.
+
+The toy's next token is a function of the whole prefix, so one wrong row, crop or commit changes everything after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vlmexport.runtime.cycle import Generation, Limits
+from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.policy import FixedLength, LogisticLength
+from vlmexport.runtime.proposers.base import Request
+from vlmexport.runtime.sampling import Sampling
+from vlmexport.runtime.stats import Stats
+from vlmexport.runtime.tree import TokenTree
+
+VOCABULARY = 11
+PROMPT = (3, 1, 4)
+EOS = 7
+
+
+def logits_of(prefix: Sequence[int]) -> np.ndarray:
+    return np.random.default_rng([len(prefix), *prefix]).standard_normal(VOCABULARY).astype(np.float32)
+
+
+class ToyArena:
+    """Only lengths."""
+
+    def __init__(self) -> None:
+        self.lengths = [len(PROMPT)]
+
+
+class ToyDecoder:
+    """`Decoder` whose cache is the list of tokens. Node rows of a pass are scratch until `accept`."""
+
+    max_width = 9
+
+    def __init__(self) -> None:
+        self.arena, self.cache = ToyArena(), list(PROMPT)
+        self.exit: list[int] = []
+        self.passes: list[tuple[str, int]] = []
+        self._tree: TokenTree | None = None
+
+    def begin_cycle(self, width: int) -> None:
+        assert 1 <= width <= self.max_width
+        self.reserved, self.exit = width, []
+
+    def trunk(self, cut: int, token: int) -> None:
+        assert len(self.exit) < self.reserved
+        self.exit.append(token)
+        self.passes.append(("trunk", 1))
+
+    def tail(self, cut: int, count: int) -> None:
+        assert count == len(self.exit)
+        self._tree = TokenTree.chain(self.exit)
+        self.passes.append(("tail", count))
+
+    def full(self, tree: TokenTree) -> None:
+        assert len(tree) <= self.reserved
+        self._tree = tree
+        self.passes.append(("full", len(tree)))
+
+    def head(self, rows: int) -> np.ndarray:
+        assert self._tree is not None
+        out = []
+        for node in range(rows):
+            path, up = [], node
+            while up >= 0:
+                path.append(self._tree.tokens[up])
+                up = self._tree.parents[up]
+            out.append(logits_of([*self.cache, *reversed(path)]))
+        return np.stack(out)
+
+    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self.cache += [tree.tokens[0], *(tree.tokens[node] for node in path)]
+        self.arena.lengths[0] = len(self.cache)
+
+
+class OracleTree:
+    """A proposer without a trunk: trees around the true continuation, wrong where the random stream says."""
+
+    name, cut = "oracle-tree", None
+
+    def __init__(self, seed: int, quality: float, branches: bool = True):
+        self._rng, self._quality, self._branches = np.random.default_rng(seed), quality, branches
+
+    def begin(self, request: Request) -> None:
+        self._request = request
+
+    def propose(self, decoder: ToyDecoder, emitted: Sequence[int], limit: int) -> TokenTree:
+        tokens, parents, node, prefix = [emitted[-1]], [-1], 0, [*PROMPT, *emitted]
+        while len(tokens) <= limit and self._rng.random() < 0.95:
+            token = self._request.sampling.choose(logits_of(prefix), len(prefix) - len(PROMPT))
+            if self._rng.random() > self._quality:
+                token = (token + 1) % VOCABULARY
+            if self._branches and len(tokens) < limit and self._rng.random() < 0.5:
+                tokens.append((token + 2) % VOCABULARY)
+                parents.append(node)
+            tokens.append(token)
+            parents.append(node)
+            node = len(tokens) - 1
+            prefix.append(token)
+        return TokenTree(tokens, parents)
+
+
+class OracleTrunk(OracleTree):
+    """The same as a self-draft: every node passes the trunk, the tail verifies."""
+
+    name, cut = "oracle-trunk", 1
+
+    def propose(self, decoder: ToyDecoder, emitted: Sequence[int], limit: int) -> TokenTree:
+        tree = super().propose(decoder, emitted, limit)
+        for token in tree.tokens:
+            decoder.trunk(1, token)
+        return tree
+
+
+def run(limit: int = 40, eos: tuple[int, ...] = (), **options) -> tuple[Generation, ToyDecoder, list[int]]:
+    decoder = ToyDecoder()
+    limits = options.pop("limits", None) or Limits(limit, eos)
+    generation = Generation(decoder, logits_of(PROMPT), limits, Stats(), prompt=PROMPT, **options)  # type: ignore[arg-type]
+    return generation, decoder, list(generation)
+
+
+samplings = st.builds(
+    Sampling, st.sampled_from([0.0, 0.7, 1.3]), st.sampled_from([0, 4]), st.just(0.9), st.integers(0, 99)
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from([OracleTree, OracleTrunk]), st.integers(0, 10_000), st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    st.integers(0, 8), st.integers(1, 40), st.booleans(), samplings,
+)  # fmt: skip
+def test_output_does_not_depend_on_the_proposer(kind, seed, quality, depth, limit, ends, sampling) -> None:
+    eos = (EOS,) if ends else ()
+    plain, _, expected = run(limit, eos, sampling=sampling)
+    proposer = kind(seed, quality, branches=kind is OracleTree)
+    generation, decoder, tokens = run(
+        limit, eos, sampling=sampling, proposer=proposer, policy=FixedLength(depth)
+    )
+    assert tokens == expected == generation.tokens
+    assert generation.finish_reason == plain.finish_reason
+    assert plain.stats.tau == 1
+    stats = generation.stats
+    stats.check()
+    assert stats.tokens == len(tokens)
+    valid = len(PROMPT) + len(tokens) - 1
+    assert decoder.cache[:valid] == [*PROMPT, *tokens][:valid]
+    if quality == 1.0 and kind is OracleTrunk:
+        assert stats.alpha in (1.0, None)
+        assert stats.accepted == stats.proposed
+    if kind is OracleTrunk and depth:
+        assert sum(n for name, n in decoder.passes if name == "trunk") == stats.proposed + sum(
+            name == "tail" for name, _ in decoder.passes
+        ), "d + 1 trunk passes a cycle, and the verifier runs none"
+
+
+def test_end_token_limit_and_discarded() -> None:
+    _, _, endless = run(60)
+    at = next(i for i, token in enumerate(endless) if i > 3 and endless.index(token) == i)
+    generation, _, tokens = run(60, (endless[at],), proposer=OracleTree(0, 1.0, False), policy=FixedLength(8))
+    assert tokens == endless[: at + 1]
+    assert generation.finish_reason == "eos"
+    for limit in (1, 2, 3):
+        generation, decoder, tokens = run(limit, proposer=OracleTree(0, 1.0, False), policy=FixedLength(8))
+        assert tokens == endless[:limit]
+        assert generation.finish_reason == "length"
+        assert generation.stats.discarded == 0, "drafting stops where the limit is"
+        assert max((n for _, n in decoder.passes), default=0) <= max(limit - 1, 0)
+
+
+def test_consumer_stops_in_the_middle_of_a_cycle() -> None:
+    _, _, endless = run(60)
+    decoder = ToyDecoder()
+    generation = Generation(
+        decoder,
+        logits_of(PROMPT),
+        Limits(60),
+        Stats(),
+        OracleTree(0, 1.0, False),
+        FixedLength(8),
+        prompt=PROMPT,
+    )  # type: ignore[arg-type]
+    received = []
+    for token in generation:
+        received.append(token)
+        if len(received) == 5:
+            generation.stop("stop")
+    assert received == endless[:5]
+    assert (generation.finish_reason, generation.stats.tokens) == ("stop", 5)
+    assert generation.stats.discarded > 0
+    generation.stats.check()
+
+
+def test_closing_deadline_and_cancel_leave_true_counters() -> None:
+    decoder = ToyDecoder()
+    generation = Generation(decoder, logits_of(PROMPT), Limits(60), Stats(), prompt=PROMPT)  # type: ignore[arg-type]
+    tokens = iter(generation)
+    next(tokens)
+    next(tokens)
+    tokens.close()
+    assert (generation.finish_reason, generation.stats.tokens) == ("cancelled", 2)
+    late, _, tokens_ = run(limits=Limits(60, deadline=time.perf_counter() - 1))
+    assert (late.finish_reason, len(tokens_)) == ("deadline", 1)
+    answers = iter([False, False, True])
+    cancelled, _, tokens_ = run(limits=Limits(60, cancelled=lambda: next(answers)))
+    assert (cancelled.finish_reason, len(tokens_)) == ("cancelled", 3)
+
+
+def test_forced_acceptance_reaches_the_rate() -> None:
+    proposer = OracleTree(0, 0.0, False)
+    generation, _, _ = run(2000, proposer=proposer, policy=FixedLength(5), force_acceptance=0.8)
+    assert generation.stats.alpha == pytest.approx(0.8, abs=0.04)
+
+
+def test_policies() -> None:
+    logistic = LogisticLength(5, 15, midpoint=32, slope=0.01)
+    assert [logistic.draft_length(t) for t in (0, 31, 32, 64)] == [9, 9, 10, 10]
+    assert LogisticLength(5, 15, midpoint=1024).draft_length(0) == 5
+    assert LogisticLength(5, 15, midpoint=0, slope=10).draft_length(500) in (14, 15)
+    assert FixedLength(3).keep_drafting(0.0)
+    assert not FixedLength(3, 0.5).keep_drafting(0.4)
+    for wrong in (lambda: FixedLength(-1), lambda: FixedLength(3, 2.0), lambda: LogisticLength(5, 4)):
+        with pytest.raises(OptionError):
+            wrong()
+
+
+def test_stats_refuse_broken_identities() -> None:
+    with pytest.raises(AssertionError, match="token identity"):
+        Stats(tokens=5, cycles=2, accepted=1).check()

@@ -1,0 +1,298 @@
+"""Sessions on real bundles of tiny random models: losslessness, stops, streams, guards, memory."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vlmexport.runtime.decoder import Decoder
+from vlmexport.runtime.errors import BundleError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.proposers import always_wrong
+from vlmexport.runtime.proposers.base import Request
+from vlmexport.runtime.session import Session
+from vlmexport.runtime.tree import TokenTree
+
+FAMILIES = ("t5", "llama")
+
+
+@pytest.fixture(scope="module")
+def sessions(tiny_bundle: Callable[[str], Any]) -> Iterator[Callable[[str], Session]]:
+    opened: dict[str, Session] = {}
+
+    def get(name: str) -> Session:
+        if name not in opened:
+            opened[name] = Session.load(tiny_bundle(name).path)
+        return opened[name]
+
+    yield get
+    for session in opened.values():
+        session.close()
+
+
+def request_for(session: Session, seed: int = 0) -> dict[str, Any]:
+    image = session.bundle.manifest.image
+    if image is None:
+        return {"prompt": "a red cup"}
+    pixels = np.random.default_rng(seed).integers(0, 255, (image.height, image.width, 3), np.uint8)
+    return {"image": pixels, "prompt": "a red cup"}
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "t5-two-cuts", "llama-two-cuts"])
+def test_every_draft_gives_the_plain_tokens(sessions: Callable[[str], Session], name: str) -> None:
+    session = sessions(name)
+    for seed in range(2):
+        request = request_for(session, seed) | {"max_new_tokens": 60, "ignore_eos": True}
+        plain = session.generate(**request, speculative=False)
+        assert len(plain.tokens) == 60
+        assert plain.stats.cycles == 59
+        for draft in session.bundle.manifest.drafts:
+            for length in (1, 2, 5, 16):
+                result = session.generate(**request, draft=draft.name, draft_length=length)
+                assert result.tokens == plain.tokens, (draft.name, length)
+                assert result.text == plain.text
+                assert result.stats.proposed > 0
+            result = session.generate(**request, draft=draft.name, confidence_threshold=0.5)
+            assert result.tokens == plain.tokens
+            with always_wrong(session):
+                result = session.generate(**request, draft=draft.name, draft_length=4)
+            assert result.tokens == plain.tokens
+            assert result.stats.accepted <= result.stats.evaluated * 0.05
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampling_is_a_function_of_the_seed(sessions: Callable[[str], Session], name: str) -> None:
+    session = sessions(name)
+    request = request_for(session) | {
+        "max_new_tokens": 40,
+        "temperature": 0.9,
+        "top_k": 20,
+        "ignore_eos": True,
+    }
+    first = session.generate(**request, seed=5, speculative=False)
+    assert session.generate(**request, seed=5, draft="early-exit", draft_length=3).tokens == first.tokens
+    assert session.generate(**request, seed=6, speculative=False).tokens != first.tokens
+    assert session.generate(**request).tokens != session.generate(**request).tokens
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_limits_and_end_token(sessions: Callable[[str], Session], name: str, monkeypatch) -> None:
+    session = sessions(name)
+    request = request_for(session) | {"draft": "early-exit"}
+    endless = session.generate(**request, max_new_tokens=30, ignore_eos=True).tokens
+    for limit in (1, 2, 3):
+        result = session.generate(**request, max_new_tokens=limit, ignore_eos=True)
+        assert (result.tokens, result.finish_reason) == (endless[:limit], "length")
+    at = next(i for i, token in enumerate(endless) if i > 2 and endless.index(token) == i)
+    monkeypatch.setattr(session.bundle.manifest.text, "eos_token_ids", [endless[at]])
+    for speculative in (True, False):
+        result = session.generate(**request, max_new_tokens=30, speculative=speculative)
+        assert (result.tokens, result.finish_reason) == (endless[: at + 1], "eos")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_runs_to_the_end_of_the_cache(sessions: Callable[[str], Session], name: str) -> None:
+    session = sessions(name)
+    request = request_for(session) | {"max_new_tokens": 10_000, "ignore_eos": True}
+    plain = session.generate(**request, speculative=False)
+    assert plain.finish_reason == "length"
+    assert session.decoder.arena.lengths[0] == session.max_length
+    assert session.generate(**request, draft="early-exit", draft_length=16).tokens == plain.tokens
+
+
+class RealTree:
+    """A tree proposer without a trunk: the plain tokens it was told, on branches that are never the first child."""
+
+    name, cut = "real-tree", None
+
+    def __init__(self, truth: list[int], vocabulary: int):
+        self.truth, self.vocabulary = truth, vocabulary
+
+    def begin(self, request: Request) -> None:
+        pass
+
+    def propose(self, decoder: Decoder, emitted: list[int], limit: int) -> TokenTree:
+        tokens, parents, node = [emitted[-1]], [-1], 0
+        for step, token in enumerate(self.truth[len(emitted) : len(emitted) + limit // 3]):
+            tokens += [(token + 1) % self.vocabulary, token]
+            parents += [node, node]
+            node = len(tokens) - 1
+            if step == 1:  # a deeper wrong branch
+                tokens.append((token + 2) % self.vocabulary)
+                parents.append(node - 1)
+        return TokenTree(tokens, parents)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tree_proposer_needs_no_change_elsewhere(
+    sessions: Callable[[str], Session], name: str, monkeypatch
+) -> None:
+    session = sessions(name)
+    request = request_for(session) | {"max_new_tokens": 50, "ignore_eos": True}
+    plain = session.generate(**request, speculative=False)
+    proposer = RealTree(plain.tokens, session.bundle.manifest.text.vocab_size)
+    monkeypatch.setattr("vlmexport.runtime.proposers.create", lambda *arguments: proposer)
+    result = session.generate(**request, draft="early-exit", draft_length=12)
+    assert result.tokens == plain.tokens
+    assert result.stats.tau > 3, "tree paths were committed, not thrown away"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stream_is_the_text(sessions: Callable[[str], Session], name: str) -> None:
+    session = sessions(name)
+    request = request_for(session) | {"max_new_tokens": 40, "ignore_eos": True}
+    whole = session.generate(**request)
+    pieces: list[str] = []
+    assert session.generate(**request, on_text=pieces.append).text == "".join(pieces) == whole.text
+    stream = session.stream(**request)
+    assert "".join(stream) == whole.text
+    assert stream.result.tokens == whole.tokens
+    assert whole.to_dict()["stats"]["tokens"] == 40
+
+
+def test_stop_string_cuts_the_text(sessions: Callable[[str], Session]) -> None:
+    session = sessions("t5")
+    request = request_for(session) | {"max_new_tokens": 40, "ignore_eos": True}
+    whole = session.generate(**request)
+    middle = len(whole.text) // 2
+    stop = whole.text[middle : middle + 3]
+    for speculative in (False, True):
+        result = session.generate(**request, stop=stop, speculative=speculative, draft="early-exit")
+        assert result.finish_reason == "stop"
+        assert result.text == whole.text[: whole.text.index(stop)]
+        assert result.tokens == whole.tokens[: len(result.tokens)]
+
+
+def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    request = request_for(session) | {"max_new_tokens": 20, "ignore_eos": True}
+    stream = session.stream(**request)
+    first = next(piece for piece in stream if piece)
+    with pytest.raises(VlmexportError, match="busy"):
+        session.generate(**request)
+    errors: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            session.generate(**request)
+        except VlmexportError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert "busy" in str(errors[0])
+    with pytest.raises(VlmexportError, match="not finished"):
+        _ = stream.result
+    session.cancel()
+    rest = "".join(stream)
+    assert stream.result.finish_reason == "cancelled"
+    assert stream.result.text == first + rest
+    abandoned = session.stream(**request)
+    next(abandoned)
+    abandoned.close()
+    assert abandoned.result.finish_reason == "cancelled"
+    assert session.generate(**request).finish_reason == "length", "the session works on"
+
+
+def test_deadline(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    result = session.generate(**request_for(session), max_new_tokens=10_000, ignore_eos=True, deadline=1e-6)
+    assert (result.finish_reason, len(result.tokens)) == ("deadline", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"draft": "medusa"}, "medusa"),
+        ({"draft": "early-exit", "draft_length": 20}, "draft_length: 20 is above 19"),
+        ({"draft": "early-exit", "draft_length": -1}, "draft_length"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"deadline": 0.0}, "deadline"),
+        ({"force_acceptance": 2.0}, "force_acceptance"),
+    ],
+)
+def test_bad_options_name_themselves(sessions: Callable[[str], Session], options: dict, named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        sessions("llama").generate(prompt="a", **options)
+
+
+def test_bad_requests_and_loads(
+    tiny_bundle: Callable[[str], Any], sessions: Callable[[str], Session]
+) -> None:
+    session = sessions("llama")
+    with pytest.raises(PromptError, match="vocabulary"):
+        session.generate_tokens([0, 10**6])
+    with pytest.raises(PromptError, match="empty"):
+        session.generate_tokens([])
+    with pytest.raises(PromptError, match="161"):
+        session.generate_tokens([5] * 161)
+    path = tiny_bundle("llama").path
+    for options in (
+        {"max_length": 0},
+        {"max_length": 161},
+        {"max_batch": 4},
+        {"device": "tpu"},
+        {"threads": 10**6},
+    ):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            Session.load(path, **options)
+    closed = Session.load(path)
+    closed.close()
+    with pytest.raises(VlmexportError, match="closed"):
+        closed.generate(prompt="a")
+
+
+def test_refuses_a_verify_width_it_cannot_keep(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
+    bundle = tiny_bundle("llama").bundle
+    monkeypatch.setattr(bundle.manifest, "verify_width", 8)
+    with pytest.raises(BundleError, match="verify_width"):
+        Session.load(bundle)
+
+
+def test_generate_tokens_equals_generate(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    prepared = session._family.prepare(session.bundle, None, "a red cup")
+    options = {"max_new_tokens": 20, "ignore_eos": True}
+    by_text = session.generate(prompt="a red cup", **options)
+    assert session.generate_tokens(prepared.token_ids.tolist(), **options).tokens == by_text.tokens
+
+
+_GROWTH = """
+import re, sys
+import numpy as np
+from vlmexport.runtime import Session
+def anonymous():
+    return int(re.search(r"Pss_Anon: +(\\d+)", open("/proc/self/smaps_rollup").read()).group(1))
+session = Session.load(sys.argv[1], threads=1)
+image = session.bundle.manifest.image
+rng = np.random.default_rng(0)
+def request(index):
+    pixels = rng.integers(0, 255, (image.height, image.width, 3), np.uint8) if image else None
+    options = dict(max_new_tokens=20 + index % 90, ignore_eos=True)
+    session.generate(pixels, "a red cup" * (1 + index % 2), draft="early-exit", draft_length=1 + index % 6, **options)
+for index in range(30): request(index)
+before = anonymous()
+for index in range(120): request(index)
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux only")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_memory_does_not_grow(tiny_bundle: Callable[[str], Any], name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _GROWTH, str(tiny_bundle(name).path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(re.fullmatch(r"(-?\d+)\s*", done.stdout).group(1)) < 1024, "KiB more after 120 requests"
