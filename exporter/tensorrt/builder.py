@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,4 +90,24 @@ def _serialize(
                 made.set_shape(name, *profile.shapes(shape, name))
         if config.add_optimization_profile(made) < 0:
             raise ExportError(f"TensorRT refuses the profile {profile.name!r}: {first_error(parsed.logger.errors)}")
-    return parsed.builder.build_serialized_network(parsed.network, config)
+    with _captured_stderr() as lines:
+        data = parsed.builder.build_serialized_network(parsed.network, config)
+    parsed.logger.errors[:0] = lines
+    return data
+
+
+@contextlib.contextmanager
+def _captured_stderr() -> Iterator[list[str]]:
+    """Collects what TensorRT's compiler writes past the logger (lines of file descriptor 2)."""
+    lines: list[str] = []
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            lines += file.read().decode("utf-8", "replace").splitlines()

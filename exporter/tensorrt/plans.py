@@ -55,13 +55,15 @@ class PlanReport:
 
 
 def plan_precision(precision: str, target: str, decoder: str) -> str:
-    """The dtype of the plans. Raises OptionError for an unknown one, or bfloat16 on Turing, which has none."""
+    """The dtype of the plans. Raises OptionError for an unknown one, and for one that Turing (sm75) does not have."""
     if precision not in PLAN_PRECISIONS:
         raise OptionError(f"unknown --plan-precision {precision!r}; choose auto, fp16, bf16 or fp32")
     wanted = PLAN_PRECISIONS[precision]
     has_bfloat = target != "sm75"
     if wanted == "bfloat16" and not has_bfloat:
         raise OptionError(f"--plan-precision {precision} cannot be built for {target}, which has no bfloat16; use fp16")
+    if wanted == "float32" and target == "sm75":
+        raise OptionError(f"--plan-precision {precision} cannot be built for {target}: TensorRT has no float32 products there; use fp16")
     if wanted == "auto":
         return "bfloat16" if decoder == "t5" and has_bfloat else "float16"
     return wanted

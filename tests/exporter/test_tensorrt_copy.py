@@ -1,0 +1,154 @@
+"""The TensorRT copy of a graph: types, islands, frozen sizes, and the numbers it computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from vlmexport.exporter.tensorrt import load_tensorrt
+from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
+from vlmexport.exporter.tensorrt.network import parse
+from vlmexport.exporter.tensorrt.precision import retype
+from vlmexport.runtime.errors import ExportError
+
+SIZES = {"batch": 1, "width": 3, "cache": 20, "source": 9, "rows": 2}
+
+
+def _feeds(graph: dict, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    feeds = {}
+    for value in graph["inputs"]:
+        shape = [SIZES.get(d, d) for d in value["shape"]]
+        if value["dtype"] == "bool":
+            feeds[value["name"]] = np.ones(shape, bool)
+        elif value["name"] == "write_indices":
+            feeds[value["name"]] = np.array([7], np.int64)
+        elif value["dtype"] == "int64":
+            feeds[value["name"]] = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape) % 3
+        else:
+            feeds[value["name"]] = rng.standard_normal(shape, np.float32)
+    return feeds
+
+
+def _session(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", ["llama", "blip2-t5"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_float16_copies_compute_the_same(tiny_bundle: Callable, tmp_path: Path, name: str, wide: bool) -> None:
+    bundle = tiny_bundle(name)[0]
+    graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]
+    rng = np.random.default_rng(0)
+    for graph in graphs.values():
+        feeds = _feeds(graph, rng)
+        expected = dict(zip([o["name"] for o in graph["outputs"]], _session(bundle / graph["file"]).run(None, feeds), strict=True))
+        copied = copy_graph(bundle / graph["file"], tmp_path, CopyOptions("float16", SIZES["cache"], wide_residual=wide))
+        session = _session(copied.path)
+        narrow = {
+            i.name: feeds[i.name].astype(np.float16) if i.type == "tensor(float16)" else feeds[i.name] for i in session.get_inputs()
+        }
+        found = dict(zip([o.name for o in session.get_outputs()], session.run(None, narrow), strict=True))
+        for output, value in expected.items():
+            scale = max(1.0, np.abs(value).max())
+            assert np.abs(found[output].astype(np.float32) - value).max() / scale < 0.03, (graph["file"], output)
+        if "logits" in found:
+            assert (found["argmax"] == found["logits"].argmax(-1)).all()
+            assert found["logits"].dtype == np.float32
+        for tensor in (t for t in session.get_inputs() if t.name.startswith("key_cache")):
+            assert tensor.type == "tensor(float16)" and tensor.shape[2] == SIZES["cache"]
+
+
+def test_the_copy_leaves_the_bundle_alone_and_halves_weights(tiny_bundle: Callable, tmp_path: Path) -> None:
+    bundle = tiny_bundle("llama")[0]
+    before = {p.name: p.read_bytes() for p in bundle.iterdir()}
+    copied = copy_graph(bundle / "segment.0.onnx", tmp_path, CopyOptions("bfloat16", 32))
+    same = copy_graph(bundle / "segment.0.onnx", tmp_path / "wide", CopyOptions("float32", 32))
+    assert {p.name: p.read_bytes() for p in bundle.iterdir()} == before
+    assert 0.49 < copied.weight_bytes / same.weight_bytes < 0.55  # norms stay float32
+
+
+def test_rotary_angles_stay_float32(tiny_bundle: Callable, tmp_path: Path) -> None:
+    bundle = tiny_bundle("llama")[0]
+    copied = copy_graph(bundle / "segment.0.onnx", tmp_path, CopyOptions("float16", 32))
+    model = onnx.load(str(copied.path), load_external_data=False)
+    makers = {o: n for n in model.graph.node for o in n.output}
+    weights = {t.name: t.data_type for t in model.graph.initializer}
+    angles = [n for n in model.graph.node if n.op_type in ("Sin", "Cos")]
+    assert angles
+    seen = {i for n in angles for i in n.input}
+    while seen:
+        name = seen.pop()
+        if name in weights and weights[name] != TensorProto.INT64:
+            assert weights[name] == TensorProto.FLOAT
+        node = makers.get(name)
+        if node is not None:
+            assert not (node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT16)
+            seen |= set(node.input)
+
+
+def _toy(weight: np.ndarray) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "toy",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+
+
+def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "toy.onnx"
+    onnx.save(_toy(np.full((2, 2), 7e4, np.float32)), path)
+    with pytest.raises(ExportError, match=r"weight w reaches 7e\+04, beyond float16; use --plan-precision bfloat16"):
+        copy_graph(path, tmp_path / "copy", CopyOptions("float16", 8))
+    copy_graph(path, tmp_path / "copy", CopyOptions("bfloat16", 8))
+
+
+def test_a_value_read_in_two_types_is_cast_once() -> None:
+    model = _toy(np.eye(2, dtype=np.float32))
+    nodes = model.graph.node
+    nodes.extend(
+        [
+            helper.make_node("Exp", ["x"], ["e"]),
+            helper.make_node("Log", ["x"], ["l"]),
+            helper.make_node("Add", ["e", "l"], ["s"]),
+        ]
+    )
+    model.graph.output.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, ["batch", 2]))
+    retype(model, "float16")
+    casts = [n for n in model.graph.node if n.op_type == "Cast" and n.input[0] == "x"]
+    assert len(casts) == 1
+    onnx.checker.check_model(model)
+
+
+def test_an_unread_input_fails(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_libs")
+    model = _toy(np.eye(2, dtype=np.float32))
+    model.graph.input.append(helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]))
+    path = tmp_path / "toy.onnx"
+    onnx.save(model, path)
+    with pytest.raises(ExportError, match=r"drops the input 'lengths' of toy\.onnx"):
+        parse(load_tensorrt(), path)
+
+
+def test_an_operator_that_tensorrt_lacks_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_libs")
+    graph = helper.make_graph(
+        [helper.make_node("Unique", ["x"], ["y"])],
+        "toy",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+    )
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10), path)
+    with pytest.raises(ExportError, match=r"cannot parse odd\.onnx: .*Unique"):
+        parse(load_tensorrt(), path)
