@@ -28,7 +28,7 @@ Prompt = Annotated[str, typer.Option("--prompt", help="Prompt of records that ha
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's choice).")
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda[:N].")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda[:N].")]
 
 
 def train(
@@ -77,7 +77,7 @@ def train(
     prompt: Prompt = "",
     strict: Strict = False,
     restart: Annotated[bool, typer.Option("--restart", help="Do not continue the run in --out.")] = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Train a draft for a frozen target; the same command continues a killed run."""
@@ -117,7 +117,7 @@ def generate_data(
     limit: Annotated[int | None, typer.Option("--limit", help="Use the first so many records.")] = None,
     prompt: Prompt = "",
     strict: Strict = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Write a target's own greedy answers, to train drafts on; the same command continues a killed run."""
@@ -148,7 +148,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option("--limit", help="Use the first so many records.")] = None,
     prompt: Prompt = "",
     strict: Strict = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Measure how many drafted tokens a target accepts on held-out data."""

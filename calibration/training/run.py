@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from accelerate import PartialState
+
 from ...exporter.drafts.imitation import ImitationDraft
 from ...runtime.errors import OptionError
 from ..data.records import RecordSet
@@ -55,6 +57,7 @@ def train_imitation(
         out,
         eval_every=eval_every,
         save_every=save_every,
+        device=target.device,
     )
     return trainer.train(restart)
 
@@ -65,7 +68,10 @@ def feature_source(
     """Cached rows where a folder for them is given, else live ones."""
     if cache is None:
         return LiveFeatures(target, records, layer)
-    return CachedFeatures(build_cache(target, records, [layer], cache, dtype), layer, target.device)
+    PartialState(cpu=target.device.type == "cpu").wait_for_everyone()
+    with PartialState().main_process_first():  # the others find it complete
+        folder = build_cache(target, records, [layer], cache, dtype)
+    return CachedFeatures(folder, layer, target.device)
 
 
 def check_writer(target: Target, records: RecordSet) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 from torch import Tensor, nn
 
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
@@ -259,6 +260,8 @@ class LlamaTarget(Target):
 def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target:
     """Opens an alias, folder or hub id in float32, frozen.
 
+    `device` may be `auto`: this process's GPU where there is one, else the CPU.
+
     Raises:
         UnsupportedModelError: no draft can be trained for this architecture.
     """
@@ -274,6 +277,8 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
             f"no imitation draft can be trained for model type {config.model_type!r}"
             f"{f' with language model {inner!r}' if inner else ''}; supported are llama, and blip-2 with t5"
         )
+    if device == "auto":
+        device = PartialState().device
     loaded = kind.from_pretrained(checkpoint.folder, dtype=torch.float32, local_files_only=True)
     return adapter(checkpoint, loaded, torch.device(device))
 

@@ -51,6 +51,7 @@ class Trainer:
         target: `name`, `fingerprint`, `num_layers` of the target.
         source, validation: rows to train on and to choose the best network by.
         data: identity of the data; a resumed run must have the same. out: the folder.
+        device: of the target and of the rows.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Trainer:
         eval_every: int = 250,
         save_every: int = 100,
         log_every: int = 20,
+        device: torch.device | str = "cpu",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.target, self.out = config, target, out
@@ -73,7 +75,7 @@ class Trainer:
         self.eval_every, self.save_every, self.log_every = eval_every, save_every, log_every
         self.report = report or (lambda line: print(line, file=sys.stderr, flush=True))
         self.run = {**config.to_dict(), "target": target["fingerprint"], "data": data}
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        self.accelerator = Accelerator(cpu=torch.device(device).type == "cpu")
         torch.manual_seed(config.seed)
         self.network = ImitationNetwork(
             hidden_size, config.num_linear, config.activation, config.norm, config.residual
