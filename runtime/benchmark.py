@@ -164,8 +164,7 @@ def _report(
     alphas, alpha = acceptance(stats)
     decode = _ratios(speculative.rates, plain.rates)
     end_to_end = _ratios(plain.totals, speculative.totals)
-    rows = round(statistics.mean(len(result.tokens) for result in references))
-    costs, bound = _bound(session, draft, length, alphas, rows)
+    costs, bound = _bound(session, draft, length, alphas, references)
     achieved = statistics.median(decode)
     return {
         "schema_version": 1,
@@ -237,16 +236,18 @@ def _tau(stats: Sequence[Stats]) -> float | None:
 
 
 def _bound(
-    session: Session, draft: DraftInfo, length: int, alphas: list[float], tokens: int
+    session: Session, draft: DraftInfo, length: int, alphas: list[float], references: Sequence[Result]
 ) -> tuple[Any, dict[str, Any] | None]:
     """Pass times at the middle of an output, and what they allow at the measured acceptance."""
     manifest = session.bundle.manifest
     widest = manifest.limits.max_width
     widths = {width for width in (*WIDTHS, length + 1) if width <= widest}
-    cache = -(-max(tokens // 2, 1) // 128) * 128
-    timer = GraphTimer(
-        session.bundle, session.decoder.engine, cache=cache, source=manifest.text.image_rows or 16
-    )
+    prompt = round(statistics.mean(result.stats.prompt_tokens for result in references))
+    rows = round(statistics.mean(len(result.tokens) for result in references)) // 2
+    if not manifest.decoder.cross_attention:
+        rows += prompt
+    engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
+    timer = GraphTimer(session.bundle, engine, cache=rows, source=prompt)
     costs = timer.costs(draft.layer, draft.graph, widths)
     if not alphas or length + 1 not in costs.tail:
         return costs, None

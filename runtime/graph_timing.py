@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .kv import BUCKET
 from .speed_model import Costs
 
 if TYPE_CHECKING:
@@ -28,14 +29,16 @@ class GraphTimer:
     """Binds graphs of one session's engine for a given width; nothing of the session's state is touched."""
 
     def __init__(self, bundle: Bundle, engine: Engine, cache: int, source: int):
-        """`cache`: key/value rows visible to attention; `source`: encoder rows (ignored without an encoder)."""
+        """`cache`: key/value rows in use, rounded up to the arena's steps of 128; `source`: encoder rows (ignored
+        without an encoder)."""
         limits = bundle.manifest.limits
         self._manifest, self._engine = bundle.manifest, engine
         self._table = np.asarray(bundle.tensor("embedding_table"))
         capacity = limits.max_length + limits.max_width
+        rows = min(-(-max(cache, 1) // BUCKET) * BUCKET, capacity)
         self._sizes = {
             "batch": 1,
-            "cache": capacity if engine.static_cache else cache,
+            "cache": capacity if engine.static_cache else rows,
             "source": max(source, 1),
         }
         self._views: dict[Any, View] = {}

@@ -112,11 +112,12 @@ def show(report: dict[str, Any], out: Console) -> None:
 
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
     draft = report["draft"]
-    trained = "trained" if draft["trained"] else "untrained"
+    trained = "" if draft["trained"] else " (untrained)"
     count, tokens = len(report["requests"]), sum(request["tokens"] for request in report["requests"])
     out.print(
-        f"{report['model']}, {report['precision']}: {trained} draft {draft['name']}, {report['draft_length']} tokens per "
-        f"cycle; {count} request{'s' * (count > 1)}, {tokens} tokens, {report['repeats']} interleaved repeats",
+        f"{report['model']}, {report['precision']}: draft {draft['name']}{trained}, {report['draft_length']} "
+        f"tokens per cycle; {count} request{'s' * (count > 1)}, {tokens} tokens, "
+        f"{report['repeats']} interleaved repeats\n",
         markup=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
@@ -131,7 +132,6 @@ def show(report: dict[str, Any], out: Console) -> None:
             f"{1e3 * arm['seconds_to_first_token'] / count:.1f} ms",
             f"{1e3 * arm['seconds'] / count:.1f} ms",
         )
-    out.print()
     out.print(table)
     out.print(
         f"\nSpeed-up      {speedup['decode']:.2f} × decoding ({speedup['decode_min']:.2f} – "
@@ -155,6 +155,10 @@ def show(report: dict[str, Any], out: Console) -> None:
     out.print(
         f"Machine       {machine['cpu']}, {machine['cores']} cores{load}, {machine['system']}", markup=False
     )
+    if machine["load"] is not None and machine["load"] > machine["cores"]:
+        out.print(
+            "The machine was busy with other work: the figures are lower than it can do.", style="yellow"
+        )
     if report["identical"] is None:
         pass
     elif report["identical"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -254,3 +255,22 @@ def test_equal_to_the_reference(size: tuple[int, int], mode: str) -> None:
     found = preprocess(load_image(image), SETTINGS)
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_difference_to_the_torchvision_backend(
+    size: tuple[int, int], record_property: Callable[[str, object], None]
+) -> None:
+    """Informative: that backend resizes with other arithmetic; the reference is the PIL one."""
+    pytest.importorskip("torchvision")
+    reference = pytest.importorskip("transformers.models.blip.image_processing_blip")
+    processor = reference.BlipImageProcessor(
+        size={"height": SETTINGS.height, "width": SETTINGS.width},
+        image_mean=SETTINGS.mean,
+        image_std=SETTINGS.std,
+    )
+    expected = processor(picture(*size), return_tensors="np")["pixel_values"]
+    difference = float(np.abs(preprocess(load_image(picture(*size)), SETTINGS) - expected).max())
+    record_property("largest_difference", difference)
+    print(f"{size}: largest difference {difference:.3g}")
+    assert difference < 0.2  # one grey level is 0.015
