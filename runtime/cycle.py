@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .acceptance import Verdict, verify_draws, verify_forced
 from .decoder import Decoder
 from .policy import DraftPolicy
@@ -39,7 +41,7 @@ class Generation:
     def __init__(
         self,
         decoder: Decoder,
-        first_logits: Sequence[float],
+        first_logits: np.ndarray,
         limits: Limits,
         stats: Stats,
         proposer: Proposer | None = None,

@@ -116,7 +116,7 @@ class Decoder:
         size, count = self._info.hidden_size, len(pixel_values)
         rows = self.manifest.text.image_rows or int(graph.outputs[0].shape[1])
         if not hasattr(self, "_pixels"):
-            _, channels, height, width = (1, *graph.inputs[0].shape[1:])
+            channels, height, width = (int(size) for size in graph.inputs[0].shape[1:])
             self._pixels = HostBuffer(
                 engine, "pixel_values", channels * height * width, graph.inputs[0].dtype
             )

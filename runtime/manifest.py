@@ -166,7 +166,7 @@ class _Part:
             elif part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING:
                 raise BundleError(f"manifest field {where!r} is missing; build the bundle again")
         extra = {name: entry for name, entry in value.items() if name not in known}
-        return cls(**found, extra=extra)
+        return cls(**found, extra=extra)  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object this part was read from, unknown fields included."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Session:
         threads: int | None = None,
     ) -> Session:
         """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `threads` is the size
-        of the process's one thread pool, default all available cores. Raises `BundleError`, `OptionError`."""
+        of the process's one thread pool; default: all cores, none but the caller's for small models. Raises `BundleError`, `OptionError`."""
         if not isinstance(bundle, Bundle):
             bundle = Bundle.open(bundle)
         limits = bundle.manifest.limits
@@ -148,7 +148,7 @@ class Session:
 
         def pieces(stream: Stream) -> Iterator[str]:
             begin = time.perf_counter()
-            prepared = self._family.prepare(self.bundle, image, prompt)
+            prepared = self._family.prepare(self.bundle, image, prompt)  # type: ignore[arg-type]
             yield from self._run(stream, prepared.token_ids, prepared.pixel_values, settings, begin)
 
         return Stream(self._guarded(pieces))
@@ -175,7 +175,7 @@ class Session:
         close = getattr(self.decoder.engine, "close", None)
         if close is not None:
             close()
-        self.decoder = None  # type: ignore[assignment]
+        self.decoder = cast(Decoder, None)
 
     def __enter__(self) -> Session:
         return self

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_CALLS = 512
 """Bound calls kept; the least recently used one is dropped beyond this."""
 
+SINGLE_THREAD_BYTES = 32 << 20
+"""Bundles with fewer bytes of weights run on the caller's thread unless `threads` is given."""
+
 _ALIGNMENT = 64
 _ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
 
@@ -82,7 +85,10 @@ class OnnxRuntimeCpu:
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int | None = None):
         self._folder, self._graphs = Path(folder), manifest.graphs
-        self.threads = use_global_pool(threads)
+        # Handing out parts of a small matrix takes longer than multiplying it: a 17 MB model is as fast on one
+        # thread as on two, and does not stumble when other programs take a core.
+        self._pooled = threads is not None or manifest.weights.bytes >= SINGLE_THREAD_BYTES
+        self.threads = use_global_pool(threads) if self._pooled else 1
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()
 
@@ -151,7 +157,9 @@ class OnnxRuntimeCpu:
         info = self._graphs[graph]
         try:
             session = ort.InferenceSession(
-                str(self._folder / info.file), _session_options(), providers=["CPUExecutionProvider"]
+                str(self._folder / info.file),
+                _session_options(self._pooled),
+                providers=["CPUExecutionProvider"],
             )
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -169,9 +177,11 @@ class OnnxRuntimeCpu:
         return session
 
 
-def _session_options() -> ort.SessionOptions:
+def _session_options(pooled: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    options.use_per_session_threads = False
+    options.use_per_session_threads = not pooled
+    if not pooled:
+        options.intra_op_num_threads = 1  # no pool at all
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
     # Memory patterns are cached per input shape: with a mask that grows, memory would grow with them.

@@ -46,7 +46,7 @@ def test_ancestors_and_depths_agree_with_walking_up(tree: TokenTree) -> None:
     ("tokens", "parents"), [([], []), ([1], [0]), ([1, 2], [-1]), ([1, 2], [-1, 1]), ([1, 2, 2], [-1, 0, 0])]
 )
 def test_tree_refuses_what_is_not_a_tree(tokens: list[int], parents: list[int]) -> None:
-    with pytest.raises(ValueError, match="tree|parent|children"):
+    with pytest.raises(ValueError, match=r"tree|parent|children"):
         TokenTree(tokens, parents)
 
 
