@@ -223,7 +223,7 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
     decoder = asdict(family.decoder)
     bias = decoder.pop("relative_bias")
     drafts = prepared.selection.drafts
-    source = request.model if checkpoint.alias else checkpoint.folder.name if Path(request.model).is_dir() else request.model
+    source = request.model if checkpoint.alias else checkpoint.folder.resolve().name if Path(request.model).is_dir() else request.model
     return {
         "format": "vlmexport-bundle",
         "schema_version": 1,
@@ -283,14 +283,15 @@ def _plan_options(prepared: Prepared) -> PlanOptions | None:
 
 
 def _parity(folder: Path, prepared: Prepared, progress: Progress | None) -> list[dict[str, Any]]:
-    """Compares the written bundle with PyTorch; raises ExportError when a graph differs."""
+    """Every graph, and a whole generation, against PyTorch; raises ExportError when one differs."""
     from .parity import check_parity
 
-    networks = {d.graph: d.network.network for d in prepared.selection.drafts if d.network is not None and d.graph}
-    limit = prepared.request.parity_memory
-    return check_parity(folder, prepared.checkpoint, networks=networks, memory_limit=limit, progress=_staged("parity", progress))
-
-
-def _staged(stage: str, progress: Progress | None) -> Progress | None:
-    """Reports every step of a part under one stage."""
-    return (lambda _, done, total: progress(stage, done, total)) if progress else None
+    networks = {d.graph: d.network.network for d in prepared.selection.drafts if d.graph and d.network}
+    return check_parity(
+        folder,
+        prepared.checkpoint,
+        networks=networks,
+        memory_limit=prepared.request.parity_memory,
+        generation=prepared.family.name in RUNTIME_FAMILIES,
+        progress=lambda _name, done, total: progress and progress("parity", done, total),
+    )

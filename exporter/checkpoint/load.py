@@ -101,7 +101,10 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_PATTERNS, ignore_patterns=["onnx/*", "*/*"]))
+        folder = Path(snapshot_download(hub_id, allow_patterns=_PATTERNS, ignore_patterns=["*/*"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*_PATTERNS, "*.bin"], ignore_patterns=["*/*"]))
+        return folder
     except Exception as error:
         raise ExportError(
             f"{hub_id} is neither a local folder nor reachable on the Hugging Face hub ({type(error).__name__}: "

@@ -53,6 +53,7 @@ class Family(Protocol):
     architectures: ClassVar[tuple[str, ...]]
     decoder: DecoderShape
     max_positions: int | None
+    """Most positions the model was made for; None when positions have no end."""
 
     def __init__(self, checkpoint: Checkpoint) -> None: ...
 

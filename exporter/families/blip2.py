@@ -65,7 +65,7 @@ class Blip2Family:
             )
         self.language = T5Language(checkpoint, text, "language_model.")
         self.decoder = self.language.decoder
-        self.max_positions = None
+        self.max_positions: int | None = None
         self._side = _pair(config.vision_config.image_size)
 
     @functools.cached_property

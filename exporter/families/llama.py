@@ -97,7 +97,7 @@ class LlamaFamily:
 
     @functools.cached_property
     def _model(self) -> Any:
-        config = type(self.config).from_dict(self.config.to_dict())
+        config: Any = type(self.config).from_dict(self.config.to_dict())
         config._attn_implementation = ATTENTION
         model: Any = hollow_model(lambda: LlamaForCausalLM(config))
         model.model.rotary_emb = modeling_llama.LlamaRotaryEmbedding(config).eval()

@@ -261,7 +261,7 @@ class T5Family:
         self.checkpoint = checkpoint
         self.language = T5Language(checkpoint, checkpoint.config, "")
         self.decoder = self.language.decoder
-        self.max_positions = None  # relative positions have no end
+        self.max_positions: int | None = None  # relative positions have no end
 
     def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:
         """encoder, cross_kv, embed, segments, head."""

@@ -60,7 +60,7 @@ class Composer:
             tensor = ir.tensor(np.array(array))
             value = ir.Value(
                 name=f"constant_{len(self._constants)}",
-                shape=tensor.shape,
+                shape=ir.Shape(tensor.numpy().shape),
                 type=ir.TensorType(tensor.dtype),
                 const_value=tensor,
             )
@@ -88,14 +88,15 @@ class Composer:
         """Copies a template's nodes. `checkpoint_name` maps a parameter of the traced module to a checkpoint tensor."""
         values: dict[ir.Value, ir.Value] = {}
         for value in template.graph.inputs:
-            if value.name in template.weights:
-                source = template.weights[value.name]
+            name = value.name or ""
+            if name in template.weights:
+                source = template.weights[name]
                 names = tuple(checkpoint_name(p) for p in source.parameters)
                 values[value] = self.weight(WeightRef(names, source.transpose, source.shape))
-            elif value.name in inputs:
-                values[value] = inputs[value.name]
+            elif name in inputs:
+                values[value] = inputs[name]
             else:
-                raise ExportError(f"{self.name}: {prefix} needs an input {value.name!r}")
+                raise ExportError(f"{self.name}: {prefix} needs an input {name!r}")
         for value in template.graph.initializers.values():
             values[value] = self.constant(value.const_value.numpy())  # type: ignore[union-attr]
         for node in template.graph:

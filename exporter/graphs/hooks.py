@@ -86,8 +86,8 @@ def _onnx_kv_update(cache: Any, update: Any, write_indices: Any) -> Any:
 
 
 def _onnx_attention(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
-    output, *_ = op.Attention(query, key, value, mask, scale=scale)
-    return output
+    outputs: Any = op.Attention(query, key, value, mask, scale=scale)
+    return outputs[0]
 
 
 def _onnx_rms_norm(hidden: Any, weight: Any, epsilon: float) -> Any:

@@ -104,7 +104,7 @@ def constants_to_initializers(graph: ir.Graph) -> None:
             tensor = ir.tensor(np.array(attribute.value, dtype))
         old = node.outputs[0]
         value = ir.Value(
-            name=f"{old.name}_value", shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+            name=f"{old.name}_value", shape=ir.Shape(tensor.numpy().shape), type=ir.TensorType(tensor.dtype), const_value=tensor
         )
         graph.initializers[value.name] = value  # type: ignore[index]
         old.replace_all_uses_with(value, replace_graph_outputs=True)

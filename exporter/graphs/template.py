@@ -122,8 +122,7 @@ def _remember_torchlib() -> None:
     with contextlib.suppress(ImportError, AttributeError):
         from torch.onnx._internal._lazy_import import onnxscript_apis
 
-        operators = functools.cache(onnxscript_apis.get_torchlib_ops)
-        vars(onnxscript_apis)["get_torchlib_ops"] = operators
+        onnxscript_apis.get_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)  # type: ignore[attr-defined]
 
 
 def _reason(error: BaseException) -> str:

@@ -109,7 +109,7 @@ class WeightStore:
                     slot = self._slots[ref]
                     file.seek(slot.offset)
                     array = self.materialize(ref)
-                    file.write(memoryview(array).cast("B"))
+                    file.write(array.data)
                     done += slot.bytes
                     if progress:
                         progress(done, self.bytes)
