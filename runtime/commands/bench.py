@@ -37,6 +37,7 @@ def bench(
     from ..benchmark import measure
     from ..bundle import Bundle
     from ..errors import OptionError
+    from ..families import get_family
     from ..session import Session
     from .output import console, print_json
     from .plot import check_plot, write_plot
@@ -48,6 +49,8 @@ def bench(
         check_plot(plot)
     opened = Bundle.open(bundle)
     requests = make_requests(opened.manifest, image, prompt, raw)
+    for request in requests:  # refused before a large model is loaded for nothing
+        get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
     options = draft_options(opened.manifest, draft, draft_length)
     columns = TextColumn("{task.description}"), BarColumn()
     with (

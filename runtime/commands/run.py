@@ -31,6 +31,7 @@ def run(
 ) -> None:
     """Caption an image, or answer a question about it."""
     from ..bundle import Bundle
+    from ..families import get_family
     from ..images.load import load_image
     from ..session import Session
     from .output import print_json
@@ -38,7 +39,9 @@ def run(
 
     opened = Bundle.open(bundle)
     text = read_prompt(prompt, raw)
-    picture = None if image is None else load_image(image)  # before a large model is loaded for nothing
+    picture = None if image is None else load_image(image)
+    # A request that cannot be served is refused before a large model is loaded for nothing.
+    get_family(opened.manifest.model.family).prepare(opened, picture, text)
     options: dict[str, Any] = draft_options(opened.manifest, draft, draft_length)
     options |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     with Session.load(opened, threads=threads) as session:

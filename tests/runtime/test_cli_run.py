@@ -137,10 +137,17 @@ def test_run_reads_the_prompt_from_standard_input(
     ],
 )  # fmt: skip
 def test_run_refuses(
-    tiny_bundle: Bundles, capsys: Capture, family: str, options: list[str], message: str
+    tiny_bundle: Bundles,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    options: list[str],
+    message: str,
 ) -> None:
     tiny_bundle(family)
     capsys.readouterr()
+    if not any("temperature" in option for option in options):  # the session checks sampling
+        monkeypatch.setattr(Session, "load", lambda *_, **__: pytest.fail("loaded a model for nothing"))
     assert main("run", tiny_bundle(family).path, *options) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
