@@ -88,6 +88,11 @@ class RecordingDevice:
         copy.flags.writeable = False  # changing what was read does not reach the device
         return copy
 
+    @property
+    def allocations(self) -> int:
+        """How many buffers were allocated so far."""
+        return len(self._memory)
+
     # --- graphs ---
 
     def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
