@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
+from ...runtime.engines.onnxruntime_cpu import use_global_pool
 from ...runtime.errors import ExportError
 
 Feeds = Mapping[str, np.ndarray]
@@ -18,11 +19,12 @@ Feeds = Mapping[str, np.ndarray]
 class GraphRunner:
     """Runs the graph files of a folder. `piecewise`: one group of nodes (a layer) at a time."""
 
-    def __init__(self, folder: Path, *, piecewise: bool, threads: int = 2) -> None:
+    def __init__(self, folder: Path, *, piecewise: bool) -> None:
         self.folder = folder
         self.piecewise = piecewise
+        use_global_pool()  # one pool per process, the runtime's: ONNX Runtime refuses sessions with their own beside it
         self._options = ort.SessionOptions()
-        self._options.intra_op_num_threads = threads
+        self._options.use_per_session_threads = False
         self._options.log_severity_level = 4
         self._open: tuple[str, ort.InferenceSession] | None = None
 

@@ -15,6 +15,7 @@ from vlmexport.exporter.tensorrt import load_tensorrt
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
 from vlmexport.exporter.tensorrt.precision import retype
+from vlmexport.runtime.engines.onnxruntime_cpu import use_global_pool
 from vlmexport.runtime.errors import ExportError
 
 SIZES = {"batch": 1, "width": 3, "cache": 20, "source": 9, "rows": 2}
@@ -36,7 +37,9 @@ def _feeds(graph: dict, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def _session(path: Path) -> ort.InferenceSession:
+    use_global_pool()
     options = ort.SessionOptions()
+    options.use_per_session_threads = False
     options.log_severity_level = 4
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

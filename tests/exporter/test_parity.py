@@ -1,0 +1,131 @@
+"""Parity finds wrong graphs, and passes right ones, whole and layer by layer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.parity import LIMIT, check_parity, parity_table
+from vlmexport.exporter.parity.compare import _Tally
+from vlmexport.exporter.parity.generation import first_difference
+from vlmexport.exporter.parity.reference import load_reference
+from vlmexport.exporter.parity.runner import GraphRunner
+from vlmexport.runtime.errors import ExportError
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5"])
+@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
+def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) -> None:
+    bundle, checkpoint = tiny_bundle(name)
+    before = sorted(p.name for p in bundle.iterdir())
+    entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory)
+    graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]
+    compared = {e["graph"] for e in entries}
+    assert compared == set(graphs) | ({"generation"} if memory else set())
+    assert all(e["relative_difference"] <= e["limit"] for e in entries)
+    assert all(e["values"] > 0 for e in entries)
+    assert all(e.get("streamed", False) == (memory == 0) for e in entries)
+    assert sorted(p.name for p in bundle.iterdir()) == before
+    parity_table(entries)
+
+
+def test_a_text_only_t5_passes(tiny_bundle: Callable) -> None:
+    bundle, checkpoint = tiny_bundle("t5")
+    entries = check_parity(bundle, open_checkpoint(checkpoint), generation=False)
+    assert {"encoder", "cross_kv", "segment.0", "segment.1", "head"} <= {e["graph"] for e in entries}
+
+
+@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
+@pytest.mark.parametrize("graph", ["segment.1", "head", "encoder", "cross_kv"])
+def test_a_wrong_weight_fails(tiny_bundle: Callable, tmp_path: Path, graph: str, memory: int) -> None:
+    source, checkpoint = tiny_bundle("blip2-t5")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    _spoil(bundle, graph)
+    with pytest.raises(ExportError, match=rf"parity failed: {graph} differs from torch by .* no bundle was written"):
+        check_parity(bundle, open_checkpoint(checkpoint), generation=False, memory_limit=memory)
+
+
+def _spoil(bundle: Path, graph: str) -> None:
+    """Moves one weight of a graph by 1 %."""
+    model = onnx.load(str(bundle / f"{graph}.onnx"), load_external_data=False)
+    tensor = max((t for t in model.graph.initializer if t.external_data), key=lambda t: np.prod(t.dims))
+    place = {e.key: int(e.value) for e in tensor.external_data if e.key != "location"}
+    with (bundle / "weights.bin").open("r+b") as file:
+        file.seek(place["offset"])
+        values = np.frombuffer(file.read(place["length"]), np.float32) * np.float32(1.01)
+        file.seek(place["offset"])
+        file.write(values.tobytes())
+
+
+@pytest.mark.parametrize("slot", ["attn_mask", "write_indices"])
+def test_a_graph_that_ignores_its_mask_or_position_fails(tiny_bundle: Callable, tmp_path: Path, slot: str) -> None:
+    source, checkpoint = tiny_bundle("llama")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    path = bundle / "segment.0.onnx"
+    model = onnx.load(str(path), load_external_data=False)
+    for node in model.graph.node:
+        if slot == "attn_mask" and node.op_type == "Attention":
+            del node.input[3:]
+        if slot == "write_indices" and node.op_type == "TensorScatter":
+            del node.input[2:]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ExportError, match=r"parity failed: segment\.0"):
+        check_parity(bundle, open_checkpoint(checkpoint), generation=False)
+
+
+def test_generation_is_compared_with_transformers(tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that emits another token is caught although every graph is right."""
+    from vlmexport.runtime.session import Session
+
+    bundle, checkpoint = tiny_bundle("llama")
+    original = Session.generate
+
+    def wrong(self: Session, *args: object, **options: object) -> object:
+        result = original(self, *args, **options)  # type: ignore[arg-type]
+        result.tokens[2] += 1
+        return result
+
+    monkeypatch.setattr(Session, "generate", wrong)
+    with pytest.raises(ExportError, match="greedy output differs from transformers' at token 2"):
+        check_parity(bundle, open_checkpoint(checkpoint))
+
+
+def test_not_a_number_is_a_failure() -> None:
+    tally = _Tally()
+    tally.add(np.array([1.0, np.nan]), np.array([1.0, 1.0]))
+    assert tally.relative > LIMIT
+    other = _Tally()
+    other.add(np.zeros((2, 3)), np.zeros((3, 2)))
+    assert other.relative > LIMIT
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1]) == 1
+
+
+def test_the_streamed_reference_holds_no_weights_and_agrees(tiny_checkpoint: Callable) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint("llama"))
+    whole, streamed = (load_reference(checkpoint, streamed=s) for s in (False, True))
+    assert all(p.is_meta for p in streamed.parameters())
+    ids = torch.arange(5, 14)[None]
+    with torch.no_grad():
+        assert torch.equal(whole(ids).logits, streamed(ids).logits)
+    assert all(p.is_meta for p in streamed.parameters())
+
+
+def test_pieces_equal_the_whole_graph(tiny_bundle: Callable) -> None:
+    bundle = tiny_bundle("blip2-t5")[0]
+    pixels = np.random.default_rng(1).standard_normal((1, 3, 32, 32), np.float32)
+    whole, pieces = (
+        GraphRunner(bundle, piecewise=p).run("vision.onnx", {"pixel_values": pixels})["image_rows"] for p in (False, True)
+    )
+    assert np.abs(whole - pieces).max() < 1e-5
