@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--vision-steps", type=int, default=1450)
     parser.add_argument("--decoder-steps", type=int, default=2000)
     parser.add_argument(
-        "--joint-steps", type=int, default=500, help="how many of the last decoder steps train all"
+        "--joint-steps", type=int, default=0, help="how many of the last decoder steps train all"
     )
     parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation")
     parser.add_argument("--threads", type=int, default=2)

@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--bundle", type=Path)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--joint", type=int, default=500)
+    parser.add_argument("--joint", type=int, default=0)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()

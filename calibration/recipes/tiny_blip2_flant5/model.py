@@ -122,5 +122,6 @@ def save_bundle(
     (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     for item in sorted(scratch.iterdir()):
+        item.chmod(0o644)
         item.replace(folder / item.name)
     scratch.rmdir()
