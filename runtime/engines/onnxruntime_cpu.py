@@ -158,7 +158,8 @@ class OnnxRuntimeCpu:
         try:
             session = ort.InferenceSession(
                 str(self._folder / info.file),
-                _session_options(self._pooled),
+                # Once the process has a pool (another bundle's), sessions without it are refused.
+                _session_options(self._pooled or _pool_threads is not None),
                 providers=["CPUExecutionProvider"],
             )
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
