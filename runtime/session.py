@@ -251,12 +251,13 @@ class Session:
                     stats.time_to_first_token = time.perf_counter() - begin
                 piece = text.push(token)
                 if text.stopped:
-                    generation.stop("stop")
-                    generation.finish_reason = "stop"
+                    generation.finish_reason = "stop"  # also when the end token or the limit came with it
                 if piece:
                     parts.append(piece)
                     yield piece
             rest = text.finish()
+            if text.stopped:  # also when the held-back end completed a stop string
+                generation.finish_reason = "stop"
             if rest:
                 parts.append(rest)
                 yield rest
