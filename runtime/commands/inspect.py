@@ -114,7 +114,8 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     for name in ("draft", "kind", "after layer", "trained", "default"):
         drafts.add_column(name)
     for draft in found["drafts"]:
-        is_default = draft["name"] == found["policy"]["draft"]
+        policy = found["policy"]
+        is_default = policy["speculative"] and draft["name"] == policy["draft"]
         layer = "" if draft["layer"] is None else str(draft["layer"])
         trained = "yes" if draft["trained"] else "no"
         drafts.add_row(_plain(draft["name"]), draft["kind"], layer, trained, "yes" if is_default else "")

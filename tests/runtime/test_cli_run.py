@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -282,3 +284,18 @@ def test_timing_leaves_the_session_as_it_was(tiny_bundle: Bundles, family: str) 
     assert all(
         value > 0 for value in [*costs.plain.values(), *costs.tail.values(), costs.trunk, costs.propose]
     )
+
+
+def test_a_small_bundle_loads_in_a_process_that_already_has_a_thread_pool(tiny_bundle: Bundles) -> None:
+    code = (
+        "import sys\nfrom vlmexport.runtime import Session\nfrom vlmexport.runtime.engines import onnxruntime_cpu\n"
+        "early = Session.load(sys.argv[1])\n"
+        "onnxruntime_cpu.use_global_pool(2)\n"
+        "late = Session.load(sys.argv[1])\n"
+        "tokens = [session.generate(prompt='the cup', max_new_tokens=8, draft='imitation').tokens "
+        "for session in (early, late)]\n"
+        "assert tokens[0] == tokens[1]\n"
+    )
+    command = [sys.executable, "-c", code, str(tiny_bundle("llama").path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
