@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,22 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyBundle]:
-    """`tiny_bundle(name)`: a bundle of `tiny_bundles.BUNDLES`, built once per session at its first use."""
-    import tiny_bundles  # torch is imported only by tests that ask
+    """`tiny_bundle(name)`: a bundle of `tiny_bundles.BUNDLES`, built once per run at its first use.
 
-    built: dict[str, TinyBundle] = {}
+    Parallel workers share the folder: copy it before you change anything in it.
+    """
+    import tiny_bundles  # torch is imported only by tests that ask
+    from filelock import FileLock  # comes with torch
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    made: dict[str, TinyBundle] = {}
 
     def get(name: str) -> TinyBundle:
-        if name not in built:
-            built[name] = tiny_bundles.build(name, tmp_path_factory.mktemp(f"bundle-{name}"))
-        return built[name]
+        if name not in made:
+            folder = shared / f"tiny-{name}"
+            with FileLock(shared / f"tiny-{name}.lock"):
+                made[name] = tiny_bundles.load(name, folder) or tiny_bundles.build(name, folder)
+        return made[name]
 
     return get

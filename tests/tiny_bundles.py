@@ -77,13 +77,22 @@ def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) 
     return folder
 
 
+def load(name: str, folder: Path) -> TinyBundle | None:
+    """The bundle that `build` left in `folder`, or None when there is none."""
+    drafts = {n: folder / f"draft-{n}" for n in BUNDLES[name].draft_layers}
+    made = TinyBundle(name, folder / "checkpoint", folder / "bundle", drafts)
+    return made if (made.path / "manifest.json").is_file() else None
+
+
 def build(name: str, folder: Path) -> TinyBundle:
     """Builds the bundle `name` of `BUNDLES` below `folder`."""
     recipe = BUNDLES[name]
     checkpoint = tiny_models.checkpoint(recipe.checkpoint, folder / "checkpoint", **recipe.changes)
-    drafts = {n: untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n) for n in recipe.draft_layers}
-    path = folder / "bundle"
-    folders = [str(folder) for folder in drafts.values()]
+    drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
     # The contract suite compares with transformers itself, far more closely than the build does.
-    build_bundle(BuildRequest(model=str(checkpoint), output=path, drafts=folders, parity=False, **recipe.limits))
-    return TinyBundle(name, checkpoint, path, drafts)
+    build_bundle(
+        BuildRequest(model=str(checkpoint), output=folder / "bundle", drafts=drafts, parity=False, **recipe.limits)
+    )
+    made = load(name, folder)
+    assert made is not None
+    return made
