@@ -14,7 +14,7 @@ from rig import Rig
 from rows import ROWS
 from vlmexport.runtime import cycle
 from vlmexport.runtime.acceptance import Verdict
-from vlmexport.runtime.decoder import Decoder
+from vlmexport.runtime.decoder import Decoder, _Encoder
 from vlmexport.runtime.kv import KVArena
 from vlmexport.runtime.masks import CausalMask
 from vlmexport.runtime.tree import TokenTree
@@ -161,6 +161,17 @@ def rows_left_over_by_growth(patch: Patch) -> None:
     patch.setattr(KVArena, "_grow", wrong)
 
 
+def source_padding_seen(patch: Patch) -> None:
+    """Cross-attention sees the rows that only fill up a ragged batch of sources."""
+    run = _Encoder.run
+
+    def wrong(self: Any, rows: Any) -> None:
+        run(self, rows)
+        self._lengths = [self._source] * len(rows)
+
+    patch.setattr(_Encoder, "run", wrong)
+
+
 Guard = Callable[[Callable, str], None]
 
 
@@ -224,6 +235,7 @@ MUTANTS = {
         | {"generation": generation("perfect", 3)},
     ),
     "last draft not run through the trunk": Mutant(last_draft_skips_the_trunk, {"trunk and tail": table("trunk_and_tail")}),
+    "padding of the source seen": Mutant(source_padding_seen, {"ragged": table("ragged_batch")}, ("t5",)),
     "growth without moving rows": Mutant(rows_left_over_by_growth, {"last positions": table("last_positions")}),
 }
 
