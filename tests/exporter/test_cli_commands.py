@@ -1,0 +1,217 @@
+"""`build`, `models` and `verify` as a user types them: output, exit status, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from vlmexport.exporter.cli import parse_size
+from vlmexport.runtime.cli import main
+from vlmexport.runtime.errors import OptionError
+
+
+def _run(capfd: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, str]:
+    status = main([str(a) for a in arguments])
+    out, err = capfd.readouterr()
+    return status, out, err
+
+
+def test_models(capfd: pytest.CaptureFixture) -> None:
+    status, out, _ = _run(capfd, "models", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert {"tiny-blip2-flant5", "blip2-flant5"} <= {m["alias"] for m in document["models"]}
+    assert document["architectures"]["LlamaForCausalLM"] == "llama"
+    status, out, _ = _run(capfd, "models")
+    assert status == 0 and "early-exit" in out
+
+
+def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    model, out = tiny_checkpoint("llama"), tmp_path / "bundle"
+    options = ("--draft-layer", 1, "--max-length", 96, "--max-width", 8)
+    status, text, err = _run(capfd, "build", "--model", model, "-o", out, *options)
+    assert status == 0, err
+    assert "generation" in text and "segment.1" in text  # the parity table
+    assert f"vlmexport run {out}" in text
+    assert "vlmexport train --model" in text  # no trained draft: says how to get one
+    assert "Comparing with PyTorch" in err
+    status, text, err = _run(capfd, "verify", out, "--model", model, "--prompts", 2, "--max-new-tokens", 12, "--json")
+    report = json.loads(text)
+    assert status == 0 and report["ok"], err
+    assert [row["draft"] for row in report["lossless"]] == ["early-exit@1", "always-wrong (early-exit@1)"]
+    assert all(row["different"] == 0 and row["tokens"] > 0 for row in report["lossless"])
+    assert report["lossless"][1]["alpha"] < 0.2
+    assert report["files_checked"] == len(list(out.iterdir())) - 1
+    assert "generation" in {row["graph"] for row in report["parity"]}
+
+
+def test_build_json_with_plans(tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    pytest.importorskip("tensorrt_rtx_libs")
+    out = tmp_path / "bundle"
+    plans = ("--backend", "tensorrt-rtx", "--target", "sm89", "--plan-precision", "bf16")
+    status, text, err = _run(capfd, "build", "--model", tiny_checkpoint("llama"), "--draft-layer", 1, "-o", out, *plans, "--json")
+    assert status == 0, err
+    report = json.loads(text)  # one object and nothing else
+    assert report["status"] == "built" and report["cuts"] == [0, 1, 2]
+    assert {p["precision"] for p in report["plans"]} == {"bfloat16"}
+    assert (out / "plans/sm89/segment.0.plan").is_file()
+    assert report["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
+
+
+def test_verify_finds_other_weights(tiny_bundle: Callable, tiny_checkpoint: Callable, capfd: pytest.CaptureFixture) -> None:
+    other = tiny_checkpoint("llama", seed=99)
+    status, out, _ = _run(capfd, "verify", tiny_bundle("llama")[0], "--model", other, "--json")
+    assert status == 1
+    assert "built from other weights" in json.loads(out)["failures"][0]
+
+
+def test_verify_finds_a_changed_file(tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    source, model = tiny_bundle("llama")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    weights = bundle / "weights.bin"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    status, _, err = _run(capfd, "verify", bundle, "--model", model)
+    assert status == 2 and "weights.bin" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "tiny-blip2-flant"], "unknown model 'tiny-blip2-flant': no alias, folder or hub id; did you mean tiny-blip2-flant5"),
+        (["--model", "LLAMA", "--draft-layer", "2"], "--draft-layer 2 is out of range: this decoder has 2 layers, choose 1..1"),
+        (["--model", "LLAMA", "--draft-layer", "0"], "--draft-layer 0 is out of range"),
+        (["--model", "LLAMA", "--draft", "medusa9"], "--draft 'medusa9' is neither a kind (early-exit, imitation, none) nor a folder"),
+        (["--model", "LLAMA", "--draft", "imitation"], "vlmexport train --model"),
+        (["--model", "LLAMA", "--max-length", "1"], "--max-length 1 is out of range"),
+        (["--model", "LLAMA", "--max-width", "0"], "--max-width 0 is out of range"),
+        (["--model", "LLAMA", "--precision", "int3"], "--precision 'int3' is not supported"),
+        (["--model", "LLAMA", "--parity-memory", "lots"], "--parity-memory 'lots' is not a size"),
+        (["--model", "LLAMA", "--target", "sm86"], "--target sm86 needs --backend"),
+        (["--model", "LLAMA", "--backend", "cuda"], "unknown backend 'cuda'; choose one of tensorrt-rtx, tensorrt"),
+        (["--model", "LLAMA", "--backend", "tensorrt-rtx", "--target", "sm90"], "unknown target 'sm90' for tensorrt-rtx; choose one of sm75"),
+        (["--model", "LLAMA", "--backend", "tensorrt-rtx", "--plan-precision", "x"], "unknown --plan-precision 'x'"),
+    ],
+)
+def test_a_mistake_gets_one_line(
+    tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    named = [str(tiny_checkpoint("llama")) if a == "LLAMA" else a for a in arguments]
+    status, out, err = _run(capfd, "build", *named, "-o", tmp_path / "bundle")
+    assert status == 2 and out == ""
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unsupported_model_type_is_named(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64)).save_pretrained(tmp_path / "gpt2")
+    capfd.readouterr()
+    status, _, err = _run(capfd, "build", "--model", tmp_path / "gpt2", "-o", tmp_path / "bundle")
+    assert status == 2 and "GPT2LMHeadModel (model_type 'gpt2') is not supported" in err
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_an_existing_folder_needs_force(tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    kept = tmp_path / "holiday"
+    kept.mkdir()
+    (kept / "photo.jpg").write_bytes(b"x")
+    for force, message in (((), "replace it with --force"), (("--force",), "is not a bundle")):
+        status, _, err = _run(capfd, "build", "--model", tiny_checkpoint("llama"), "-o", kept, *force)
+        assert status == 2 and message in err
+    assert [p.name for p in kept.iterdir()] == ["photo.jpg"]
+
+
+@pytest.mark.parametrize("moment", ["before", "while writing"])
+def test_a_full_disk_loses_nothing(
+    tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    from vlmexport.exporter import bundle_writer
+    from vlmexport.exporter.graphs.weights import WeightStore
+
+    source, model = tiny_bundle("llama")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    before = {p.name: p.read_bytes() for p in bundle.iterdir()}
+    if moment == "before":
+        usage = type("Usage", (), {"free": 1000})
+        monkeypatch.setattr(bundle_writer.shutil, "disk_usage", lambda _path: usage)
+    else:
+
+        def full(self: WeightStore, folder: Path, progress: object = None) -> Path:
+            (folder / "weights.bin").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(WeightStore, "write", full)
+    status, _, err = _run(capfd, "build", "--model", model, "--draft-layer", 1, "-o", bundle, "--force")
+    assert status == 2 and "no space left" in err
+    assert {p.name: p.read_bytes() for p in bundle.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_failed_parity_writes_no_bundle(
+    tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vlmexport.exporter.parity import compare
+
+    monkeypatch.setattr(compare, "LIMIT", 0.0)
+    out = tmp_path / "bundle"
+    status, _, err = _run(capfd, "build", "--model", tiny_bundle("llama")[1], "--draft-layer", 1, "-o", out)
+    assert status == 2 and "parity failed" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_interrupted_build_keeps_the_old_bundle(tiny_bundle: Callable, tmp_path: Path, number: int, status: int) -> None:
+    source, model = tiny_bundle("llama")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    before = {p.name: p.read_bytes() for p in bundle.iterdir()}
+    command = [sys.executable, "-m", "vlmexport.runtime.cli", "build", "--model", str(model), "--draft-layer", "1"]
+    process = subprocess.Popen([*command, "-o", str(bundle), "--force"], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.glob(".bundle.building-*/manifest.json")):  # in the middle: parity is still to come
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == status
+    assert b"Next:" not in out
+    assert {p.name: p.read_bytes() for p in bundle.iterdir()} == before
+    left = [p.name for p in tmp_path.iterdir() if p.name != "bundle"]
+    assert left == [] if number == signal.SIGINT else all(n.startswith(".bundle.building-") for n in left)
+    if number == signal.SIGKILL:  # the next build clears what the killed one left
+        assert main(["build", "--model", str(model), "--draft-layer", "1", "-o", str(bundle), "--force", "--json"]) == 0
+        assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 << 30), ("512M", 512 << 20), ("0", 0), ("1.5k", 1536), ("12", 12), (" 2 gb ", 2 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text, "--parity-memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "four", "1e9x", "4 G i"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(OptionError, match="is not a size"):
+        parse_size(text, "--parity-memory")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from vlmexport.runtime.cli import main; main(['build', '--help']);"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnx', 'onnxruntime', 'pydantic')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

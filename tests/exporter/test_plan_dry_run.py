@@ -1,0 +1,81 @@
+"""The dry run against a real build of the same request."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.checkpoint.tensors import TensorFiles
+from vlmexport.exporter.plan import plan_build, plan_tables
+from vlmexport.runtime.errors import OptionError
+
+
+@pytest.mark.parametrize("name", ["llama", "blip2-t5"])
+def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: Path, name: str) -> None:
+    request = BuildRequest(model=str(tiny_checkpoint(name)), output=tmp_path / "bundle", draft_layer=1, max_length=80, parity=False)
+    plan = plan_build(request)
+    assert list(tmp_path.iterdir()) == []
+    report = build_bundle(request)
+    assert [(g.name, g.nodes, g.bytes) for g in plan.graphs] == [(g.name, g.nodes, g.bytes) for g in report.graphs]
+    assert (plan.parameters, plan.draft_parameters) == (report.parameters, report.draft_parameters)
+    assert plan.weight_bytes == report.weight_bytes == (tmp_path / "bundle/weights.bin").stat().st_size
+    assert (plan.cuts, plan.drafts, plan.speculative) == (report.cuts, report.drafts, report.speculative)
+    tokenizer = (tmp_path / "bundle/tokenizer.json").stat().st_size + (tmp_path / "bundle/manifest.json").stat().st_size
+    assert plan.bundle_bytes == report.bytes - tokenizer
+    decoder = json.loads((tmp_path / "bundle/manifest.json").read_text("utf-8"))["decoder"]
+    assert plan.kv_bytes_per_token == 2 * 4 * decoder["num_layers"] * decoder["num_kv_heads"] * decoder["head_dim"]
+    assert plan.kv_bytes == plan.kv_bytes_per_token * (80 + 16)
+    assert (plan.cross_kv_bytes_per_row > 0) == (name == "blip2-t5")
+    assert plan_tables(plan)
+
+
+def test_a_dry_run_reads_no_weights(tiny_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: TensorFiles, name: str) -> None:
+        raise AssertionError(f"the dry run reads {name}")
+
+    monkeypatch.setattr(TensorFiles, "read", read)
+    plan = plan_build(BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=1))
+    assert plan.parameters > 0
+
+
+def test_a_dry_run_raises_what_the_build_would(tiny_checkpoint: Callable, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"choose 1\.\.1"):
+        plan_build(BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=9))
+
+
+def test_parity_memory_decides_how_parity_runs(tiny_checkpoint: Callable, tmp_path: Path) -> None:
+    plans = [
+        plan_build(BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=1, parity_memory=m))
+        for m in (0, 1 << 30)
+    ]
+    assert [p.parity for p in plans] == ["layer by layer", "whole"]
+
+
+@pytest.mark.slow
+def test_peak_memory_is_near_the_estimate(tiny_checkpoint: Callable, tmp_path: Path) -> None:
+    """Measured in fresh processes: within 40 % (the base of a process dominates a tiny model)."""
+    model = tiny_checkpoint("blip2-t5")
+    plan = plan_build(BuildRequest(model=str(model), output=tmp_path / "b", draft_layer=1))
+    build = f"main(['build', '--model', {str(model)!r}, '--draft-layer', '1', '-o', {str(tmp_path / 'b')!r}, '--json'])"
+    run = f"main(['run', {str(tmp_path / 'b')!r}, '--image', {_picture(tmp_path)!r}, '--prompt', 'the cup', '--json'])"
+    for line, estimate in ((build, plan.peak_memory.build), (run, plan.peak_memory.run)):
+        code = (
+            f"import resource, sys; from vlmexport.runtime.cli import main; status = {line};"
+            "sys.stderr.write(f'PEAK {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}\\n'); sys.exit(status)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peak = int(done.stderr.rpartition("PEAK ")[2])
+        assert 0.6 < peak / estimate < 1.4, (line, peak, estimate)
+
+
+def _picture(folder: Path) -> str:
+    from PIL import Image
+
+    path = folder / "red.png"
+    Image.new("RGB", (40, 40), (200, 0, 0)).save(path)
+    return str(path)
