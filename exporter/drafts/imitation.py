@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, OptionError
@@ -117,7 +117,7 @@ class ImitationDraft:
         """Writes the draft folder; each file is replaced atomically, the description last."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in self.network.state_dict().items()}
-        save_file(tensors, folder / "draft.safetensors.new")
+        (folder / "draft.safetensors.new").write_bytes(save(tensors))  # save_file would make it unreadable to others
         (folder / "draft.safetensors.new").replace(folder / "draft.safetensors")
         document = {
             "format": FORMAT,
