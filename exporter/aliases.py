@@ -44,12 +44,34 @@ ALIASES: tuple[Alias, ...] = (
         bundled="tiny-blip2-flant5",
         default_prompt="describe the scene",
     ),
-    Alias("blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"),
+    Alias(
+        "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
+    ),
     Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),
-    Alias("smollm2-135m", "llama", "SmolLM2-135M-Instruct, text only", hub_id="HuggingFaceTB/SmolLM2-135M-Instruct"),
-    Alias("smollm2-360m", "llama", "SmolLM2-360M-Instruct, text only", hub_id="HuggingFaceTB/SmolLM2-360M-Instruct"),
-    Alias("smollm2-1.7b", "llama", "SmolLM2-1.7B-Instruct, text only", hub_id="HuggingFaceTB/SmolLM2-1.7B-Instruct"),
-    Alias("tinyllama-1.1b", "llama", "TinyLlama-1.1B-Chat, text only", hub_id="TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    Alias(
+        "smollm2-135m",
+        "llama",
+        "SmolLM2-135M-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    Alias(
+        "smollm2-360m",
+        "llama",
+        "SmolLM2-360M-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-360M-Instruct",
+    ),
+    Alias(
+        "smollm2-1.7b",
+        "llama",
+        "SmolLM2-1.7B-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    ),
+    Alias(
+        "tinyllama-1.1b",
+        "llama",
+        "TinyLlama-1.1B-Chat, text only",
+        hub_id="TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    ),
 )
 
 
@@ -61,6 +83,9 @@ def find_alias(name: str) -> Alias | None:
 def unknown_model(name: str) -> OptionError:
     """The error for a model that is no alias, folder or hub id; names the nearest aliases."""
     names = [a.name for a in ALIASES]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or [n for n in names if name and name in n][:3]
+    near = (
+        difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        or [n for n in names if name and name in n][:3]
+    )
     hint = f"did you mean {' or '.join(near)}?" if near else f"aliases are {', '.join(names)}"
     return OptionError(f"unknown model {name!r}: no alias, folder or hub id; {hint}")

@@ -123,17 +123,28 @@ def prepare(request: BuildRequest, *, identify: bool = True) -> Prepared:
     Without `identify` no weight is read: the fingerprint stays empty and drafts are not matched with it (dry run).
     """
     if request.precision not in PRECISIONS:
-        raise OptionError(f"--precision {request.precision!r} is not supported yet, only {', '.join(PRECISIONS)}")
-    for name, low, high in (("max_length", 2, 1 << 20), ("max_batch", 1, 1024), ("max_width", 1, 1024), ("max_source", 1, 1 << 20)):
+        raise OptionError(
+            f"--precision {request.precision!r} is not supported yet, only {', '.join(PRECISIONS)}"
+        )
+    for name, low, high in (
+        ("max_length", 2, 1 << 20),
+        ("max_batch", 1, 1024),
+        ("max_width", 1, 1024),
+        ("max_source", 1, 1 << 20),
+    ):
         value = getattr(request, name)
         if not low <= value <= high:
             raise OptionError(f"--{name.replace('_', '-')} {value} is out of range {low}..{high}")
     checkpoint = open_checkpoint(request.model)
     family = family_for(checkpoint)
     if family.max_positions is not None and request.max_length > family.max_positions:
-        raise OptionError(f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions")
+        raise OptionError(
+            f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions"
+        )
     shape = family.decoder
-    selection = select_drafts(request.model, checkpoint.alias, request.drafts, request.draft_layer, shape.num_layers)
+    selection = select_drafts(
+        request.model, checkpoint.alias, request.drafts, request.draft_layer, shape.num_layers
+    )
     if not identify:
         return Prepared(request, checkpoint, family, selection, selection.cuts(shape.num_layers), "")
     identity = fingerprint(checkpoint)
@@ -162,7 +173,13 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     for draft in prepared.selection.drafts:
         if draft.network is not None:
             add(build_imitation(store, draft.network))
-    add(GraphSpec("commit", "commit", build_commit(store, range(shape.num_layers), shape.num_kv_heads, shape.head_dim)))
+    add(
+        GraphSpec(
+            "commit",
+            "commit",
+            build_commit(store, range(shape.num_layers), shape.num_kv_heads, shape.head_dim),
+        )
+    )
     return Exported(graphs, store, parameters, store.parameters - parameters)
 
 
@@ -178,7 +195,9 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
     exported = export(prepared, progress)
     with replaced_folder(request.output, request.force) as folder:
         check_space(folder, exported.store.bytes + (16 << 20))
-        exported.store.write(folder, (lambda done, total: progress("weights", done, total)) if progress else None)
+        exported.store.write(
+            folder, (lambda done, total: progress("weights", done, total)) if progress else None
+        )
         write_graphs(folder, exported.graphs, progress)
         write_tokenizer(prepared.checkpoint, folder)
         document = describe(prepared, exported)
@@ -191,7 +210,9 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
         if plan_options is not None:
             from .tensorrt import add_plans
 
-            add_plans(folder, plan_options, lambda _name, done, total: progress and progress("plans", done, total))
+            add_plans(
+                folder, plan_options, lambda _name, done, total: progress and progress("plans", done, total)
+            )
             document = json.loads((folder / MANIFEST).read_text("utf-8"))
             write_manifest(folder, document)
         sizes = {f.relative_to(folder).as_posix(): f.stat().st_size for f in folder.rglob("*") if f.is_file()}
@@ -223,7 +244,13 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
     decoder = asdict(family.decoder)
     bias = decoder.pop("relative_bias")
     drafts = prepared.selection.drafts
-    source = request.model if checkpoint.alias else checkpoint.folder.resolve().name if Path(request.model).is_dir() else request.model
+    source = (
+        request.model
+        if checkpoint.alias
+        else checkpoint.folder.resolve().name
+        if Path(request.model).is_dir()
+        else request.model
+    )
     return {
         "format": "vlmexport-bundle",
         "schema_version": 1,
@@ -245,12 +272,20 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
         },
         "text": describe_text(checkpoint, family, request.default_prompt),
         "image": family.image(),
-        "decoder": {**decoder, "cuts": prepared.cuts, "cache_dtype": request.precision, "relative_bias": bias},
+        "decoder": {
+            **decoder,
+            "cuts": prepared.cuts,
+            "cache_dtype": request.precision,
+            "relative_bias": bias,
+        },
         "encoder": family.encoder(),
         "graphs": {g.name: describe_graph(g) for g in exported.graphs},
         "weights": {"file": WEIGHTS_FILE, "bytes": exported.store.bytes},
         "tensors": describe_tensors(exported.store, family.tensors()),
-        "drafts": [{"name": d.name, "kind": d.kind, "layer": d.layer, "graph": d.graph, "trained": d.trained} for d in drafts],
+        "drafts": [
+            {"name": d.name, "kind": d.kind, "layer": d.layer, "graph": d.graph, "trained": d.trained}
+            for d in drafts
+        ],
         "policy": {
             "draft": drafts[0].name if drafts else None,
             "speculative": prepared.selection.speculative,
@@ -265,7 +300,9 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
 
 def _producer() -> dict[str, str]:
     packages = ("vlmexport", "torch", "transformers", "onnx")
-    now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    now = (
+        datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    )
     return {**{p: importlib.metadata.version(p) for p in packages}, "created": now}
 
 

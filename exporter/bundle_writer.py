@@ -82,7 +82,9 @@ def check_space(folder: Path, need: int) -> None:
     """ExportError when the disk has fewer than `need` bytes left."""
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise ExportError(f"no space left for the bundle: {need / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free in {folder}")
+        raise ExportError(
+            f"no space left for the bundle: {need / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free in {folder}"
+        )
 
 
 def _remove_stale(output: Path) -> None:
@@ -137,7 +139,12 @@ def describe_tensors(store: WeightStore, tensors: Mapping[str, Any]) -> dict[str
     for name, ref in tensors.items():
         slot = store.slot(ref)
         assert ref.dtype in STORED_DTYPES
-        entries[name] = {"offset": slot.offset, "bytes": slot.bytes, "dtype": ref.dtype, "shape": list(ref.shape)}
+        entries[name] = {
+            "offset": slot.offset,
+            "bytes": slot.bytes,
+            "dtype": ref.dtype,
+            "shape": list(ref.shape),
+        }
     return entries
 
 

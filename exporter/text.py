@@ -35,13 +35,21 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
     ends = token("eos_token_id")
     ends = [int(e) for e in ends] if isinstance(ends, Iterable) else [] if ends is None else [int(ends)]
     if not ends:
-        raise UnsupportedModelError(f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json")
+        raise UnsupportedModelError(
+            f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json"
+        )
     pad = token("pad_token_id")
     bos = token("bos_token_id")
     template = checkpoint.tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    prompt = default_prompt if default_prompt is not None else checkpoint.alias.default_prompt if checkpoint.alias else None
+    prompt = (
+        default_prompt
+        if default_prompt is not None
+        else checkpoint.alias.default_prompt
+        if checkpoint.alias
+        else None
+    )
     vocabulary = family.tensors()["embedding_table"].shape[0]
     return {
         "tokenizer": TOKENIZER_FILE,

@@ -24,6 +24,6 @@ def fingerprint(checkpoint: Checkpoint | TensorFiles) -> str:
         digest.update(f"{name}|{files.dtype(name)}|{','.join(map(str, files.shape(name)))}|".encode())
         tensor = files.read(name).contiguous()
         if tensor.numel():
-            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     files._fingerprint = "sha256:" + digest.hexdigest()  # type: ignore[attr-defined]
     return files._fingerprint  # type: ignore[attr-defined]

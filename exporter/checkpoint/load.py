@@ -50,13 +50,17 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ExportError(f"no tokenizer can be read from {self.folder}: {_line(error)}") from error
         if not getattr(tokenizer, "is_fast", False):
-            raise ExportError(f"the tokenizer of {self.folder} ({type(tokenizer).__name__}) has no tokenizer.json form")
+            raise ExportError(
+                f"the tokenizer of {self.folder} ({type(tokenizer).__name__}) has no tokenizer.json form"
+            )
         return tokenizer
 
     @functools.cached_property
     def image_settings(self) -> dict[str, Any]:
         """The image processor's settings (`preprocessor_config.json`, or its part of `processor_config.json`)."""
-        return self._json("preprocessor_config.json") or self._json("processor_config.json").get("image_processor", {})
+        return self._json("preprocessor_config.json") or self._json("processor_config.json").get(
+            "image_processor", {}
+        )
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -81,7 +85,9 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     elif Path(source).is_dir():
         folder = Path(source)
     elif Path(source).exists():
-        raise OptionError(f"--model {source} is a file; give the folder that holds config.json and the weights")
+        raise OptionError(
+            f"--model {source} is a file; give the folder that holds config.json and the weights"
+        )
     elif _HUB_ID.fullmatch(source) and not source.startswith("."):
         folder = _download(source)
     else:
@@ -91,7 +97,9 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError) as error:
-        raise UnsupportedModelError(f"the configuration in {folder} is not understood: {_line(error)}") from error
+        raise UnsupportedModelError(
+            f"the configuration in {folder} is not understood: {_line(error)}"
+        ) from error
     except Exception as error:  # strict configuration classes raise their own validation errors
         raise UnsupportedModelError(f"the configuration in {folder} is invalid: {_line(error)}") from error
     return Checkpoint(source, folder, config, TensorFiles(folder), alias)
@@ -103,7 +111,9 @@ def _download(hub_id: str) -> Path:
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=_PATTERNS, ignore_patterns=["*/*"]))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(hub_id, allow_patterns=[*_PATTERNS, "*.bin"], ignore_patterns=["*/*"]))
+            folder = Path(
+                snapshot_download(hub_id, allow_patterns=[*_PATTERNS, "*.bin"], ignore_patterns=["*/*"])
+            )
         return folder
     except Exception as error:
         raise ExportError(

@@ -88,9 +88,11 @@ class _Entry:
 
 def _entry(handle: Any, name: str, file: int, position: int) -> _Entry:
     if isinstance(handle, dict):
-        return _Entry(file, position, tuple(handle[name].shape), str(handle[name].dtype).removeprefix("torch."))
+        return _Entry(
+            file, position, tuple(handle[name].shape), str(handle[name].dtype).removeprefix("torch.")
+        )
     part = handle.get_slice(name)
-    dtype = part.get_dtype()
+    dtype = str(part.get_dtype())
     return _Entry(file, position, tuple(part.get_shape()), _DTYPES.get(dtype, dtype.lower()))
 
 
@@ -124,7 +126,9 @@ def _open(path: Path) -> Any:
         tensors = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     except (pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError) as error:
         reason = str(error).splitlines()[0]
-        raise ExportError(f"{path} cannot be loaded as plain tensors ({reason}); save the model as safetensors") from error
+        raise ExportError(
+            f"{path} cannot be loaded as plain tensors ({reason}); save the model as safetensors"
+        ) from error
     if not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
         raise ExportError(f"{path} is not a table of tensors; save the model as safetensors")
     return tensors

@@ -82,13 +82,23 @@ def check_common(config: Any, architecture: str) -> None:
     """Refuses options that no family supports."""
     if getattr(config, "quantization_config", None):
         method = config.quantization_config
-        method = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", method)
-        raise UnsupportedModelError(f"{architecture}: quantized checkpoints ({method}) are not supported; give the original")
+        method = (
+            method.get("quant_method")
+            if isinstance(method, dict)
+            else getattr(method, "quant_method", method)
+        )
+        raise UnsupportedModelError(
+            f"{architecture}: quantized checkpoints ({method}) are not supported; give the original"
+        )
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise UnsupportedModelError(f"{architecture}: sliding_window={config.sliding_window} is not supported")
+        raise UnsupportedModelError(
+            f"{architecture}: sliding_window={config.sliding_window} is not supported"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise UnsupportedModelError(f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention")
+        raise UnsupportedModelError(
+            f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
+        )
 
 
 def shared_tensor(tensors: TensorFiles, names: Sequence[str]) -> str:
@@ -98,7 +108,9 @@ def shared_tensor(tensors: TensorFiles, names: Sequence[str]) -> str:
         return names[0]
     for other in present[1:]:
         if not _same(tensors, present[0], other):
-            raise UnsupportedModelError(f"{present[0]} and {other} are different tables; one shared table is supported")
+            raise UnsupportedModelError(
+                f"{present[0]} and {other} are different tables; one shared table is supported"
+            )
     return present[0]
 
 

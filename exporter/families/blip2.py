@@ -58,7 +58,9 @@ class Blip2Family:
         for part in (config, config.vision_config, config.qformer_config):
             check_common(part, "Blip2ForConditionalGeneration")
         if config.qformer_config.use_qformer_text_input:
-            raise UnsupportedModelError("Blip2ForConditionalGeneration: use_qformer_text_input=true is not supported")
+            raise UnsupportedModelError(
+                "Blip2ForConditionalGeneration: use_qformer_text_input=true is not supported"
+            )
         if config.image_token_index is None:
             raise UnsupportedModelError(
                 "Blip2ForConditionalGeneration: image_token_index is not set; save the model with a current processor"
@@ -70,7 +72,7 @@ class Blip2Family:
 
     @functools.cached_property
     def _model(self) -> Any:
-        config = type(self.config).from_dict(self.config.to_dict())
+        config: Any = type(self.config).from_dict(self.config.to_dict())
         # The language model is traced by T5Language; a one-layer stand-in keeps this one small.
         config.text_config.num_layers = config.text_config.num_decoder_layers = 1
         for part in (config, config.vision_config, config.qformer_config, config.text_config):
@@ -113,7 +115,9 @@ class Blip2Family:
 
         for i, layer in enumerate(model.vision_model.encoder.layers):
             hidden = call(layer, f"vision_model.encoder.layers.{i}.", image_shape, {"hidden": hidden})
-        image = call(model.vision_model.post_layernorm, "vision_model.post_layernorm.", image_shape, {"hidden": hidden})
+        image = call(
+            model.vision_model.post_layernorm, "vision_model.post_layernorm.", image_shape, {"hidden": hidden}
+        )
         count, width = config.num_query_tokens, config.qformer_config.hidden_size
         queries = trace(_Queries(model), _queries, [TraceInput("image", image_shape)], ("hidden_out",))
         hidden = graph.call(queries, "queries", {"image": image}, str)["hidden_out"]

@@ -6,12 +6,21 @@ from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
 
-RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # PIL.Image.Resampling
+RESAMPLE = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}  # PIL.Image.Resampling
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def square_image(settings: dict[str, Any], side: tuple[int, int], processor: str, reference: str) -> dict[str, Any]:
+def square_image(
+    settings: dict[str, Any], side: tuple[int, int], processor: str, reference: str
+) -> dict[str, Any]:
     """Settings of a processor that resizes every image to one size, rescales and normalises (BLIP's).
 
     `side` is (height, width) that the vision tower takes.
@@ -25,7 +34,9 @@ def square_image(settings: dict[str, Any], side: tuple[int, int], processor: str
     size = settings.get("size") or {"height": side[0], "width": side[1]}
     found = (size, size) if isinstance(size, int) else (size.get("height"), size.get("width"))
     if found != side:
-        raise UnsupportedModelError(f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}")
+        raise UnsupportedModelError(
+            f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}"
+        )
     resample = settings.get("resample", 3)
     if resample not in RESAMPLE:
         raise UnsupportedModelError(f"image processor: resample={resample!r} is unknown")

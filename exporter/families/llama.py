@@ -71,7 +71,9 @@ class LlamaFamily:
         rope = config.rope_parameters or {}
         kind = rope.get("rope_type", "default")
         if kind not in ROPE_TYPES:
-            raise UnsupportedModelError(f"LlamaForCausalLM: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
+            raise UnsupportedModelError(
+                f"LlamaForCausalLM: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
+            )
         if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
             raise UnsupportedModelError("LlamaForCausalLM: partial_rotary_factor is not supported")
         self.decoder = DecoderShape(
@@ -110,7 +112,10 @@ class LlamaFamily:
             yield build_embed(store, self._embedding)
             templates: dict[tuple, Template] = {}
             angles = trace(
-                self._model.model.rotary_emb, _angles, [TraceInput("positions", ("batch", "width"), torch.int64)], ("cos", "sin")
+                self._model.model.rotary_emb,
+                _angles,
+                [TraceInput("positions", ("batch", "width"), torch.int64)],
+                ("cos", "sin"),
             )
 
             def layer(i: int) -> tuple[Template, Callable[[str], str]]:

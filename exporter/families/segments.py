@@ -34,17 +34,23 @@ def build_segment(
         assert prologue is not None
         shared.update(graph.call(prologue, "rotary", {"positions": positions}, str))
     shared["write_indices"] = graph.input("write_indices", "int64", ("batch",))
-    shared["attn_mask"] = graph.input("attn_mask", shape.mask_dtype, ("batch", shape.mask_heads, "width", "cache"))
+    shared["attn_mask"] = graph.input(
+        "attn_mask", shape.mask_dtype, ("batch", shape.mask_heads, "width", "cache")
+    )
     cache_shape = ("batch", shape.num_kv_heads, "cache", shape.head_dim)
     layers = range(first, last)
     per_layer: dict[str, dict[int, ir.Value]] = {}
     for kind in ("key", "value"):
-        per_layer[f"{kind}_cache"] = {i: graph.input(f"{kind}_cache.{i}", "float32", cache_shape) for i in layers}
+        per_layer[f"{kind}_cache"] = {
+            i: graph.input(f"{kind}_cache.{i}", "float32", cache_shape) for i in layers
+        }
     if shape.cross_attention:
         shared["cross_mask"] = graph.input("cross_mask", "bool", ("batch", 1, "width", "source"))
         cross_shape = ("batch", shape.num_heads, "source", shape.head_dim)
         for kind in ("key", "value"):
-            per_layer[f"cross_{kind}"] = {i: graph.input(f"cross_{kind}.{i}", "float32", cross_shape) for i in layers}
+            per_layer[f"cross_{kind}"] = {
+                i: graph.input(f"cross_{kind}.{i}", "float32", cross_shape) for i in layers
+            }
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
         template, names = layer(i)

@@ -95,7 +95,9 @@ def _decoder_block(
     return out, own.keys, own.values
 
 
-def _encoder_block(module: torch.nn.Module, hidden: torch.Tensor, encoder_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _encoder_block(
+    module: torch.nn.Module, hidden: torch.Tensor, encoder_mask: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     out, *_ = module(hidden, attention_mask=encoder_mask, position_bias=torch.zeros(1))
     return (out,)
 
@@ -112,14 +114,19 @@ class T5Language:
         self.config, self.prefix = config, prefix
         check_common(config, "T5")
         tensors = checkpoint.tensors
-        tables = [prefix + n for n in ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")]
+        tables = [
+            prefix + n
+            for n in ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+        ]
         head = prefix + "lm_head.weight"
         table = shared_tensor(tensors, tables)
         if table not in tensors and head in tensors:
             table = head  # a tied checkpoint that kept only the head's name
         shape = (config.vocab_size, config.d_model)
         self.embedding = WeightRef((table,), False, shape)
-        self.head = WeightRef((head_tensor(tensors, table, head, bool(config.tie_word_embeddings)),), False, shape)
+        self.head = WeightRef(
+            (head_tensor(tensors, table, head, bool(config.tie_word_embeddings)),), False, shape
+        )
         if config.num_decoder_layers < 2:
             raise UnsupportedModelError(f"T5: a decoder of {config.num_decoder_layers} layer cannot be cut")
         self.decoder = DecoderShape(
@@ -150,7 +157,10 @@ class T5Language:
         """Embedding table and both bias tables [buckets, heads]."""
         shape = (self.config.relative_attention_num_buckets, self.config.num_heads)
         where = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        biases = {f"{s}.relative_bias": WeightRef((f"{self.prefix}{s}.{where}",), False, shape) for s in ("encoder", "decoder")}
+        biases = {
+            f"{s}.relative_bias": WeightRef((f"{self.prefix}{s}.{where}",), False, shape)
+            for s in ("encoder", "decoder")
+        }
         return {"embedding_table": self.embedding, **biases}
 
     @functools.cached_property
@@ -195,7 +205,10 @@ class T5Language:
 
     def _trace_decoder_block(self, block: torch.nn.Module) -> Template:
         d = self.decoder
-        cache, cross = ("batch", d.num_heads, "cache", d.head_dim), ("batch", d.num_heads, "source", d.head_dim)
+        cache, cross = (
+            ("batch", d.num_heads, "cache", d.head_dim),
+            ("batch", d.num_heads, "source", d.head_dim),
+        )
         inputs = [
             TraceInput("hidden", ("batch", "width", d.hidden_size)),
             TraceInput("write_indices", ("batch",), torch.int64),
@@ -206,7 +219,9 @@ class T5Language:
             TraceInput("cross_key", cross),
             TraceInput("cross_value", cross),
         ]
-        return trace(block, _decoder_block, inputs, ("hidden_out", "updated_key_cache", "updated_value_cache"))
+        return trace(
+            block, _decoder_block, inputs, ("hidden_out", "updated_key_cache", "updated_value_cache")
+        )
 
     def _encoder(self, store: WeightStore) -> GraphSpec:
         d, blocks = self.decoder, self.model.encoder.block
@@ -240,7 +255,9 @@ class T5Language:
         for i, block in enumerate(self.model.decoder.block):
             attention = block.layer[1].EncDecAttention
             if template is None:
-                template = trace(attention, _cross_kv, [TraceInput("encoder_states", states_shape)], ("key", "value"))
+                template = trace(
+                    attention, _cross_kv, [TraceInput("encoder_states", states_shape)], ("key", "value")
+                )
             named = self._named(f"decoder.block.{i}.layer.1.EncDecAttention.")
             results.append(graph.call(template, f"layer.{i}", {"encoder_states": states}, named))
         shape = ("batch", d.num_heads, "source", d.head_dim)
@@ -285,4 +302,8 @@ class T5Family:
         start = self.checkpoint.generation_config.get("decoder_start_token_id")
         if start is None:
             start = getattr(self.checkpoint.config, "decoder_start_token_id", None)
-        return {"image_token_id": None, "image_rows": None, "decoder_start_token_id": 0 if start is None else start}
+        return {
+            "image_token_id": None,
+            "image_rows": None,
+            "decoder_start_token_id": 0 if start is None else start,
+        }

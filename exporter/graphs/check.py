@@ -41,7 +41,9 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
     for node in model.graph.node:
         bad = FORBIDDEN_ATTRIBUTES & {a.name for a in node.attribute}
         if bad:
-            raise ExportError(f"{name}: node {node.name!r} ({node.op_type}) carries the forbidden attribute {bad.pop()}")
+            raise ExportError(
+                f"{name}: node {node.name!r} ({node.op_type}) carries the forbidden attribute {bad.pop()}"
+            )
         limit = FORBIDDEN_INPUTS.get(node.op_type)
         if limit is not None and len(node.input) > limit and node.input[limit]:
             raise ExportError(f"{name}: node {node.name!r} hides visibility in nonpad_kv_seqlen")

@@ -20,11 +20,19 @@ def build_commit(store: WeightStore, layers: Sequence[int], kv_heads: int, head_
     rows = graph.input("source_rows", "int64", ("batch", "width"))
     write = graph.input("write_indices", "int64", ("batch",))
     shape = ("batch", kv_heads, "cache", head_dim)
-    caches = [(kind, i, graph.input(f"{kind}_cache.{i}", "float32", shape)) for kind in ("key", "value") for i in layers]
+    caches = [
+        (kind, i, graph.input(f"{kind}_cache.{i}", "float32", shape))
+        for kind in ("key", "value")
+        for i in layers
+    ]
     index = graph.node("Unsqueeze", [rows, graph.constant(np.array([1, 3], np.int64))], "index")
-    index = graph.node("Expand", [index, graph.constant(np.array([1, kv_heads, 1, head_dim], np.int64))], "slots")
+    index = graph.node(
+        "Expand", [index, graph.constant(np.array([1, kv_heads, 1, head_dim], np.int64))], "slots"
+    )
     for kind, i, cache in caches:
         taken = graph.node("GatherElements", [cache, index], f"{kind}.{i}/taken", axis=2)
-        updated = graph.node("TensorScatter", [cache, taken, write], f"{kind}.{i}/kept", axis=2, mode="linear")
+        updated = graph.node(
+            "TensorScatter", [cache, taken, write], f"{kind}.{i}/kept", axis=2, mode="linear"
+        )
         graph.output(f"updated_{kind}_cache.{i}", updated, "float32", shape)
     return graph.model()

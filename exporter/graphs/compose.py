@@ -43,7 +43,9 @@ class Composer:
         value.name, value.shape, value.type = name, ir.Shape(list(shape)), ir.TensorType(DTYPES[dtype])
         self._graph.outputs.append(value)
 
-    def node(self, op_type: str, inputs: Sequence[ir.Value | None], name: str = "", **attributes: object) -> ir.Value:
+    def node(
+        self, op_type: str, inputs: Sequence[ir.Value | None], name: str = "", **attributes: object
+    ) -> ir.Value:
         """Appends one node with one output."""
         node = ir.node(op_type, inputs, attributes, num_outputs=1)  # type: ignore[arg-type]
         node.name = name or f"{op_type}_{len(self._graph)}"
@@ -56,7 +58,9 @@ class Composer:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             if array.nbytes > INLINE_BYTES and array.nbytes > 65536:
-                raise ExportError(f"a constant of {array.nbytes} bytes in {self.name} is no weight of the checkpoint")
+                raise ExportError(
+                    f"a constant of {array.nbytes} bytes in {self.name} is no weight of the checkpoint"
+                )
             tensor = ir.tensor(np.array(array))
             value = ir.Value(
                 name=f"constant_{len(self._constants)}",
@@ -73,7 +77,9 @@ class Composer:
         if ref not in self._weights:
             name = "+".join(ref.names) + (".T" if ref.transpose else "")
             tensor = self._store.external(name, ref)
-            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(
+                name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self._graph.initializers[name] = value
             self._weights[ref] = value
         return self._weights[ref]
@@ -101,7 +107,9 @@ class Composer:
             values[value] = self.constant(value.const_value.numpy())  # type: ignore[union-attr]
         for node in template.graph:
             # Optional outputs that nobody reads must not be declared: engines would compute them.
-            count = max((i + 1 for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()), default=1)
+            count = max(
+                (i + 1 for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()), default=1
+            )
             copy = ir.Node(
                 node.domain,
                 node.op_type,

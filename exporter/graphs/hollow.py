@@ -33,7 +33,9 @@ def signature(module: nn.Module) -> tuple:
         plain = tuple(
             (key, value)
             for key, value in sorted(vars(child).items())
-            if isinstance(value, int | float | str | bool | tuple) and key != "layer_idx" and not key.startswith("_")
+            if isinstance(value, int | float | str | bool | tuple)
+            and key != "layer_idx"
+            and not key.startswith("_")
         )
         shapes = tuple(
             (name, tuple(p.shape), str(p.dtype)) for name, p in child.named_parameters(recurse=False)

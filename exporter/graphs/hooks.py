@@ -51,7 +51,9 @@ def attention(
 
 
 @attention.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 

@@ -100,11 +100,16 @@ def constants_to_initializers(graph: ir.Graph) -> None:
         if attribute.type == ir.AttributeType.TENSOR:
             tensor = attribute.as_tensor()
         else:
-            dtype = np.int64 if attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) else np.float32
+            dtype = (
+                np.int64 if attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) else np.float32
+            )
             tensor = ir.tensor(np.array(attribute.value, dtype))
         old = node.outputs[0]
         value = ir.Value(
-            name=f"{old.name}_value", shape=ir.Shape(tensor.numpy().shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            name=f"{old.name}_value",
+            shape=ir.Shape(tensor.numpy().shape),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
         )
         graph.initializers[value.name] = value  # type: ignore[index]
         old.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -223,8 +228,12 @@ def _add_weight(
     *,
     transpose: bool,
 ) -> ir.Value:
-    source = WeightSource(tuple(p for part in parts for p in part.parameters), transpose, shape, parts[0].dtype)
-    value = ir.Value(name="+".join(source.parameters), shape=ir.Shape(shape), type=ir.TensorType(source.dtype))
+    source = WeightSource(
+        tuple(p for part in parts for p in part.parameters), transpose, shape, parts[0].dtype
+    )
+    value = ir.Value(
+        name="+".join(source.parameters), shape=ir.Shape(shape), type=ir.TensorType(source.dtype)
+    )
     graph.inputs.append(value)
     weights[value.name] = source  # type: ignore[index]
     return value
@@ -245,7 +254,11 @@ def strip_defaults(graph: ir.Graph) -> None:
         schema = onnx.defs.get_schema(node.op_type, OPSET, node.domain)
         for name, attribute in list(node.attributes.items()):
             default = schema.attributes[name].default_value if name in schema.attributes else None
-            if default is not None and default.name and onnx.helper.get_attribute_value(default) == _plain(attribute):
+            if (
+                default is not None
+                and default.name
+                and onnx.helper.get_attribute_value(default) == _plain(attribute)
+            ):
                 del node.attributes[name]
 
 

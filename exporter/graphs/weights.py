@@ -71,11 +71,15 @@ class WeightStore:
         joined = (sum(s[0] for s in shapes), *shapes[0][1:]) if shapes[0] else ()
         found = tuple(reversed(joined)) if ref.transpose else joined
         if found != ref.shape:
-            raise ExportError(f"tensor {' + '.join(ref.names)} has shape {found} in the checkpoint, not {ref.shape}")
+            raise ExportError(
+                f"tensor {' + '.join(ref.names)} has shape {found} in the checkpoint, not {ref.shape}"
+            )
         for name in ref.names:
             other = self._owner.setdefault(name, ref)
             if other != ref:
-                raise ExportError(f"tensor {name} is needed in two layouts ({other} and {ref}) and would be stored twice")
+                raise ExportError(
+                    f"tensor {name} is needed in two layouts ({other} and {ref}) and would be stored twice"
+                )
         size = int(np.prod(ref.shape, dtype=np.int64)) * STORED_DTYPES[ref.dtype][1].itemsize
         align = PAGE if size >= PAGE_FROM else LINE
         start = -(-self.bytes // align) * align
@@ -87,7 +91,9 @@ class WeightStore:
         """An initializer's value that points at the slot of `ref`."""
         slot = self.slot(ref)
         dtype = STORED_DTYPES[ref.dtype][1]
-        return ir.ExternalTensor(WEIGHTS_FILE, slot.offset, slot.bytes, dtype, shape=ir.Shape(ref.shape), name=name)
+        return ir.ExternalTensor(
+            WEIGHTS_FILE, slot.offset, slot.bytes, dtype, shape=ir.Shape(ref.shape), name=name
+        )
 
     @property
     def parameters(self) -> int:
@@ -116,7 +122,9 @@ class WeightStore:
                 file.flush()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise ExportError(f"no space left for {path.name}: {self.bytes / 1e6:.1f} MB are needed in {folder}") from error
+                raise ExportError(
+                    f"no space left for {path.name}: {self.bytes / 1e6:.1f} MB are needed in {folder}"
+                ) from error
             raise
         return path
 

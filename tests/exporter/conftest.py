@@ -28,7 +28,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
+def tiny_bundle(
+    tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, Path]]:
     """`tiny_bundle(name, layer, **options)` → (bundle, checkpoint), each built once."""
     made: dict[str, tuple[Path, Path]] = {}
 

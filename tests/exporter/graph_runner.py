@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.engines.onnxruntime_cpu import use_global_pool
 
 
 class GraphRunner:
@@ -23,7 +24,9 @@ class GraphRunner:
         shape = (batch, d.num_kv_heads, size, d.head_dim)
         # Garbage where nothing was written must not matter (finite, as in a real buffer).
         self.caches = {
-            f"{kind}_cache.{i}": np.full(shape, 7.5, np.float32) for kind in ("key", "value") for i in range(d.num_layers)
+            f"{kind}_cache.{i}": np.full(shape, 7.5, np.float32)
+            for kind in ("key", "value")
+            for i in range(d.num_layers)
         }
         self.cross: dict[str, np.ndarray] = {}
         self.batch, self.size = batch, size
@@ -32,18 +35,23 @@ class GraphRunner:
         """One run; inputs with a dot in their name are passed in a dict under `feeds`."""
         feeds = {**inputs.pop("feeds", {}), **inputs}
         if graph not in self.sessions:
+            use_global_pool()
             options = ort.SessionOptions()
-            options.intra_op_num_threads = 1
+            options.use_per_session_threads = False
             path = str(self.bundle.graph_path(graph))
             self.sessions[graph] = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         session = self.sessions[graph]
-        assert {i.name for i in session.get_inputs()} == {v.name for v in self.bundle.manifest.graphs[graph].inputs}
+        assert {i.name for i in session.get_inputs()} == {
+            v.name for v in self.bundle.manifest.graphs[graph].inputs
+        }
         names = [o.name for o in session.get_outputs()]
         return dict(zip(names, session.run(None, feeds), strict=True))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """[batch, width] ids → [batch, width, E]."""
-        return self.run("embed", token_ids=tokens, embedding_table=self.bundle.tensor("embedding_table"))["hidden"]
+        return self.run("embed", token_ids=tokens, embedding_table=self.bundle.tensor("embedding_table"))[
+            "hidden"
+        ]
 
     def encode(self, rows: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
         """Encoder and cross keys/values. `lengths` [batch] counts the real rows of each sequence."""
@@ -54,12 +62,16 @@ class GraphRunner:
         self.cross_mask_row = np.ones((rows.shape[0], count), bool)
         if lengths is not None:
             self.cross_mask_row = position[None, :] < lengths[:, None]
-            mask = np.where(self.cross_mask_row[:, None, None, :], mask, np.finfo(np.float32).min).astype(np.float32)
+            mask = np.where(self.cross_mask_row[:, None, None, :], mask, np.finfo(np.float32).min).astype(
+                np.float32
+            )
         states = self.run("encoder", encoder_rows=rows, encoder_mask=mask)["encoder_states"]
         self.cross = self.run("cross_kv", encoder_states=states)
         return states
 
-    def forward(self, hidden: np.ndarray, write: np.ndarray, query: np.ndarray, key: np.ndarray, visible: np.ndarray):
+    def forward(
+        self, hidden: np.ndarray, write: np.ndarray, query: np.ndarray, key: np.ndarray, visible: np.ndarray
+    ):
         """All segments; returns the rows after every segment.
 
         `query` [batch, width] and `key` [batch, size] are positions, `visible` [batch, width, size] is bool.
@@ -71,7 +83,9 @@ class GraphRunner:
             shared["attn_mask"] = visible[:, None]
         else:
             bias = self._bias("decoder", query, key, bidirectional=False)
-            shared["attn_mask"] = np.where(visible[:, None], bias, np.finfo(np.float32).min).astype(np.float32)
+            shared["attn_mask"] = np.where(visible[:, None], bias, np.finfo(np.float32).min).astype(
+                np.float32
+            )
             width = hidden.shape[1]
             shared["cross_mask"] = np.repeat(self.cross_mask_row[:, None, None, :], width, 2)
         for index, (first, last) in enumerate(zip(d.cuts[:-1], d.cuts[1:], strict=True)):

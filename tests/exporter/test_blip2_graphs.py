@@ -17,7 +17,9 @@ Bundles = Callable[..., tuple[Path, Path]]
 @pytest.fixture(scope="module")
 def pair(tiny_bundle: Bundles) -> tuple[Path, Blip2ForConditionalGeneration]:
     bundle, source = tiny_bundle("blip2-t5", 1, num_decoder_layers=3, qformer_layers=3, dtype=torch.float16)
-    model = Blip2ForConditionalGeneration.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    model = Blip2ForConditionalGeneration.from_pretrained(
+        source, dtype=torch.float32, attn_implementation="eager"
+    )
     return bundle, model.eval()
 
 
@@ -62,11 +64,15 @@ def test_pixels_to_logits(pair: tuple[Path, Blip2ForConditionalGeneration]) -> N
     image, prompt, tokens = model.config.image_token_id, [7, 12, 9], [0, 8, 30, 22, 17]
     ids = [image] * model.config.num_query_tokens + prompt
     with torch.no_grad():
-        expected = model(
-            pixel_values=torch.from_numpy(pixels(1)),
-            input_ids=torch.tensor([ids]),
-            decoder_input_ids=torch.tensor([tokens]),
-        ).logits[0].numpy()
+        expected = (
+            model(
+                pixel_values=torch.from_numpy(pixels(1)),
+                input_ids=torch.tensor([ids]),
+                decoder_input_ids=torch.tensor([tokens]),
+            )
+            .logits[0]
+            .numpy()
+        )
     runner = GraphRunner(bundle)
     rows = runner.run("vision", pixel_values=pixels(1))["image_rows"]
     runner.encode(np.concatenate([rows, runner.embed(np.array([prompt]))], 1))

@@ -89,7 +89,9 @@ def test_size_of_the_bundled_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_shards_become_float32(dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_half_precision_shards_become_float32(
+    dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
     source = tiny_checkpoint("llama", num_hidden_layers=2, dtype=dtype, max_shard_size="100KB")
     tensors = open_checkpoint(source).tensors
     assert len(tensors.shards) > 2
@@ -136,7 +138,9 @@ def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
 
     folder = imitation(llama, tmp_path / "draft", 2)
     report = build(llama, tmp_path / "bundle", drafts=[str(folder)])
-    assert report.cuts == [0, 2, 4] and report.drafts == ["imitation@2", "early-exit@2"] and report.speculative
+    assert (
+        report.cuts == [0, 2, 4] and report.drafts == ["imitation@2", "early-exit@2"] and report.speculative
+    )
     manifest = Bundle.open(tmp_path / "bundle").manifest
     assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graph == "imitation.2"
     hidden = torch.randn(2, 3, 96)
@@ -204,7 +208,9 @@ def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -
         ({"sliding_window": 64}, "sliding_window=64"),
     ],
 )
-def test_unsupported_options_are_named(changes: dict, message: str, changed: Callable[..., Path], tmp_path: Path) -> None:
+def test_unsupported_options_are_named(
+    changes: dict, message: str, changed: Callable[..., Path], tmp_path: Path
+) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         build(changed(**changes), tmp_path / "bundle")
 

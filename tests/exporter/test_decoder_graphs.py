@@ -14,7 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 Bundles = Callable[..., tuple[Path, Path]]
 NAMES = ["llama", "llama-tied", "t5"]
-LAYERS = {"llama": {"num_hidden_layers": 3}, "llama-tied": {"num_hidden_layers": 3}, "t5": {"num_decoder_layers": 3}}
+LAYERS = {
+    "llama": {"num_hidden_layers": 3},
+    "llama-tied": {"num_hidden_layers": 3},
+    "t5": {"num_decoder_layers": 3},
+}
 
 
 class Reference:
@@ -50,7 +54,9 @@ def chain(runner: GraphRunner, tokens: np.ndarray, lengths: np.ndarray) -> np.nd
     slots = np.arange(runner.size)
     query = lengths[:, None] + np.arange(width)
     visible = slots[None, None, :] <= query[:, :, None]
-    hidden = runner.forward(runner.embed(tokens), lengths, query, np.repeat(slots[None], batch, 0), visible)[-1]
+    hidden = runner.forward(runner.embed(tokens), lengths, query, np.repeat(slots[None], batch, 0), visible)[
+        -1
+    ]
     return runner.head(hidden, np.arange(batch * width)).reshape(batch, width, -1)
 
 
@@ -112,7 +118,9 @@ def test_tree_and_commit(pair: tuple[Path, Reference]) -> None:
     for node, path in enumerate(paths):
         visible[0, node, [base + n for n in path]] = True
         key[0, base + node] = base + depth[node]
-    hidden = runner.forward(runner.embed(np.array([tokens])), np.array([base]), base + depth[None], key, visible)[-1]
+    hidden = runner.forward(
+        runner.embed(np.array([tokens])), np.array([base]), base + depth[None], key, visible
+    )[-1]
     logits = runner.head(hidden, np.arange(width))
     for node, path in enumerate(paths):
         close(logits[node], reference.logits(prompt + [tokens[n] for n in path], source)[-1])
@@ -128,7 +136,10 @@ def test_tree_and_commit(pair: tuple[Path, Reference]) -> None:
     )
     runner.caches = {name.removeprefix("updated_"): value for name, value in out.items()}
     told = prompt + [tokens[n] for n in kept]
-    close(chain(runner, np.array([[12, 60]]), np.array([len(told)]))[0], reference.logits([*told, 12, 60], source)[-2:])
+    close(
+        chain(runner, np.array([[12, 60]]), np.array([len(told)]))[0],
+        reference.logits([*told, 12, 60], source)[-2:],
+    )
 
 
 def test_head_selects_rows_first(pair: tuple[Path, Reference]) -> None:
@@ -137,7 +148,9 @@ def test_head_selects_rows_first(pair: tuple[Path, Reference]) -> None:
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(2, 5, runner.decoder.hidden_size)).astype(np.float32)
     every = runner.head(hidden, np.arange(10))
-    np.testing.assert_allclose(runner.head(hidden, np.array([7, 0, 7])), every[[7, 0, 7]], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        runner.head(hidden, np.array([7, 0, 7])), every[[7, 0, 7]], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_t5_without_its_bias_is_another_model(tiny_bundle: Bundles) -> None:
