@@ -33,6 +33,7 @@ class Bundle:
     def __init__(self, path: Path, manifest: Manifest):
         self.path = path
         self.manifest = manifest
+        self._tokenizer: Tokenizer | None = None
 
     @classmethod
     def open(cls, path: Path | str, check: Literal["size", "sha256"] = "size") -> Bundle:
@@ -72,10 +73,12 @@ class Bundle:
         """The file that holds every weight once."""
         return self.path / self.manifest.weights.file
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the bundle, read on first use."""
-        return Tokenizer.open(self.path / self.manifest.text.tokenizer)
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.open(self.path / self.manifest.text.tokenizer)
+        return self._tokenizer
 
     def tensor(self, name: str) -> np.ndarray:
         """A read-only view into `weights.bin`; costs no memory until read. bfloat16 comes as uint16 bits."""
