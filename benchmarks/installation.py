@@ -1,6 +1,6 @@
 """Size and import time of a runtime-only installation: `pip install vlmexport` into a new virtual environment.
 
-    python benchmarks/installation.py
+python benchmarks/installation.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from machine import save
 
 ROOT = Path(__file__).parents[1]
 NOT_COUNTED = ("pip", "setuptools", "pkg_resources", "_distutils_hack")
-IMPORT = "import time; b=time.perf_counter(); from vlmexport.runtime import Session; print(time.perf_counter()-b)"
+IMPORT = (
+    "import time; b=time.perf_counter(); from vlmexport.runtime import Session; print(time.perf_counter()-b)"
+)
 
 
 def main() -> None:
@@ -26,11 +28,17 @@ def main() -> None:
         venv.create(folder, with_pip=True)
         python = Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python"
         begin = time.perf_counter()
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", ROOT], check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", ROOT], check=True
+        )
         seconds = time.perf_counter() - begin
         site = next(Path(folder).glob("[Ll]ib*/**/site-packages"))
         sizes = {
-            entry.name: sum(f.stat().st_size for f in (entry.rglob("*") if entry.is_dir() else [entry]) if f.is_file() and f.suffix != ".pyc")
+            entry.name: sum(
+                f.stat().st_size
+                for f in (entry.rglob("*") if entry.is_dir() else [entry])
+                if f.is_file() and f.suffix != ".pyc"
+            )
             for entry in site.iterdir()
             if not entry.name.startswith(NOT_COUNTED)
         }
@@ -41,7 +49,10 @@ def main() -> None:
         "megabytes_without_pip_and_bytecode": round(sum(sizes.values()) / 1e6, 1),
         "largest_megabytes": {name: round(size / 1e6, 1) for name, size in biggest},
         "install_seconds": round(seconds, 1),
-        "import_seconds": {"first": round(times[0], 3), "median_of_the_rest": round(statistics.median(times[1:]), 3)},
+        "import_seconds": {
+            "first": round(times[0], 3),
+            "median_of_the_rest": round(statistics.median(times[1:]), 3),
+        },
     }
     print(json.dumps(result, indent=1))
     print(save("installation", result))

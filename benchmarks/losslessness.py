@@ -26,7 +26,7 @@ def main() -> None:
     from vlmexport.runtime import Session
     from vlmexport.runtime.proposers import always_wrong
 
-    session = Session.load(options.bundle, threads=2)
+    session = Session.load(options.bundle)
     drafts = [draft.name for draft in session.bundle.manifest.drafts]
     longest = session.bundle.manifest.limits.max_width - 1
     total: Counter[str] = Counter()
@@ -34,7 +34,9 @@ def main() -> None:
     for index in range(options.scenes):
         image = render(sample_scene(0, HELDOUT[index]))
         plain = session.generate(image=image, max_new_tokens=options.max_new_tokens, speculative=False)
-        runs = [(name, 1 + (index + shift) % longest, options.max_new_tokens) for shift, name in enumerate(drafts)]
+        runs = [
+            (name, 1 + (index + shift) % longest, options.max_new_tokens) for shift, name in enumerate(drafts)
+        ]
         runs += [(drafts[0], 5, limit) for limit in (1, 2, 3)]
         for name, length, limit in runs:
             result = session.generate(image=image, max_new_tokens=limit, draft=name, draft_length=length)
@@ -44,7 +46,9 @@ def main() -> None:
             result = session.generate(
                 image=image, max_new_tokens=options.max_new_tokens, draft=drafts[0], draft_length=length
             )
-            compare(total, different, plain.tokens, result, "always-wrong", length, options.max_new_tokens, index)
+            compare(
+                total, different, plain.tokens, result, "always-wrong", length, options.max_new_tokens, index
+            )
     result = {
         "script": "benchmarks/losslessness.py",
         "scenes": options.scenes,

@@ -28,11 +28,10 @@ def pss_bytes() -> int:
 def probe(bundle: str) -> None:
     """Worker: decode requests and print the memory after some of them."""
     import numpy as np
-
     from vlmexport.runtime import Session
 
     before = pss_bytes()
-    session = Session.load(bundle, threads=2, max_length=512)
+    session = Session.load(bundle, max_length=512)
     has_image = session.bundle.manifest.image is not None
     random = np.random.default_rng(0)
     picture = random.integers(0, 255, (96, 96, 3), dtype=np.uint8)
@@ -62,7 +61,9 @@ def main() -> None:
     parser.add_argument("bundles", nargs="+")
     rows = {}
     for bundle in parser.parse_args().bundles:
-        out = subprocess.run([sys.executable, __file__, "--probe", bundle], capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [sys.executable, __file__, "--probe", bundle], capture_output=True, text=True, check=True
+        )
         mark = json.loads(out.stdout.splitlines()[-1])
         base, limit = mark["base"], 1.3 * mark["base"] + 120e6
         rows[Path(bundle).name] = {

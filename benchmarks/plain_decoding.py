@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from machine import save
 
@@ -43,7 +42,9 @@ def prompts(model: str, count: int) -> list[list[int]]:
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = (
-        tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False, add_generation_prompt=True)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": t}], tokenize=False, add_generation_prompt=True
+        )
         for t in TOPICS[:count]
     )
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -58,7 +59,9 @@ def serve(engine: str, path: str, new_tokens: int) -> None:
 
         def generate(ids: list[int]) -> tuple[list[int], float, float]:
             begin = time.perf_counter()
-            result = session.generate_tokens(ids, max_new_tokens=new_tokens, speculative=False, ignore_eos=True)
+            result = session.generate_tokens(
+                ids, max_new_tokens=new_tokens, speculative=False, ignore_eos=True
+            )
             total = time.perf_counter() - begin
             first = result.stats.time_to_first_token
             return list(result.tokens), first, (total - first) / (new_tokens - 1)
@@ -85,7 +88,11 @@ def serve(engine: str, path: str, new_tokens: int) -> None:
         def generate(ids: list[int]) -> tuple[list[int], float, float]:
             clock, begin = Clock(), time.perf_counter()
             out = model.generate(
-                torch.tensor([ids]), max_new_tokens=new_tokens, do_sample=False, streamer=clock, pad_token_id=0
+                torch.tensor([ids]),
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                streamer=clock,
+                pad_token_id=0,
             )
             stamps = clock.stamps[1:]  # the first call hands over the prompt
             return (
@@ -101,7 +108,9 @@ def serve(engine: str, path: str, new_tokens: int) -> None:
 
         def generate(ids: list[int]) -> tuple[list[int], float, float]:
             options = genai.GeneratorParams(model)
-            options.set_search_options(max_length=len(ids) + new_tokens, min_length=len(ids) + new_tokens, do_sample=False)
+            options.set_search_options(
+                max_length=len(ids) + new_tokens, min_length=len(ids) + new_tokens, do_sample=False
+            )
             begin = time.perf_counter()
             generator = genai.Generator(model, options)
             generator.append_tokens(ids)

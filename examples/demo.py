@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-
 from vlmexport.calibration.scenes import HELDOUT, caption, render, sample_scene
 
 CLI = [sys.executable, "-m", "vlmexport.runtime.cli"]
@@ -43,7 +42,10 @@ def main() -> None:
     command("bench", str(bundle), "--image", str(picture), "--plot", str(options.output / "bench.png"))
 
     report = subprocess.run(
-        [*CLI, "bench", str(bundle), "--image", str(picture), "--json"], check=True, capture_output=True, text=True
+        [*CLI, "bench", str(bundle), "--image", str(picture), "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     bench = json.loads(report.stdout)
     (options.output / "bench.json").write_text(report.stdout)

@@ -1,6 +1,6 @@
 """Print a caption while it is generated.
 
-    python examples/stream.py demo/bundle demo/scene.png
+python examples/stream.py demo/bundle demo/scene.png
 """
 
 from __future__ import annotations

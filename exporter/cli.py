@@ -46,7 +46,9 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON ob
     for name in ("alias", "family", "source", "trained drafts", "description"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"])
+        table.add_row(
+            row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"]
+        )
     console().print(table)
     console().print(
         "Any folder or hub id of a supported class works too (LlamaForCausalLM; T5ForConditionalGeneration; "
@@ -55,25 +57,47 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON ob
 
 
 def build(
-    model: str = typer.Option(..., "--model", metavar="ALIAS|DIR|HUB_ID", help="What to export; see `vlmexport models`."),
-    output: Path = typer.Option(..., "-o", "--output", metavar="DIR", help="Folder of the bundle."),
-    draft_layer: int = typer.Option(None, "--draft-layer", metavar="N", help="Cut the decoder after N layers; drafts start there."),
-    draft: list[str] = typer.Option(
-        None, "--draft", metavar="KIND|PATH", help="early-exit, imitation, none, or a draft's folder. Repeatable."
+    model: str = typer.Option(
+        ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="What to export; see `vlmexport models`."
     ),
-    max_length: int = typer.Option(512, "--max-length", metavar="N", help="Longest sequence, prompt included (tokens)."),
+    output: Path = typer.Option(..., "-o", "--output", metavar="DIR", help="Folder of the bundle."),
+    draft_layer: int = typer.Option(
+        None, "--draft-layer", metavar="N", help="Cut the decoder after N layers; drafts start there."
+    ),
+    draft: list[str] = typer.Option(
+        None,
+        "--draft",
+        metavar="KIND|PATH",
+        help="early-exit, imitation, none, or a draft's folder. Repeatable.",
+    ),
+    max_length: int = typer.Option(
+        512, "--max-length", metavar="N", help="Longest sequence, prompt included (tokens)."
+    ),
     max_batch: int = typer.Option(1, "--max-batch", metavar="N", help="Sequences decoded together."),
-    max_width: int = typer.Option(16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."),
+    max_width: int = typer.Option(
+        16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."
+    ),
     precision: str = typer.Option("float32", "--precision", help="Of weights and caches in the bundle."),
-    default_prompt: str = typer.Option(None, "--default-prompt", metavar="TEXT", help="Prompt of requests that give none."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be built and needed; write nothing."),
+    default_prompt: str = typer.Option(
+        None, "--default-prompt", metavar="TEXT", help="Prompt of requests that give none."
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Say what would be built and needed; write nothing."
+    ),
     force: bool = typer.Option(False, "--force", help="Replace an existing bundle."),
     parity_memory: str = typer.Option(
-        "4GiB", "--parity-memory", metavar="SIZE", help="Compare layer by layer when the parameters take more memory than this."
+        "4GiB",
+        "--parity-memory",
+        metavar="SIZE",
+        help="Compare layer by layer when the parameters take more memory than this.",
     ),
     backend: str = typer.Option(None, "--backend", metavar=BACKENDS, help="Also build TensorRT plans."),
-    target: str = typer.Option(None, "--target", metavar="SM", help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121; native."),
-    plan_precision: str = typer.Option("auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."),
+    target: str = typer.Option(
+        None, "--target", metavar="SM", help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121; native."
+    ),
+    plan_precision: str = typer.Option(
+        "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Export a model as a bundle."""
@@ -111,11 +135,21 @@ def build(
 
 def verify(
     bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
-    model: str = typer.Option(..., "--model", metavar="ALIAS|DIR|HUB_ID", help="The model it was built from."),
-    draft: list[str] = typer.Option(None, "--draft", metavar="PATH", help="Folder of a trained draft in the bundle. Repeatable."),
-    prompts: int = typer.Option(3, "--prompts", metavar="N", min=1, help="Requests on which losslessness is checked."),
-    max_new_tokens: int = typer.Option(24, "--max-new-tokens", metavar="N", min=1, help="Tokens of each request."),
-    image: list[Path] = typer.Option(None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."),
+    model: str = typer.Option(
+        ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="The model it was built from."
+    ),
+    draft: list[str] = typer.Option(
+        None, "--draft", metavar="PATH", help="Folder of a trained draft in the bundle. Repeatable."
+    ),
+    prompts: int = typer.Option(
+        3, "--prompts", metavar="N", min=1, help="Requests on which losslessness is checked."
+    ),
+    max_new_tokens: int = typer.Option(
+        24, "--max-new-tokens", metavar="N", min=1, help="Tokens of each request."
+    ),
+    image: list[Path] = typer.Option(
+        None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."
+    ),
     parity_memory: str = typer.Option("4GiB", "--parity-memory", metavar="SIZE", help="As in `build`."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
@@ -214,7 +248,13 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
 
     from ..runtime.commands.output import console
 
-    columns = (SpinnerColumn(), TextColumn("{task.description:<24}"), BarColumn(), TextColumn("{task.fields[count]:>12}"), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]:>12}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
@@ -271,12 +311,21 @@ def _plans_table(plans: list[dict[str, Any]]) -> Any:
     from ..runtime.commands.output import size
 
     first = plans[0]
-    table = Table(title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}), not run")
+    table = Table(
+        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}), not run"
+    )
     table.add_column("graph")
     for name in ("plan", "weights in it", "overhead", "attention", "cache updates"):
         table.add_column(name, justify="right")
     for p in plans:
         attention = {True: "fused", False: "decomposed", None: ""}[p["fused_attention"]]
         updates = p["layers"].get("KV_CACHE_UPDATE", 0)
-        table.add_row(p["graph"], size(p["bytes"]), size(p["weight_bytes"]), size(p["overhead_bytes"]), attention, str(updates or ""))
+        table.add_row(
+            p["graph"],
+            size(p["bytes"]),
+            size(p["weight_bytes"]),
+            size(p["overhead_bytes"]),
+            attention,
+            str(updates or ""),
+        )
     return table

@@ -147,13 +147,21 @@ def plan_tables(plan: BuildPlan) -> list[Any]:
 
     from ..runtime.commands.output import quantity, size
 
-    table = Table(title=f"{plan.model}: {plan.architecture}, {plan.num_layers} decoder layers, cut at {plan.cuts}")
+    table = Table(
+        title=f"{plan.model}: {plan.architecture}, {plan.num_layers} decoder layers, cut at {plan.cuts}"
+    )
     table.add_column("graph")
     for name in ("layers", "nodes", "parameters", "weights"):
         table.add_column(name, justify="right")
     for g in plan.graphs:
         layers = "" if g.layers is None else f"{g.layers[0]}–{g.layers[1] - 1}"
-        table.add_row(g.name, layers, str(g.nodes), quantity(g.parameters) if g.parameters else "", size(g.weight_bytes) if g.weight_bytes else "")
+        table.add_row(
+            g.name,
+            layers,
+            str(g.nodes),
+            quantity(g.parameters) if g.parameters else "",
+            size(g.weight_bytes) if g.weight_bytes else "",
+        )
     totals = Table(show_header=False)
     for label, value in (
         ("drafts", ", ".join(plan.drafts) + ("" if plan.speculative else " (speculation off)")),

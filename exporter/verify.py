@@ -118,11 +118,15 @@ def verify_bundle(
     if runnable:
         _losslessness(bundle, report, prompts, max_new_tokens, images, progress)
     else:
-        report.notes.append(f"the runtime has no family {bundle.manifest.model.family!r}: losslessness was not checked")
+        report.notes.append(
+            f"the runtime has no family {bundle.manifest.model.family!r}: losslessness was not checked"
+        )
     return report
 
 
-def _networks(bundle: Bundle, checkpoint: Checkpoint, folders: Sequence[Path], report: VerifyReport) -> dict[str, Any]:
+def _networks(
+    bundle: Bundle, checkpoint: Checkpoint, folders: Sequence[Path], report: VerifyReport
+) -> dict[str, Any]:
     """The PyTorch network of every imitation graph for which a draft folder is known."""
     known = list(folders)
     if checkpoint.alias is not None:
@@ -176,7 +180,9 @@ def _losslessness(
             row = _compare(arm, plain, results)
             report.lossless.append(row)
             if row.different:
-                report.failures.append(f"with draft {arm}, {row.different} of {row.requests} requests differ from plain decoding")
+                report.failures.append(
+                    f"with draft {arm}, {row.different} of {row.requests} requests differ from plain decoding"
+                )
 
 
 @contextmanager
@@ -189,7 +195,9 @@ def _arm(session: Session, name: str) -> Iterator[None]:
 
 
 def _compare(arm: str, plain: list[list[int]], results: list[Any]) -> LosslessRow:
-    differences = [(i, first_difference(p, r.tokens)) for i, (p, r) in enumerate(zip(plain, results, strict=True))]
+    differences = [
+        (i, first_difference(p, r.tokens)) for i, (p, r) in enumerate(zip(plain, results, strict=True))
+    ]
     different = [(i, d) for i, d in differences if d is not None]
     accepted = sum(r.stats.accepted for r in results)
     evaluated = sum(r.stats.evaluated for r in results)

@@ -146,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a console that cannot show a character shows "?" instead of failing
+        if hasattr(
+            stream, "reconfigure"
+        ):  # a console that cannot show a character shows "?" instead of failing
             stream.reconfigure(errors="replace")
     command = _command_name(arguments)
     try:

@@ -36,7 +36,9 @@ BUNDLES = {
     "llama": Recipe("llama"),
     "llama-tied": Recipe("llama-tied"),
     "t5-two-cuts": Recipe(
-        "blip2-t5", (1, 2), {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1}
+        "blip2-t5",
+        (1, 2),
+        {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
     ),
     "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}),
 }
@@ -58,7 +60,9 @@ class TinyBundle:
 
     def networks(self) -> dict[str, torch.nn.Module]:
         """Graph name → imitation network in PyTorch."""
-        return {f"imitation.{n}": ImitationDraft.load(folder).network for n, folder in self.draft_folders.items()}
+        return {
+            f"imitation.{n}": ImitationDraft.load(folder).network for n, folder in self.draft_folders.items()
+        }
 
 
 def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
@@ -91,7 +95,9 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
-        BuildRequest(model=str(checkpoint), output=folder / "bundle", drafts=drafts, parity=False, **recipe.limits)
+        BuildRequest(
+            model=str(checkpoint), output=folder / "bundle", drafts=drafts, parity=False, **recipe.limits
+        )
     )
     made = load(name, folder)
     assert made is not None

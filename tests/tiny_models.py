@@ -79,9 +79,19 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
     gains = {"q": sharp, "k": sharp, "v": 1.5, "o": 2.0, "wo": 2.5, "lm_head": 0.0}
     _scale_linears(model, gains, generator)
     _normal(model.shared.weight, 0.5, generator)
-    for block in model.decoder.block:  # self-attention must outweigh the text, which is the same at every step
-        _normal(block.layer[0].SelfAttention.o.weight, 4.0 * block.layer[0].SelfAttention.inner_dim**-0.5, generator)
-        _normal(block.layer[1].EncDecAttention.o.weight, 1.0 * block.layer[0].SelfAttention.inner_dim**-0.5, generator)
+    for (
+        block
+    ) in model.decoder.block:  # self-attention must outweigh the text, which is the same at every step
+        _normal(
+            block.layer[0].SelfAttention.o.weight,
+            4.0 * block.layer[0].SelfAttention.inner_dim ** -0.5,
+            generator,
+        )
+        _normal(
+            block.layer[1].EncDecAttention.o.weight,
+            1.0 * block.layer[0].SelfAttention.inner_dim ** -0.5,
+            generator,
+        )
     for stack in (model.encoder, model.decoder):
         bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias
         _normal(bias.weight, 2.0, generator)
@@ -94,7 +104,9 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
 
 def _fill_llama(model: LlamaForCausalLM, silent: tuple[int, ...], generator: torch.Generator) -> None:
     config = model.config
-    _scale_linears(model.model, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator)
+    _scale_linears(
+        model.model, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
+    )
     for norm in model.modules():
         if type(norm).__name__ == "LlamaRMSNorm":
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
@@ -142,14 +154,25 @@ def t5_tokenizer() -> T5Tokenizer:
 def llama_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE: id 0 is `!`, the last two ids are `<|im_start|>` and `<|im_end|>` (the end of a sequence)."""
     vocabulary = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("r", "e"), ("re", "d"), ("Ġ", "a"), ("i", "n"), ("o", "n")]
+    merges = [
+        ("Ġ", "t"),
+        ("h", "e"),
+        ("Ġt", "he"),
+        ("r", "e"),
+        ("re", "d"),
+        ("Ġ", "a"),
+        ("i", "n"),
+        ("o", "n"),
+    ]
     for pair in merges:
         vocabulary["".join(pair)] = len(vocabulary)
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", bos_token="<|im_start|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", bos_token="<|im_start|>"
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -177,7 +200,9 @@ def t5(seed: int = 5, **changes: Any) -> tuple[T5ForConditionalGeneration, T5Tok
     return model, tokenizer
 
 
-def llama(seed: int = 6, *, tied: bool = False, **changes: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+def llama(
+    seed: int = 6, *, tied: bool = False, **changes: Any
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """A Llama with grouped-query attention (6 query heads on 2), rotary positions; 2 layers unless changed."""
     tokenizer = llama_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -117,7 +117,9 @@ class ImitationDraft:
         """Writes the draft folder; each file is replaced atomically, the description last."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in self.network.state_dict().items()}
-        (folder / "draft.safetensors.new").write_bytes(save(tensors))  # save_file would make it unreadable to others
+        (folder / "draft.safetensors.new").write_bytes(
+            save(tensors)
+        )  # save_file would make it unreadable to others
         (folder / "draft.safetensors.new").replace(folder / "draft.safetensors")
         document = {
             "format": FORMAT,

@@ -45,7 +45,13 @@ SPARE = 3  # cache rows beyond the sequence, filled with noise that the mask mus
 
 
 def capture(
-    model: Any, checkpoint: Checkpoint, manifest: dict[str, Any], name: str, cuts: Sequence[int], rows: int, seed: int = 11
+    model: Any,
+    checkpoint: Checkpoint,
+    manifest: dict[str, Any],
+    name: str,
+    cuts: Sequence[int],
+    rows: int,
+    seed: int = 11,
 ) -> Captured:
     """Runs the reference on the `random` (batch 2, padded source) or `realistic` (batch 1) input."""
     with torch.no_grad():
@@ -68,7 +74,13 @@ def capture(
 
 
 def _encoder_decoder(
-    model: Any, checkpoint: Checkpoint, manifest: dict[str, Any], name: str, cuts: Sequence[int], rows: int, seed: int
+    model: Any,
+    checkpoint: Checkpoint,
+    manifest: dict[str, Any],
+    name: str,
+    cuts: Sequence[int],
+    rows: int,
+    seed: int,
 ) -> Captured:
     language = getattr(model, "language_model", model)
     text = manifest["text"]
@@ -87,7 +99,9 @@ def _encoder_decoder(
         arguments["pixel_values"] = pixels
     seen: dict[str, Any] = {}
     hooks = [
-        language.encoder.register_forward_pre_hook(lambda m, a, k: seen.update(rows=k["inputs_embeds"]), with_kwargs=True),
+        language.encoder.register_forward_pre_hook(
+            lambda m, a, k: seen.update(rows=k["inputs_embeds"]), with_kwargs=True
+        ),
         language.encoder.register_forward_hook(lambda m, a, o: seen.update(states=o[0])),
     ]
     if pixels is not None:
@@ -157,10 +171,14 @@ def _array(tensor: torch.Tensor) -> Array:
     return tensor.detach().float().contiguous().numpy().copy()
 
 
-SENTENCE = "a small robot puts the red cube on the table next to the blue cup , then it looks at the green ball . "
+SENTENCE = (
+    "a small robot puts the red cube on the table next to the blue cup , then it looks at the green ball . "
+)
 
 
-def _token_ids(checkpoint: Checkpoint, manifest: dict[str, Any], name: str, rows: int, seed: int) -> torch.Tensor:
+def _token_ids(
+    checkpoint: Checkpoint, manifest: dict[str, Any], name: str, rows: int, seed: int
+) -> torch.Tensor:
     """[batch, rows] token ids: random ones (batch 2), or of a sentence (batch 1)."""
     text = manifest["text"]
     barred = {text.get("image_token_id"), text.get("pad_token_id"), *text["eos_token_ids"]}
@@ -171,7 +189,9 @@ def _token_ids(checkpoint: Checkpoint, manifest: dict[str, Any], name: str, rows
     prompt = f"{text.get('default_prompt') or ''} {SENTENCE * (1 + rows // 8)}"
     ids = [i for i in checkpoint.tokenizer(prompt, add_special_tokens=False)["input_ids"] if i not in barred]
     if len(ids) < rows:
-        raise ExportError(f"the tokenizer of {checkpoint.folder} turns a sentence into {len(ids)} tokens; is it the model's own?")
+        raise ExportError(
+            f"the tokenizer of {checkpoint.folder} turns a sentence into {len(ids)} tokens; is it the model's own?"
+        )
     offset = seed % max(1, min(5, len(ids) - rows))
     return torch.tensor([ids[offset : offset + rows]])
 

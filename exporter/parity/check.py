@@ -39,7 +39,9 @@ def check_parity(
     rows = max(7, min(ROWS, manifest["limits"]["max_length"] - 1))
     model = load_reference(checkpoint, streamed=streamed)
     decoder = manifest["decoder"]
-    captures = [capture(model, checkpoint, manifest, name, decoder["cuts"], rows) for name in ("random", "realistic")]
+    captures = [
+        capture(model, checkpoint, manifest, name, decoder["cuts"], rows) for name in ("random", "realistic")
+    ]
     runner = GraphRunner(folder, piecewise=streamed)
     found = compare_graphs(manifest, runner, captures, networks or {}, progress)
     del captures, runner

@@ -109,7 +109,10 @@ def _vision(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: 
 def _encoder(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
     assert c.encoder_mask is not None and c.encoder_rows is not None and c.encoder_states is not None
     shape = (len(c.encoder_rows), *c.encoder_mask.shape[1:])
-    feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": np.ascontiguousarray(np.broadcast_to(c.encoder_mask, shape))}
+    feeds = {
+        "encoder_rows": c.encoder_rows,
+        "encoder_mask": np.ascontiguousarray(np.broadcast_to(c.encoder_mask, shape)),
+    }
     tally.add(runner.run(graph["file"], feeds)["encoder_states"], c.encoder_states)
 
 
@@ -123,9 +126,16 @@ def _cross_kv(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally
 def _embed(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
     place = manifest["tensors"]["embedding_table"]
     table = np.memmap(
-        runner.folder / manifest["weights"]["file"], np.dtype(place["dtype"]), "r", place["offset"], tuple(place["shape"])
+        runner.folder / manifest["weights"]["file"],
+        np.dtype(place["dtype"]),
+        "r",
+        place["offset"],
+        tuple(place["shape"]),
     )
-    tally.add(runner.run(graph["file"], {"token_ids": c.token_ids, "embedding_table": np.asarray(table)})["hidden"], c.embedded)
+    tally.add(
+        runner.run(graph["file"], {"token_ids": c.token_ids, "embedding_table": np.asarray(table)})["hidden"],
+        c.embedded,
+    )
 
 
 def _segment(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
@@ -138,7 +148,9 @@ def _segment(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally:
     noise = np.random.default_rng(3)
     shape = (batch, decoder["num_kv_heads"], cache_rows, decoder["head_dim"])
     caches = {
-        f"{kind}_cache.{i}": noise.standard_normal(shape, np.float32) for kind in ("key", "value") for i in range(first, last)
+        f"{kind}_cache.{i}": noise.standard_normal(shape, np.float32)
+        for kind in ("key", "value")
+        for i in range(first, last)
     }
     for start, end in ((0, count - 5), (count - 5, count - 4), (count - 4, count)):
         feeds = {
@@ -151,7 +163,9 @@ def _segment(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally:
             feeds["positions"] = np.tile(np.arange(start, end, dtype=np.int64), (batch, 1))
         if decoder["cross_attention"]:
             assert c.source_visible is not None
-            visible = np.broadcast_to(c.source_visible[:, None, None], (batch, 1, end - start, c.source_visible.shape[1]))
+            visible = np.broadcast_to(
+                c.source_visible[:, None, None], (batch, 1, end - start, c.source_visible.shape[1])
+            )
             feeds["cross_mask"] = np.ascontiguousarray(visible)
             feeds |= {f"cross_key.{i}": c.cross_keys[i] for i in range(first, last)}
             feeds |= {f"cross_value.{i}": c.cross_values[i] for i in range(first, last)}
@@ -180,7 +194,9 @@ def _head(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _T
     tally.add(found, c.logits.reshape(count, -1)[index])
 
 
-def _imitation(runner: GraphRunner, graph: Any, network: Any, layer: int, captures: list[Captured], tally: _Tally) -> None:
+def _imitation(
+    runner: GraphRunner, graph: Any, network: Any, layer: int, captures: list[Captured], tally: _Tally
+) -> None:
     for c in captures:
         hidden = c.residuals[layer]
         with torch.no_grad():

@@ -24,8 +24,12 @@ def compare_generation(
     from ...runtime.session import Session
 
     text, limits = manifest["text"], manifest["limits"]
-    prompt = text.get("default_prompt") or ("a small robot puts the red cube on the table" if not text["chat_template"] else "Say hello.")
-    image = sample_picture(manifest["image"]["height"], manifest["image"]["width"]) if manifest["image"] else None
+    prompt = text.get("default_prompt") or (
+        "a small robot puts the red cube on the table" if not text["chat_template"] else "Say hello."
+    )
+    image = (
+        sample_picture(manifest["image"]["height"], manifest["image"]["width"]) if manifest["image"] else None
+    )
     budget = min(max_new_tokens, max(1, limits["max_length"] // 2))
     session = Session.load(folder, device="cpu")
     result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
@@ -40,7 +44,9 @@ def compare_generation(
     compared = first_difference(found, expected)
     if compared is not None:
         if compared >= len(expected) or compared >= len(found):
-            raise ExportError(f"the runtime stopped after {len(found)} tokens, transformers after {len(expected)}: {found} and {expected}")
+            raise ExportError(
+                f"the runtime stopped after {len(found)} tokens, transformers after {len(expected)}: {found} and {expected}"
+            )
         best = torch.topk(output.logits[compared][0].float(), 2).values
         margin = float(best[0] - best[1])
         if margin >= NEAR_TIE:
@@ -60,18 +66,28 @@ def first_difference(one: list[int], other: list[int]) -> int | None:
     return None
 
 
-def reference_inputs(checkpoint: Checkpoint, manifest: dict[str, Any], prompt: str, image: np.ndarray | None) -> dict[str, Any]:
+def reference_inputs(
+    checkpoint: Checkpoint, manifest: dict[str, Any], prompt: str, image: np.ndarray | None
+) -> dict[str, Any]:
     """What transformers' `generate` takes for a prompt and an image [H, W, 3] uint8 of the model's own size."""
     text = manifest["text"]
     tokenizer = checkpoint.tokenizer
     if image is not None:
         ids = [text["image_token_id"]] * text["image_rows"] + tokenizer(prompt)["input_ids"]
-        values = (image * manifest["image"]["rescale_factor"] - np.array(manifest["image"]["mean"])) / np.array(manifest["image"]["std"])
+        values = (
+            image * manifest["image"]["rescale_factor"] - np.array(manifest["image"]["mean"])
+        ) / np.array(manifest["image"]["std"])
         pixels = torch.tensor(values.transpose(2, 0, 1)[None], dtype=torch.float32)
-        return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long), "pixel_values": pixels}
+        return {
+            "input_ids": torch.tensor([ids]),
+            "attention_mask": torch.ones(1, len(ids), dtype=torch.long),
+            "pixel_values": pixels,
+        }
     if text["chat_template"]:
         chat = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
     else:
         ids = tokenizer(prompt)["input_ids"]
     return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}

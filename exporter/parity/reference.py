@@ -26,7 +26,9 @@ def load_reference(checkpoint: Checkpoint, *, streamed: bool) -> Any:
     """
     kind = getattr(transformers, checkpoint.architecture, None)
     if kind is None:
-        raise ExportError(f"transformers {transformers.__version__} has no {checkpoint.architecture} to compare with")
+        raise ExportError(
+            f"transformers {transformers.__version__} has no {checkpoint.architecture} to compare with"
+        )
     with _quiet():
         if streamed:
             return _streamed(kind, checkpoint)
@@ -55,13 +57,18 @@ def _whole(kind: Any, checkpoint: Checkpoint) -> Any:
             checkpoint.folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ExportError(f"transformers cannot load {checkpoint.folder}: {str(error).splitlines()[0]}") from error
+        raise ExportError(
+            f"transformers cannot load {checkpoint.folder}: {str(error).splitlines()[0]}"
+        ) from error
     return model.eval()
 
 
 def _streamed(kind: Any, checkpoint: Checkpoint) -> Any:
     config = type(checkpoint.config).from_dict(checkpoint.config.to_dict())
-    for part in (config, *(getattr(config, n, None) for n in ("text_config", "vision_config", "qformer_config"))):
+    for part in (
+        config,
+        *(getattr(config, n, None) for n in ("text_config", "vision_config", "qformer_config")),
+    ):
         if part is not None:
             part._attn_implementation = "eager"
     with _parameters_on_meta():

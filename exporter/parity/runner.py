@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,15 +41,18 @@ class GraphRunner:
         try:
             return ort.InferenceSession(str(path), self._options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises plain classes of its own
-            raise ExportError(f"ONNX Runtime cannot load {path.name}: {str(error).splitlines()[0]}") from error
+            raise ExportError(
+                f"ONNX Runtime cannot load {path.name}: {str(error).splitlines()[0]}"
+            ) from error
 
     @staticmethod
     def _outputs(session: ort.InferenceSession, feeds: Feeds, file: str) -> dict[str, np.ndarray]:
         names = [o.name for o in session.get_outputs()]
         try:
-            return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+            values: list[Any] = list(session.run(names, dict(feeds)))
         except Exception as error:
             raise ExportError(f"ONNX Runtime cannot run {file}: {str(error).splitlines()[0]}") from error
+        return dict(zip(names, values, strict=True))
 
     def _run_pieces(self, file: str, feeds: Feeds) -> dict[str, np.ndarray]:
         model = onnx.load(str(self.folder / file), load_external_data=False)
@@ -75,7 +79,9 @@ class GraphRunner:
                     [helper.make_tensor_value_info(o, types[o], None) for o in outputs],
                     [weights[w] for w in sorted(read & set(weights))],
                 )  # fmt: skip
-                made_model = helper.make_model(piece, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+                made_model = helper.make_model(
+                    piece, opset_imports=list(model.opset_import), ir_version=model.ir_version
+                )
                 piece_file.write_bytes(made_model.SerializeToString())
                 session = self._session(piece_file)
                 values.update(self._outputs(session, {i: values[i] for i in inputs}, file))

@@ -63,7 +63,9 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
             + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
         ) from error
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        raise ExportError(f"{backend} is installed but cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ExportError(
+            f"{backend} is installed but cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
     if not hasattr(module, "IKVCacheUpdateLayer"):
         raise ExportError(
             f"{backend} {version} has no key/value cache update (TensorRT 10.15 or newer has); JetPack 6 cannot build these plans"
@@ -81,13 +83,19 @@ def resolve_target(library: TensorRT, target: str) -> tuple[str, Any]:
         members = library.module.ComputeCapability.__members__
         known = [t for t in TARGETS if t.upper() in members]
         if name not in known:
-            raise OptionError(f"unknown target {target!r} for {library.backend}; choose one of {', '.join(known)}")
+            raise OptionError(
+                f"unknown target {target!r} for {library.backend}; choose one of {', '.join(known)}"
+            )
         return name, members[name.upper()]
     local = local_architecture()
     if local is None:
-        raise ExportError(f"{library.backend} builds on the GPU that the plans are for, and no CUDA device was found here")
+        raise ExportError(
+            f"{library.backend} builds on the GPU that the plans are for, and no CUDA device was found here"
+        )
     if name not in (NATIVE, local):
-        raise OptionError(f"--target {target} cannot be built here: {library.backend} builds for this GPU, {local} (or `native`)")
+        raise OptionError(
+            f"--target {target} cannot be built here: {library.backend} builds for this GPU, {local} (or `native`)"
+        )
     return local, None
 
 
@@ -122,6 +130,10 @@ def make_logger(trt: Any) -> Any:
 
 def first_error(messages: list[str]) -> str:
     """The message that explains a failure, in one line; complaints about the missing GPU are not it."""
-    useful = [m for m in messages if "cudaError" not in m and "Begin node" not in m and "End node" not in m and m.strip()]
+    useful = [
+        m
+        for m in messages
+        if "cudaError" not in m and "Begin node" not in m and "End node" not in m and m.strip()
+    ]
     text = (useful or messages or ["no reason given"])[0]
     return " ".join(text.split())[:400]

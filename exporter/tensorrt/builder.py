@@ -52,7 +52,9 @@ def build_plan(
     )  # fmt: skip
     attempts = [first]
     if not first.decomposable:
-        attempts.append(CopyOptions(first.precision, first.capacity, True, first.wide_residual, first.shared_inputs))
+        attempts.append(
+            CopyOptions(first.precision, first.capacity, True, first.wide_residual, first.shared_inputs)
+        )
     reason = ""
     for attempt in attempts:
         copied = copy_graph(source, scratch, attempt)
@@ -89,7 +91,9 @@ def _serialize(
             if any(isinstance(d, str) for d in shape):
                 made.set_shape(name, *profile.shapes(shape, name))
         if config.add_optimization_profile(made) < 0:
-            raise ExportError(f"TensorRT refuses the profile {profile.name!r}: {first_error(parsed.logger.errors)}")
+            raise ExportError(
+                f"TensorRT refuses the profile {profile.name!r}: {first_error(parsed.logger.errors)}"
+            )
     with _captured_stderr() as lines:
         data = parsed.builder.build_serialized_network(parsed.network, config)
     parsed.logger.errors[:0] = lines

@@ -18,7 +18,7 @@ from .precision import retype
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 CHUNK = 1 << 24  # elements converted at a time
-_ITEM = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16),
+_ITEM: dict[int, np.dtype] = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16),
          TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}  # fmt: skip
 
 
@@ -72,7 +72,9 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
         weights = _write_weights(model, source.parent, folder / f"{source.stem}.data", kinds)
         target.write_bytes(model.SerializeToString())
     except OSError as error:
-        raise ExportError(f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}") from error
+        raise ExportError(
+            f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}"
+        ) from error
     return GraphCopy(target, weights)
 
 

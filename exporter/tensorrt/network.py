@@ -69,7 +69,9 @@ def parse(library: TensorRT, path: Path) -> ParsedNetwork:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(path)):
         reasons = [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)]
-        raise ExportError(f"{library.backend} {library.version} cannot parse {path.name}: {first_error(reasons or logger.errors)}")
+        raise ExportError(
+            f"{library.backend} {library.version} cannot parse {path.name}: {first_error(reasons or logger.errors)}"
+        )
     summary = summarize(network)
     if summary.unused_inputs:
         raise ExportError(
@@ -82,7 +84,10 @@ def parse(library: TensorRT, path: Path) -> ParsedNetwork:
 def _parser_error(error: Any) -> str:
     operator = error.node_operator() if callable(getattr(error, "node_operator", None)) else ""
     node = error.node_name() if callable(getattr(error, "node_name", None)) else ""
-    text = next((line for line in error.desc().splitlines() if "Error Code" in line and "cudaError" not in line), error.desc())
+    text = next(
+        (line for line in error.desc().splitlines() if "Error Code" in line and "cudaError" not in line),
+        error.desc(),
+    )
     return f"operator {operator} ({node}): {text}" if operator else text
 
 

@@ -17,7 +17,9 @@ from .builder import BuiltPlan, build_plan
 from .graph_copy import PRECISIONS, CopyOptions
 from .profiles import Sizes, profiles_for
 
-PLAN_PRECISIONS = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"} | {p: p for p in PRECISIONS}
+PLAN_PRECISIONS = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"} | {
+    p: p for p in PRECISIONS
+}
 SMALL_SHARED = 4096
 """Weights up to this size (bytes) may be in two plans (norms, frequencies); they are listed all the same."""
 
@@ -61,9 +63,13 @@ def plan_precision(precision: str, target: str, decoder: str) -> str:
     wanted = PLAN_PRECISIONS[precision]
     has_bfloat = target != "sm75"
     if wanted == "bfloat16" and not has_bfloat:
-        raise OptionError(f"--plan-precision {precision} cannot be built for {target}, which has no bfloat16; use fp16")
+        raise OptionError(
+            f"--plan-precision {precision} cannot be built for {target}, which has no bfloat16; use fp16"
+        )
     if wanted == "float32" and target == "sm75":
-        raise OptionError(f"--plan-precision {precision} cannot be built for {target}: TensorRT has no float32 products there; use fp16")
+        raise OptionError(
+            f"--plan-precision {precision} cannot be built for {target}: TensorRT has no float32 products there; use fp16"
+        )
     if wanted == "auto":
         return "bfloat16" if decoder == "t5" and has_bfloat else "float16"
     return wanted
@@ -127,13 +133,22 @@ def add_plans(folder: Path, options: PlanOptions, progress: Progress | None = No
     return report
 
 
-def _entry(name: str, plan: BuiltPlan, report: PlanReport, backend: str, profiles: list[tuple[str, Any]]) -> dict[str, Any]:
+def _entry(
+    name: str, plan: BuiltPlan, report: PlanReport, backend: str, profiles: list[tuple[str, Any]]
+) -> dict[str, Any]:
     summary = plan.summary
 
-    def bindings(values: Mapping[str, tuple[str, Any]], shapes: Mapping[str, Any], mode: str) -> list[dict[str, Any]]:
+    def bindings(
+        values: Mapping[str, tuple[str, Any]], shapes: Mapping[str, Any], mode: str
+    ) -> list[dict[str, Any]]:
         made = []
         for tensor, (dtype, _) in values.items():
-            row: dict[str, Any] = {"name": tensor, "mode": mode, "dtype": dtype, "shape": list(shapes[tensor])}
+            row: dict[str, Any] = {
+                "name": tensor,
+                "mode": mode,
+                "dtype": dtype,
+                "shape": list(shapes[tensor]),
+            }
             if tensor in summary.aliases:
                 row["alias_of"] = summary.aliases[tensor]
             made.append(row)
@@ -190,5 +205,7 @@ def _write(path: Path, data: Any) -> str:
         with path.open("wb") as file:
             file.write(view)
     except OSError as error:
-        raise ExportError(f"{path.name} ({len(view) / 1e6:.1f} MB) cannot be written: {error.strerror}") from error
+        raise ExportError(
+            f"{path.name} ({len(view) / 1e6:.1f} MB) cannot be written: {error.strerror}"
+        ) from error
     return hashlib.sha256(view).hexdigest()

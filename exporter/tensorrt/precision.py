@@ -15,7 +15,14 @@ NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 WIDE_OPS = frozenset(
     (
-        *("RMSNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization", "Pow", "ReduceMean"),
+        *(
+            "RMSNormalization",
+            "LayerNormalization",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "Pow",
+            "ReduceMean",
+        ),
         *("ReduceSum", "ReduceSumSquare", "ReduceL2", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos"),
     )
 )
@@ -121,7 +128,9 @@ def retype(model: onnx.ModelProto, precision: str, *, wide_residual: bool = Fals
             return name
         if (name, kind) not in casts:
             casts[name, kind] = f"{name}/as_{TensorProto.DataType.Name(kind).lower()}"
-            result.append(helper.make_node("Cast", [name], [casts[name, kind]], name=casts[name, kind], to=kind))
+            result.append(
+                helper.make_node("Cast", [name], [casts[name, kind]], name=casts[name, kind], to=kind)
+            )
         return casts[name, kind]
 
     renamed: dict[str, str] = {}

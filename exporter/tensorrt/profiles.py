@@ -45,7 +45,9 @@ class Profile:
         """(min, opt, max) shapes of one input."""
         missing = [d for d in shape if isinstance(d, str) and d not in self.ranges]
         if missing:
-            raise ExportError(f"input {tensor!r} has the dimension {missing[0]!r}, for which no profile is known")
+            raise ExportError(
+                f"input {tensor!r} has the dimension {missing[0]!r}, for which no profile is known"
+            )
         return tuple(tuple(self.ranges[d][k] if isinstance(d, str) else d for d in shape) for k in range(3))
 
 
@@ -69,7 +71,8 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
     elif role == "imitation":
         widths = widths[1:]
     found = [
-        Profile(name, {"batch": batch, "source": source, "width": width, "rows": wanted}) for name, width, wanted in widths
+        Profile(name, {"batch": batch, "source": source, "width": width, "rows": wanted})
+        for name, width, wanted in widths
     ]
     return [p for p in found if p.name != "verify" or sizes.max_width > 1 or len(found) == 1]
 

@@ -79,8 +79,12 @@ DRAFTS: dict[str, Callable[[Rig, Sequence[int]], Any]] = {
     "imitation": _bundled("imitation"),
     "always-wrong": _bundled("early-exit", lambda logits: int(logits.argmin())),
     "perfect": lambda rig, truth: Scripted(1, lambda i: _at(truth, i)),
-    "often-right": lambda rig, truth: Scripted(1, lambda i: _at(truth, i) if i % 4 else wrong_token(_at(truth, i))),
-    "verified-by-all": lambda rig, truth: Scripted(None, lambda i: _at(truth, i) if i % 3 else wrong_token(_at(truth, i))),
+    "often-right": lambda rig, truth: Scripted(
+        1, lambda i: _at(truth, i) if i % 4 else wrong_token(_at(truth, i))
+    ),
+    "verified-by-all": lambda rig, truth: Scripted(
+        None, lambda i: _at(truth, i) if i % 3 else wrong_token(_at(truth, i))
+    ),
     "tree": lambda rig, truth: ScriptedTree(None, lambda i: _at(truth, i)),
 }
 """What proposes: given the rig and the true output, a `Proposer`. A new draft is one line here."""
@@ -104,7 +108,14 @@ def generate(
     stats = Stats(prompt_tokens=len(request.token_ids))
     policy = FixedLength(length, threshold) if proposer is not None else None
     generation = Generation(
-        rig.decoder, logits[0], Limits(limit, tuple(eos)), stats, proposer, policy, sampling, list(request.token_ids)
+        rig.decoder,
+        logits[0],
+        Limits(limit, tuple(eos)),
+        stats,
+        proposer,
+        policy,
+        sampling,
+        list(request.token_ids),
     )
     tokens = tuple(generation)
     assert generation.finish_reason is not None
@@ -130,7 +141,9 @@ def greedy(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int], l
         for length in lengths:
             for limit in limits:
                 run = generate(rig, request, limit, proposer=DRAFTS[draft](rig, truth), length=length)
-                assert run.tokens == truth[:limit], f"{draft}, d = {length}, limit {limit}: {run.tokens}, wanted {truth}"
+                assert run.tokens == truth[:limit], (
+                    f"{draft}, d = {length}, limit {limit}: {run.tokens}, wanted {truth}"
+                )
                 assert run.reason == "length"
                 if draft == "perfect":
                     assert run.stats.accepted == run.stats.proposed, "a perfect draft was rejected"
@@ -150,7 +163,10 @@ def early_end(rig: Rig, draft: str, seed: int, lengths: Sequence[int], places: S
             run = generate(rig, request, 40, proposer=DRAFTS[draft](rig, whole), length=length, eos=[eos])
             assert run.tokens == truth, f"{draft}, d = {length}, end at {place}: {run.tokens}, wanted {truth}"
             assert run.reason == "eos"
-    assert generate(rig, request, 9, proposer=DRAFTS[draft](rig, whole), length=4, eos=[NEVER]).tokens == whole[:9]
+    assert (
+        generate(rig, request, 9, proposer=DRAFTS[draft](rig, whole), length=4, eos=[NEVER]).tokens
+        == whole[:9]
+    )
 
 
 def sampled(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int]) -> None:
@@ -158,7 +174,11 @@ def sampled(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int]) 
     request = rig.request(31)
     streams = set()
     for seed in seeds:
-        for options in ({"temperature": 1.3}, {"temperature": 2.5, "top_k": 7}, {"temperature": 1.7, "top_p": 0.9}):
+        for options in (
+            {"temperature": 1.3},
+            {"temperature": 2.5, "top_k": 7},
+            {"temperature": 1.7, "top_p": 0.9},
+        ):
             sampling = Sampling(seed=seed, **options)
             plain = generate(rig, request, 24, sampling=sampling).tokens
             streams.add(plain)

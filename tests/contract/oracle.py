@@ -38,7 +38,9 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         kind = AutoConfig.from_pretrained(folder).model_type
-        self.model = CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        self.model = (
+            CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        )
         self.encoder_decoder = kind == "blip-2"
 
     def _inputs(self, request: Request) -> dict[str, torch.Tensor]:

@@ -52,7 +52,9 @@ class Rig:
     def fresh(self) -> Rig:
         """A new decoder (new buffers) on the same engine."""
         limits = self.manifest.limits
-        self.decoder = Decoder(self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch)
+        self.decoder = Decoder(
+            self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch
+        )
         return self
 
     @property

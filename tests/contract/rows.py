@@ -74,7 +74,9 @@ def prefill(rig_for: RigFor, family: str) -> None:
     for seed, length, extra in ((1, 1, 0), (2, 7, 1), (3, 12, 2), (4, 16, 18), (5, 20, 47)):
         request = rig.request(seed, length)
         tokens = rig.oracle.greedy(request, extra) if extra else ()
-        close(rig.start(request, tokens), rig.oracle.logits(request, tokens)[-1:], f"prefill {length} + {extra}")
+        close(
+            rig.start(request, tokens), rig.oracle.logits(request, tokens)[-1:], f"prefill {length} + {extra}"
+        )
 
 
 @row
@@ -104,7 +106,11 @@ def chain(rig_for: RigFor, family: str) -> None:
     rig.start(request)
     done = 0
     for width in (2, 5, 16, 1, 20):
-        close(rig.chain(want[done : done + width]), rig.oracle.logits(request, want)[done + 1 :][:width], f"width {width}")
+        close(
+            rig.chain(want[done : done + width]),
+            rig.oracle.logits(request, want)[done + 1 :][:width],
+            f"width {width}",
+        )
         rig.accept(TokenTree.chain(want[done : done + width]), range(1, width))
         done += width
 
@@ -201,7 +207,11 @@ def ragged_trees(rig_for: RigFor, family: str) -> None:
     for width in (1, 3):
         nodes = [TokenTree.chain(want[i][done[i] : done[i] + width]) for i in range(3)]
         for i, logits in enumerate(rig.full(*nodes)):
-            close(logits, rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][:width], f"after commit, sequence {i}")
+            close(
+                logits,
+                rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][:width],
+                f"after commit, sequence {i}",
+            )
             rig.accept(nodes[i], range(1, width), i)
             done[i] += width
 
@@ -290,7 +300,11 @@ def padded_width(rig_for: RigFor, family: str) -> None:
     for widths in ((1, 12), (9, 2), (1, 1), (12, 1)):
         trees = [TokenTree.chain(want[i][done[i] : done[i] + width]) for i, width in enumerate(widths)]
         for i, logits in enumerate(rig.full(*trees)):
-            close(logits, rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][: widths[i]], f"{widths}, sequence {i}")
+            close(
+                logits,
+                rig.oracle.logits(requests[i], want[i])[done[i] + 1 :][: widths[i]],
+                f"{widths}, sequence {i}",
+            )
             rig.accept(trees[i], range(1, widths[i]), i)
             done[i] += widths[i]
 
@@ -311,7 +325,11 @@ def two_cut_points(rig_for: RigFor, family: str) -> None:
         close(rig.speculate(cut, part), truth, f"cut {cut} at {done}")
         rig.accept(TokenTree.chain(part), range(1, right + 1))
         done += right + 1
-    close(rig.chain(want[done : done + 3]), rig.oracle.logits(request, want)[done + 1 :][:3], "all segments at last")
+    close(
+        rig.chain(want[done : done + 3]),
+        rig.oracle.logits(request, want)[done + 1 :][:3],
+        "all segments at last",
+    )
 
 
 @row
@@ -322,4 +340,6 @@ def next_request(rig_for: RigFor, family: str) -> None:
     rig.start(longer, rig.oracle.greedy(longer, 30))
     want = rig.oracle.greedy(request, 10)
     close(rig.start(request), rig.oracle.logits(request, ()), "prefill after another request")
-    close(rig.speculate(1, want[:8]), rig.oracle.logits(request, want)[1:9], "speculation after another request")
+    close(
+        rig.speculate(1, want[:8]), rig.oracle.logits(request, want)[1:9], "speculation after another request"
+    )

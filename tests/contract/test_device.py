@@ -35,7 +35,9 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(rigs: Callable, family: str) -> None:
+def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
+    rigs: Callable, family: str
+) -> None:
     rig: Rig = rigs(family, "device")
     device: RecordingDevice = rig.engine
     request = rig.request(52, 9)
@@ -68,7 +70,9 @@ class Bench:
         self.graph, self.width, self.capacity = "segment.0", 2, rig.limits.max_length + rig.limits.max_width
         info = rig.manifest.graphs[self.graph]
         sizes = {"batch": 1, "width": self.width, "cache": self.capacity, "source": 4}
-        self.inputs = {v.name: self.new(v.name, [sizes.get(d, d) for d in v.shape], v.dtype) for v in info.inputs}
+        self.inputs = {
+            v.name: self.new(v.name, [sizes.get(d, d) for d in v.shape], v.dtype) for v in info.inputs
+        }
         self.outputs = {
             v.name: self.inputs[v.name.removeprefix("updated_")]
             if v.name.startswith("updated_")
@@ -83,7 +87,9 @@ class Bench:
     def show(self, *slots: int) -> None:
         """Makes these cache slots visible to every row."""
         mask = self.inputs["attn_mask"]
-        values = np.zeros(mask.shape, bool) if mask.dtype == "bool" else np.full(mask.shape, -3e38, np.float32)
+        values = (
+            np.zeros(mask.shape, bool) if mask.dtype == "bool" else np.full(mask.shape, -3e38, np.float32)
+        )
         values[..., list(slots)] = True if mask.dtype == "bool" else 0
         self.device.write(mask, values)
 

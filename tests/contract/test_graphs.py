@@ -49,16 +49,22 @@ def test_plain_operators_and_explicit_masks_only(tiny_bundle: Callable[..., Tiny
             if node.op_type == "Attention":
                 options = {attribute.name: attribute for attribute in node.attribute}
                 assert "is_causal" not in options or options["is_causal"].i == 0, f"{graph}: is_causal"
-                assert len([value for value in node.input if value]) <= 4, f"{graph}: past or length inputs in Attention"
+                assert len([value for value in node.input if value]) <= 4, (
+                    f"{graph}: past or length inputs in Attention"
+                )
                 assert len(node.output) == 1
         writes += sum(node.op_type == "TensorScatter" for node in model.node) if info.role == "segment" else 0
     assert writes == 2 * layers
 
 
 @pytest.fixture(scope="module")
-def planned(tiny_bundle: Callable[..., TinyBundle], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+def planned(
+    tiny_bundle: Callable[..., TinyBundle], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Any]]:
     """`planned(name)`: plan entries by graph, built for SM86 in float16 on this CPU."""
-    pytest.importorskip("tensorrt_rtx_libs", reason="tensorrt-rtx is not installed: pip install vlmexport[tensorrt-rtx]")
+    pytest.importorskip(
+        "tensorrt_rtx_libs", reason="tensorrt-rtx is not installed: pip install vlmexport[tensorrt-rtx]"
+    )
     from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 
     made: dict[str, dict[str, Any]] = {}
@@ -76,7 +82,9 @@ def planned(tiny_bundle: Callable[..., TinyBundle], tmp_path_factory: pytest.Tem
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tensorrt_builds_every_graph(tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str) -> None:
+def test_tensorrt_builds_every_graph(
+    tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str
+) -> None:
     manifest = tiny_bundle(name).bundle.manifest
     plans = planned(name)
     assert set(plans) == set(manifest.graphs)
@@ -101,23 +109,32 @@ def test_tensorrt_updates_caches_in_place_and_fuses_attention(
         if info.role == "segment":
             count = info.layers[1] - info.layers[0]
             assert layers["KV_CACHE_UPDATE"] == 2 * count, (graph, layers)
-            assert layers["ATTENTION_INPUT"] == count * (2 if manifest.decoder.cross_attention else 1), (graph, layers)
+            assert layers["ATTENTION_INPUT"] == count * (2 if manifest.decoder.cross_attention else 1), (
+                graph,
+                layers,
+            )
             assert entry["fused_attention"] is True, f"{graph}: attention was decomposed"
         if info.role == "commit":
             assert layers["KV_CACHE_UPDATE"] == 2 * manifest.decoder.num_layers
         for output, source in aliases.items():
             if output.startswith("updated_"):
-                assert source == output.removeprefix("updated_"), f"{graph}: {output} is at the address of {source}"
+                assert source == output.removeprefix("updated_"), (
+                    f"{graph}: {output} is at the address of {source}"
+                )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tensorrt_reads_every_input_in_the_parsed_network(tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str) -> None:
+def test_tensorrt_reads_every_input_in_the_parsed_network(
+    tiny_bundle: Callable[..., TinyBundle], planned: Callable, name: str
+) -> None:
     planned(name)  # skips without TensorRT
     from vlmexport.exporter.tensorrt import inspect_network
 
     tiny = tiny_bundle(name)
     limits = tiny.bundle.manifest.limits
     for graph, info in tiny.bundle.manifest.graphs.items():
-        summary = inspect_network(tiny.bundle.graph_path(graph), capacity=limits.max_length + limits.max_width)
+        summary = inspect_network(
+            tiny.bundle.graph_path(graph), capacity=limits.max_length + limits.max_width
+        )
         assert summary.unused_inputs == (), f"{graph}: {summary.unused_inputs}"
         assert set(summary.inputs) == {value.name for value in info.inputs}, graph

@@ -30,7 +30,9 @@ def test_greedy_equals_generate(rigs: Callable, family: str, engine: str, draft:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None:
     some = engine == "onnxruntime"
-    lossless.early_end(rigs(family, engine), draft, 44, (1, 3, 8) if some else (5,), (0, 1, 2, 5, 11) if some else (3,))
+    lossless.early_end(
+        rigs(family, engine), draft, 44, (1, 3, 8) if some else (5,), (0, 1, 2, 5, 11) if some else (3,)
+    )
 
 
 @pytest.mark.parametrize("draft", lossless.DRAFTS)
@@ -67,13 +69,19 @@ def test_the_token_with_id_0_is_real(rigs: Callable) -> None:
     assert sum(rig.oracle.greedy(rig.request(seed), 40).count(0) for seed in (41, 42, 47)) >= 5
 
 
-def test_session_captions_as_transformers_does(tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable) -> None:
+def test_session_captions_as_transformers_does(
+    tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable
+) -> None:
     """From pixels and text to text, through the public interface."""
     tiny = tiny_bundle("t5")
     oracle: Oracle = oracle_for("t5")
     processor = AutoProcessor.from_pretrained(tiny.checkpoint, backend="pil")
     with Session.load(tiny.path) as session:
-        for seed, prompt in ((1, "describe the scene"), (2, "what is on the table"), (3, "how many red cups")):
+        for seed, prompt in (
+            (1, "describe the scene"),
+            (2, "what is on the table"),
+            (3, "how many red cups"),
+        ):
             image = lossless.image_array(seed)
             inputs = processor(images=image, text=prompt, return_tensors="pt")
             with torch.inference_mode():
@@ -84,14 +92,18 @@ def test_session_captions_as_transformers_does(tiny_bundle: Callable[..., TinyBu
                 assert result.text == processor.tokenizer.decode(want, skip_special_tokens=True)
 
 
-def test_session_continues_text_as_transformers_does(tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable) -> None:
+def test_session_continues_text_as_transformers_does(
+    tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable
+) -> None:
     tiny = tiny_bundle("llama")
     oracle: Oracle = oracle_for("llama")
     with Session.load(tiny.path) as session:
         ids = [11, 70, 200, 41, 5]
         inputs = torch.tensor([ids])
         with torch.inference_mode():
-            out = oracle.model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=40)
+            out = oracle.model.generate(
+                inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=40
+            )
         for draft in ("none", "imitation", "early-exit"):
             result = session.generate_tokens(ids, max_new_tokens=40, draft=draft, draft_length=5)
             assert result.tokens == out[0].tolist()[len(ids) :]

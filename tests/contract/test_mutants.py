@@ -59,7 +59,9 @@ def _moved_length(step: int) -> Callable[[Patch], None]:
 def crop_forgotten(patch: Patch) -> None:
     """Rejected rows stay."""
     accept = Decoder.accept
-    patch.setattr(Decoder, "accept", lambda self, tree, path, row=0: accept(self, tree, range(1, len(tree)), row))
+    patch.setattr(
+        Decoder, "accept", lambda self, tree, path, row=0: accept(self, tree, range(1, len(tree)), row)
+    )
 
 
 def slots_instead_of_depths(patch: Patch) -> None:
@@ -187,7 +189,9 @@ def on_device(name: str) -> Guard:
 
 def generation(draft: str, *lengths: int) -> Guard:
     """Whole generations on ONNX Runtime."""
-    return lambda rigs, family: lossless.greedy(rigs(family, "onnxruntime"), draft, (41, 42, 47), lengths, (40,))
+    return lambda rigs, family: lossless.greedy(
+        rigs(family, "onnxruntime"), draft, (41, 42, 47), lengths, (40,)
+    )
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,11 @@ class Mutant:
 MUTANTS = {
     "T5 bias zeroed in the tail": Mutant(
         zeroed_bias_in_the_tail,
-        {"trunk and tail": table("trunk_and_tail"), "device": on_device("trunk_and_tail"), "generation": generation("perfect", 5)},
+        {
+            "trunk and tail": table("trunk_and_tail"),
+            "device": on_device("trunk_and_tail"),
+            "generation": generation("perfect", 5),
+        },
         ("t5",),
     ),
     "length one too high after a rejection": Mutant(
@@ -216,17 +224,33 @@ MUTANTS = {
     ),
     "tree positions without depth": Mutant(
         slots_instead_of_depths,
-        {"tree": table("tree"), "ragged trees": table("ragged_trees"), "device": on_device("tree"), "generation": generation("tree", 6)},
+        {
+            "tree": table("tree"),
+            "ragged trees": table("ragged_trees"),
+            "device": on_device("tree"),
+            "generation": generation("tree", 6),
+        },
     ),
-    "siblings visible in a tree": Mutant(siblings_visible, {"tree": table("tree"), "generation": generation("tree", 6)}),
+    "siblings visible in a tree": Mutant(
+        siblings_visible, {"tree": table("tree"), "generation": generation("tree", 6)}
+    ),
     "tree path not committed": Mutant(
         path_not_committed,
-        {"commit": table("commit_of_a_tree_path"), "ragged": table("ragged_trees"), "generation": generation("tree", 6)},
+        {
+            "commit": table("commit_of_a_tree_path"),
+            "ragged": table("ragged_trees"),
+            "generation": generation("tree", 6),
+        },
     ),
-    "padding with id 0 accepted": Mutant(pad_id_0_accepted, {"generation": generation("tree", 4, 6, 9)}, ("llama",)),
+    "padding with id 0 accepted": Mutant(
+        pad_id_0_accepted, {"generation": generation("tree", 4, 6, 9)}, ("llama",)
+    ),
     "write index off by one": Mutant(
         write_index_off_by_one,
-        {name: table(name) for name in ("prefill", "one_token", "chain", "trunk_and_tail", "tree", "ragged_batch")}
+        {
+            name: table(name)
+            for name in ("prefill", "one_token", "chain", "trunk_and_tail", "tree", "ragged_batch")
+        }
         | {"device": on_device("chain"), "generation": generation("early-exit", 3)},
     ),
     "stale exit rows": Mutant(
@@ -234,12 +258,21 @@ MUTANTS = {
         {name: table(name) for name in ("trunk_and_tail", "crop_after_rejection", "two_cut_points")}
         | {"generation": generation("perfect", 3)},
     ),
-    "last draft not run through the trunk": Mutant(last_draft_skips_the_trunk, {"trunk and tail": table("trunk_and_tail")}),
+    "last draft not run through the trunk": Mutant(
+        last_draft_skips_the_trunk, {"trunk and tail": table("trunk_and_tail")}
+    ),
     "padding of the source seen": Mutant(source_padding_seen, {"ragged": table("ragged_batch")}, ("t5",)),
-    "growth without moving rows": Mutant(rows_left_over_by_growth, {"last positions": table("last_positions")}),
+    "growth without moving rows": Mutant(
+        rows_left_over_by_growth, {"last positions": table("last_positions")}
+    ),
 }
 
-CASES = [(name, family, guard) for name, mutant in MUTANTS.items() for family in mutant.families for guard in mutant.guards]
+CASES = [
+    (name, family, guard)
+    for name, mutant in MUTANTS.items()
+    for family in mutant.families
+    for guard in mutant.guards
+]
 
 
 @pytest.mark.parametrize(("mutant", "family", "guard"), CASES)

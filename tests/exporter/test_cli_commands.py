@@ -44,7 +44,9 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
     assert f"vlmexport run {out}" in text
     assert "vlmexport train --model" in text  # no trained draft: says how to get one
     assert "Comparing with PyTorch" in err
-    status, text, err = _run(capfd, "verify", out, "--model", model, "--prompts", 2, "--max-new-tokens", 12, "--json")
+    status, text, err = _run(
+        capfd, "verify", out, "--model", model, "--prompts", 2, "--max-new-tokens", 12, "--json"
+    )
     report = json.loads(text)
     assert status == 0 and report["ok"], err
     assert [row["draft"] for row in report["lossless"]] == ["early-exit@1", "always-wrong (early-exit@1)"]
@@ -54,11 +56,15 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
     assert "generation" in {row["graph"] for row in report["parity"]}
 
 
-def test_build_json_with_plans(tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_build_json_with_plans(
+    tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     pytest.importorskip("tensorrt_rtx_libs")
     out = tmp_path / "bundle"
     plans = ("--backend", "tensorrt-rtx", "--target", "sm89", "--plan-precision", "bf16")
-    status, text, err = _run(capfd, "build", "--model", tiny_checkpoint("llama"), "--draft-layer", 1, "-o", out, *plans, "--json")
+    status, text, err = _run(
+        capfd, "build", "--model", tiny_checkpoint("llama"), "--draft-layer", 1, "-o", out, *plans, "--json"
+    )
     assert status == 0, err
     report = json.loads(text)  # one object and nothing else
     assert report["status"] == "built" and report["cuts"] == [0, 1, 2]
@@ -67,14 +73,18 @@ def test_build_json_with_plans(tiny_checkpoint: Callable, tmp_path: Path, capfd:
     assert report["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
 
 
-def test_verify_finds_other_weights(tiny_bundle: Callable, tiny_checkpoint: Callable, capfd: pytest.CaptureFixture) -> None:
+def test_verify_finds_other_weights(
+    tiny_bundle: Callable, tiny_checkpoint: Callable, capfd: pytest.CaptureFixture
+) -> None:
     other = tiny_checkpoint("llama", seed=99)
     status, out, _ = _run(capfd, "verify", tiny_bundle("llama")[0], "--model", other, "--json")
     assert status == 1
     assert "built from other weights" in json.loads(out)["failures"][0]
 
 
-def test_verify_finds_a_changed_file(tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_verify_finds_a_changed_file(
+    tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     source, model = tiny_bundle("llama")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     weights = bundle / "weights.bin"
@@ -88,23 +98,45 @@ def test_verify_finds_a_changed_file(tiny_bundle: Callable, tmp_path: Path, capf
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "tiny-blip2-flant"], "unknown model 'tiny-blip2-flant': no alias, folder or hub id; did you mean tiny-blip2-flant5"),
-        (["--model", "LLAMA", "--draft-layer", "2"], "--draft-layer 2 is out of range: this decoder has 2 layers, choose 1..1"),
+        (
+            ["--model", "tiny-blip2-flant"],
+            "unknown model 'tiny-blip2-flant': no alias, folder or hub id; did you mean tiny-blip2-flant5",
+        ),
+        (
+            ["--model", "LLAMA", "--draft-layer", "2"],
+            "--draft-layer 2 is out of range: this decoder has 2 layers, choose 1..1",
+        ),
         (["--model", "LLAMA", "--draft-layer", "0"], "--draft-layer 0 is out of range"),
-        (["--model", "LLAMA", "--draft", "medusa9"], "--draft 'medusa9' is neither a kind (early-exit, imitation, none) nor a folder"),
+        (
+            ["--model", "LLAMA", "--draft", "medusa9"],
+            "--draft 'medusa9' is neither a kind (early-exit, imitation, none) nor a folder",
+        ),
         (["--model", "LLAMA", "--draft", "imitation"], "vlmexport train --model"),
         (["--model", "LLAMA", "--max-length", "1"], "--max-length 1 is out of range"),
         (["--model", "LLAMA", "--max-width", "0"], "--max-width 0 is out of range"),
         (["--model", "LLAMA", "--precision", "int3"], "--precision 'int3' is not supported"),
         (["--model", "LLAMA", "--parity-memory", "lots"], "--parity-memory 'lots' is not a size"),
         (["--model", "LLAMA", "--target", "sm86"], "--target sm86 needs --backend"),
-        (["--model", "LLAMA", "--backend", "cuda"], "unknown backend 'cuda'; choose one of tensorrt-rtx, tensorrt"),
-        (["--model", "LLAMA", "--backend", "tensorrt-rtx", "--target", "sm90"], "unknown target 'sm90' for tensorrt-rtx; choose one of sm75"),
-        (["--model", "LLAMA", "--backend", "tensorrt-rtx", "--plan-precision", "x"], "unknown --plan-precision 'x'"),
+        (
+            ["--model", "LLAMA", "--backend", "cuda"],
+            "unknown backend 'cuda'; choose one of tensorrt-rtx, tensorrt",
+        ),
+        (
+            ["--model", "LLAMA", "--backend", "tensorrt-rtx", "--target", "sm90"],
+            "unknown target 'sm90' for tensorrt-rtx; choose one of sm75",
+        ),
+        (
+            ["--model", "LLAMA", "--backend", "tensorrt-rtx", "--plan-precision", "x"],
+            "unknown --plan-precision 'x'",
+        ),
     ],
 )
 def test_a_mistake_gets_one_line(
-    tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture, arguments: list[str], message: str
+    tiny_checkpoint: Callable,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+    arguments: list[str],
+    message: str,
 ) -> None:
     named = [str(tiny_checkpoint("llama")) if a == "LLAMA" else a for a in arguments]
     status, out, err = _run(capfd, "build", *named, "-o", tmp_path / "bundle")
@@ -117,14 +149,18 @@ def test_a_mistake_gets_one_line(
 def test_an_unsupported_model_type_is_named(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64)).save_pretrained(tmp_path / "gpt2")
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64)).save_pretrained(
+        tmp_path / "gpt2"
+    )
     capfd.readouterr()
     status, _, err = _run(capfd, "build", "--model", tmp_path / "gpt2", "-o", tmp_path / "bundle")
     assert status == 2 and "GPT2LMHeadModel (model_type 'gpt2') is not supported" in err
     assert not (tmp_path / "bundle").exists()
 
 
-def test_an_existing_folder_needs_force(tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_an_existing_folder_needs_force(
+    tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     kept = tmp_path / "holiday"
     kept.mkdir()
     (kept / "photo.jpg").write_bytes(b"x")
@@ -136,7 +172,11 @@ def test_an_existing_folder_needs_force(tiny_checkpoint: Callable, tmp_path: Pat
 
 @pytest.mark.parametrize("moment", ["before", "while writing"])
 def test_a_full_disk_loses_nothing(
-    tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, moment: str
+    tiny_bundle: Callable,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
 ) -> None:
     from vlmexport.exporter import bundle_writer
     from vlmexport.exporter.graphs.weights import WeightStore
@@ -173,14 +213,29 @@ def test_failed_parity_writes_no_bundle(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_an_interrupted_build_keeps_the_old_bundle(tiny_bundle: Callable, tmp_path: Path, number: int, status: int) -> None:
+def test_an_interrupted_build_keeps_the_old_bundle(
+    tiny_bundle: Callable, tmp_path: Path, number: int, status: int
+) -> None:
     source, model = tiny_bundle("llama")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     before = {p.name: p.read_bytes() for p in bundle.iterdir()}
-    command = [sys.executable, "-m", "vlmexport.runtime.cli", "build", "--model", str(model), "--draft-layer", "1"]
-    process = subprocess.Popen([*command, "-o", str(bundle), "--force"], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-m",
+        "vlmexport.runtime.cli",
+        "build",
+        "--model",
+        str(model),
+        "--draft-layer",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [*command, "-o", str(bundle), "--force"], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     deadline = time.monotonic() + 240
-    while not list(tmp_path.glob(".bundle.building-*/manifest.json")):  # in the middle: parity is still to come
+    while not list(
+        tmp_path.glob(".bundle.building-*/manifest.json")
+    ):  # in the middle: parity is still to come
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -192,12 +247,18 @@ def test_an_interrupted_build_keeps_the_old_bundle(tiny_bundle: Callable, tmp_pa
     left = [p.name for p in tmp_path.iterdir() if p.name != "bundle"]
     assert left == [] if number == signal.SIGINT else all(n.startswith(".bundle.building-") for n in left)
     if number == signal.SIGKILL:  # the next build clears what the killed one left
-        assert main(["build", "--model", str(model), "--draft-layer", "1", "-o", str(bundle), "--force", "--json"]) == 0
+        assert (
+            main(
+                ["build", "--model", str(model), "--draft-layer", "1", "-o", str(bundle), "--force", "--json"]
+            )
+            == 0
+        )
         assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4GiB", 4 << 30), ("512M", 512 << 20), ("0", 0), ("1.5k", 1536), ("12", 12), (" 2 gb ", 2 << 30)]
+    ("text", "size"),
+    [("4GiB", 4 << 30), ("512M", 512 << 20), ("0", 0), ("1.5k", 1536), ("12", 12), (" 2 gb ", 2 << 30)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text, "--parity-memory") == size

@@ -48,7 +48,9 @@ def test_a_wrong_weight_fails(tiny_bundle: Callable, tmp_path: Path, graph: str,
     source, checkpoint = tiny_bundle("blip2-t5")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     _spoil(bundle, graph)
-    with pytest.raises(ExportError, match=rf"parity failed: {graph} differs from torch by .* no bundle was written"):
+    with pytest.raises(
+        ExportError, match=rf"parity failed: {graph} differs from torch by .* no bundle was written"
+    ):
         check_parity(bundle, open_checkpoint(checkpoint), generation=False, memory_limit=memory)
 
 
@@ -65,7 +67,9 @@ def _spoil(bundle: Path, graph: str) -> None:
 
 
 @pytest.mark.parametrize("slot", ["attn_mask", "write_indices"])
-def test_a_graph_that_ignores_its_mask_or_position_fails(tiny_bundle: Callable, tmp_path: Path, slot: str) -> None:
+def test_a_graph_that_ignores_its_mask_or_position_fails(
+    tiny_bundle: Callable, tmp_path: Path, slot: str
+) -> None:
     source, checkpoint = tiny_bundle("llama")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     path = bundle / "segment.0.onnx"
@@ -80,7 +84,9 @@ def test_a_graph_that_ignores_its_mask_or_position_fails(tiny_bundle: Callable, 
         check_parity(bundle, open_checkpoint(checkpoint), generation=False)
 
 
-def test_generation_is_compared_with_transformers(tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_is_compared_with_transformers(
+    tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A runtime that emits another token is caught although every graph is right."""
     from vlmexport.runtime.session import Session
 
@@ -126,6 +132,7 @@ def test_pieces_equal_the_whole_graph(tiny_bundle: Callable) -> None:
     bundle = tiny_bundle("blip2-t5")[0]
     pixels = np.random.default_rng(1).standard_normal((1, 3, 32, 32), np.float32)
     whole, pieces = (
-        GraphRunner(bundle, piecewise=p).run("vision.onnx", {"pixel_values": pixels})["image_rows"] for p in (False, True)
+        GraphRunner(bundle, piecewise=p).run("vision.onnx", {"pixel_values": pixels})["image_rows"]
+        for p in (False, True)
     )
     assert np.abs(whole - pieces).max() < 1e-5

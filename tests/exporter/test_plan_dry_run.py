@@ -17,29 +17,46 @@ from vlmexport.runtime.errors import OptionError
 
 @pytest.mark.parametrize("name", ["llama", "blip2-t5"])
 def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: Path, name: str) -> None:
-    request = BuildRequest(model=str(tiny_checkpoint(name)), output=tmp_path / "bundle", draft_layer=1, max_length=80, parity=False)
+    request = BuildRequest(
+        model=str(tiny_checkpoint(name)),
+        output=tmp_path / "bundle",
+        draft_layer=1,
+        max_length=80,
+        parity=False,
+    )
     plan = plan_build(request)
     assert list(tmp_path.iterdir()) == []
     report = build_bundle(request)
-    assert [(g.name, g.nodes, g.bytes) for g in plan.graphs] == [(g.name, g.nodes, g.bytes) for g in report.graphs]
+    assert [(g.name, g.nodes, g.bytes) for g in plan.graphs] == [
+        (g.name, g.nodes, g.bytes) for g in report.graphs
+    ]
     assert (plan.parameters, plan.draft_parameters) == (report.parameters, report.draft_parameters)
     assert plan.weight_bytes == report.weight_bytes == (tmp_path / "bundle/weights.bin").stat().st_size
     assert (plan.cuts, plan.drafts, plan.speculative) == (report.cuts, report.drafts, report.speculative)
-    tokenizer = (tmp_path / "bundle/tokenizer.json").stat().st_size + (tmp_path / "bundle/manifest.json").stat().st_size
+    tokenizer = (tmp_path / "bundle/tokenizer.json").stat().st_size + (
+        tmp_path / "bundle/manifest.json"
+    ).stat().st_size
     assert plan.bundle_bytes == report.bytes - tokenizer
     decoder = json.loads((tmp_path / "bundle/manifest.json").read_text("utf-8"))["decoder"]
-    assert plan.kv_bytes_per_token == 2 * 4 * decoder["num_layers"] * decoder["num_kv_heads"] * decoder["head_dim"]
+    assert (
+        plan.kv_bytes_per_token
+        == 2 * 4 * decoder["num_layers"] * decoder["num_kv_heads"] * decoder["head_dim"]
+    )
     assert plan.kv_bytes == plan.kv_bytes_per_token * (80 + 16)
     assert (plan.cross_kv_bytes_per_row > 0) == (name == "blip2-t5")
     assert plan_tables(plan)
 
 
-def test_a_dry_run_reads_no_weights(tiny_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_reads_no_weights(
+    tiny_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read(self: TensorFiles, name: str) -> None:
         raise AssertionError(f"the dry run reads {name}")
 
     monkeypatch.setattr(TensorFiles, "read", read)
-    plan = plan_build(BuildRequest(model=str(tiny_checkpoint("llama-tied")), output=tmp_path / "b", draft_layer=1))
+    plan = plan_build(
+        BuildRequest(model=str(tiny_checkpoint("llama-tied")), output=tmp_path / "b", draft_layer=1)
+    )
     assert plan.parameters > 0
 
 
@@ -50,7 +67,11 @@ def test_a_dry_run_raises_what_the_build_would(tiny_checkpoint: Callable, tmp_pa
 
 def test_parity_memory_decides_how_parity_runs(tiny_checkpoint: Callable, tmp_path: Path) -> None:
     plans = [
-        plan_build(BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=1, parity_memory=m))
+        plan_build(
+            BuildRequest(
+                model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=1, parity_memory=m
+            )
+        )
         for m in (0, 1 << 30)
     ]
     assert [p.parity for p in plans] == ["layer by layer", "whole"]

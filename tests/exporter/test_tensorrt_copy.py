@@ -46,22 +46,36 @@ def _session(path: Path) -> ort.InferenceSession:
 
 @pytest.mark.parametrize("name", ["llama", "blip2-t5"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_float16_copies_compute_the_same(tiny_bundle: Callable, tmp_path: Path, name: str, wide: bool) -> None:
+def test_float16_copies_compute_the_same(
+    tiny_bundle: Callable, tmp_path: Path, name: str, wide: bool
+) -> None:
     bundle = tiny_bundle(name)[0]
     graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]
     rng = np.random.default_rng(0)
     for graph in graphs.values():
         feeds = _feeds(graph, rng)
-        expected = dict(zip([o["name"] for o in graph["outputs"]], _session(bundle / graph["file"]).run(None, feeds), strict=True))
-        copied = copy_graph(bundle / graph["file"], tmp_path, CopyOptions("float16", SIZES["cache"], wide_residual=wide))
+        expected = dict(
+            zip(
+                [o["name"] for o in graph["outputs"]],
+                _session(bundle / graph["file"]).run(None, feeds),
+                strict=True,
+            )
+        )
+        copied = copy_graph(
+            bundle / graph["file"], tmp_path, CopyOptions("float16", SIZES["cache"], wide_residual=wide)
+        )
         session = _session(copied.path)
         narrow = {
-            i.name: feeds[i.name].astype(np.float16) if i.type == "tensor(float16)" else feeds[i.name] for i in session.get_inputs()
+            i.name: feeds[i.name].astype(np.float16) if i.type == "tensor(float16)" else feeds[i.name]
+            for i in session.get_inputs()
         }
         found = dict(zip([o.name for o in session.get_outputs()], session.run(None, narrow), strict=True))
         for output, value in expected.items():
             scale = max(1.0, np.abs(value).max())
-            assert np.abs(found[output].astype(np.float32) - value).max() / scale < 0.03, (graph["file"], output)
+            assert np.abs(found[output].astype(np.float32) - value).max() / scale < 0.03, (
+                graph["file"],
+                output,
+            )
         if "logits" in found:
             assert (found["argmax"] == found["logits"].argmax(-1)).all()
             assert found["logits"].dtype == np.float32
@@ -111,7 +125,9 @@ def _toy(weight: np.ndarray) -> onnx.ModelProto:
 def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "toy.onnx"
     onnx.save(_toy(np.full((2, 2), 7e4, np.float32)), path)
-    with pytest.raises(ExportError, match=r"weight w reaches 7e\+04, beyond float16; use --plan-precision bfloat16"):
+    with pytest.raises(
+        ExportError, match=r"weight w reaches 7e\+04, beyond float16; use --plan-precision bfloat16"
+    ):
         copy_graph(path, tmp_path / "copy", CopyOptions("float16", 8))
     copy_graph(path, tmp_path / "copy", CopyOptions("bfloat16", 8))
 

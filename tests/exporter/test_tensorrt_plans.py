@@ -46,7 +46,9 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
             if binding["name"].startswith("updated_"):
                 assert binding["alias_of"] == binding["name"].removeprefix("updated_")
                 assert binding["shape"][2] == capacity
-    layers = sum(s["layers"][1] - s["layers"][0] for s in manifest["graphs"].values() if s["role"] == "segment")
+    layers = sum(
+        s["layers"][1] - s["layers"][0] for s in manifest["graphs"].values() if s["role"] == "segment"
+    )
     segments = [p for g, p in plans.items() if g.startswith("segment")]
     assert sum(p["layers"]["KV_CACHE_UPDATE"] for p in segments) == 2 * layers
     # TensorRT-RTX has no fused kernel for a per-head mask over 3 heads: the builder falls back, the manifest says so.
@@ -61,7 +63,9 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
 def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
     from vlmexport.exporter.build import BuildRequest, build_bundle
 
-    request = BuildRequest(model="tiny-blip2-flant5", output=tmp_path / "b", draft_layer=3, parity=False, backend="tensorrt-rtx")
+    request = BuildRequest(
+        model="tiny-blip2-flant5", output=tmp_path / "b", draft_layer=3, parity=False, backend="tensorrt-rtx"
+    )
     report = build_bundle(request)
     attention = {p["graph"]: p["fused_attention"] for p in report.plans}
     assert attention["segment.0"] and attention["segment.1"] and attention["encoder"] and attention["vision"]
@@ -117,7 +121,9 @@ def test_a_second_target_keeps_the_first(tiny_bundle: Callable, tmp_path: Path) 
         (PlanOptions(target="sm75", precision="fp32"), "no float32 products"),
     ],
 )
-def test_wrong_options_are_named(tiny_bundle: Callable, tmp_path: Path, options: PlanOptions, message: str) -> None:
+def test_wrong_options_are_named(
+    tiny_bundle: Callable, tmp_path: Path, options: PlanOptions, message: str
+) -> None:
     bundle = tiny_bundle("llama")[0]
     with pytest.raises(OptionError, match=message):
         add_plans(bundle, options)

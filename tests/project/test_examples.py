@@ -30,6 +30,9 @@ def test_programs_explain_themselves(program):
 
 def test_demo_has_help():
     out = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, str(ROOT / "examples" / "demo.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "--scene" in out.stdout

@@ -103,13 +103,19 @@ class RecordingDevice:
                 f"{graph}: {what}s missing {sorted(names - set(given))}, unknown {sorted(set(given) - names)}"
             )
         sizes: dict[str, int] = {}
-        for value, view in [(v, inputs[v.name]) for v in info.inputs] + [(v, outputs[v.name]) for v in info.outputs]:
+        for value, view in [(v, inputs[v.name]) for v in info.inputs] + [
+            (v, outputs[v.name]) for v in info.outputs
+        ]:
             self._own(view.buffer)
             assert view.dtype == value.dtype, f"{graph}: {value.name} is {value.dtype}, bound {view.dtype}"
-            assert len(view.shape) == len(value.shape), f"{graph}: {value.name} {value.shape}, bound {view.shape}"
+            assert len(view.shape) == len(value.shape), (
+                f"{graph}: {value.name} {value.shape}, bound {view.shape}"
+            )
             for dimension, size in zip(value.shape, view.shape, strict=True):
                 want = sizes.setdefault(dimension, size) if isinstance(dimension, str) else dimension
-                assert want == size, f"{graph}: {value.name} is {value.shape}, bound {view.shape}, {dimension} = {want}"
+                assert want == size, (
+                    f"{graph}: {value.name} is {value.shape}, bound {view.shape}, {dimension} = {want}"
+                )
         self._check_limits(graph, sizes)
         self._check_aliasing(graph, inputs, outputs)
         return _Call(self, graph, dict(inputs), dict(outputs), sizes)
@@ -125,7 +131,9 @@ class RecordingDevice:
         )
 
     def _check_aliasing(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> None:
-        caches = {name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))}
+        caches = {
+            name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))
+        }
         for name, cache in caches.items():
             updated = outputs[f"updated_{name}"]
             assert updated.address == cache.address and updated.shape == cache.shape, (
@@ -193,10 +201,14 @@ class _Call:
             self._check_sources()
         if "row_index" in self._inputs:
             rows, index = prod(self._inputs["hidden"].shape[:2]), self._value("row_index")
-            assert index.size == 0 or (index.min() >= 0 and index.max() < rows), f"{graph}: row_index {index} of {rows}"
+            assert index.size == 0 or (index.min() >= 0 and index.max() < rows), (
+                f"{graph}: row_index {index} of {rows}"
+            )
         if "token_ids" in self._inputs:
             ids = self._value("token_ids")
-            assert ids.min() >= 0 and ids.max() < self._inputs["embedding_table"].shape[0], f"{graph}: token ids {ids}"
+            assert ids.min() >= 0 and ids.max() < self._inputs["embedding_table"].shape[0], (
+                f"{graph}: token ids {ids}"
+            )
         self._mark(starts)
         if "attn_mask" in self._inputs:
             self._check_visible()
@@ -215,7 +227,9 @@ class _Call:
         seen = visible.any(axis=(1, 2))  # [batch, cache]
         for name, cache in self._caches.items():
             unwritten = seen & ~self._device._rows(cache)[: len(seen)]
-            assert not unwritten.any(), f"{self._graph}: {name} shows never-written rows {np.argwhere(unwritten)[:4].tolist()}"
+            assert not unwritten.any(), (
+                f"{self._graph}: {name} shows never-written rows {np.argwhere(unwritten)[:4].tolist()}"
+            )
 
     def _check_sources(self) -> None:
         source = self._value("source_rows")

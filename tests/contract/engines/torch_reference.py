@@ -176,7 +176,9 @@ FAMILIES: dict[str, type[_Model]] = {"llama": LlamaModel, "blip2": Blip2Model, "
 
 
 class _Call:
-    def __init__(self, compute: Callable[[Tensors], Tensors], inputs: Mapping[str, View], outputs: Mapping[str, View]):
+    def __init__(
+        self, compute: Callable[[Tensors], Tensors], inputs: Mapping[str, View], outputs: Mapping[str, View]
+    ):
         self._compute = compute
         self._inputs = {name: torch.from_numpy(memory.array(view)) for name, view in inputs.items()}
         self._outputs = {name: memory.array(view) for name, view in outputs.items()}
@@ -186,7 +188,9 @@ class _Call:
             results = self._compute(self._inputs)
         for name, value in results.items():
             target = self._outputs[name]
-            assert tuple(value.shape) == target.shape, f"{name}: computed {tuple(value.shape)}, bound {target.shape}"
+            assert tuple(value.shape) == target.shape, (
+                f"{name}: computed {tuple(value.shape)}, bound {target.shape}"
+            )
             np.copyto(target, value.numpy())
 
 
@@ -197,7 +201,9 @@ class TorchReference:
     static_cache = False
     host_memory = False
 
-    def __init__(self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None) -> None:
+    def __init__(
+        self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None
+    ) -> None:
         self.manifest = manifest
         self._model = FAMILIES[manifest.model.family](model, imitations or {})
 
