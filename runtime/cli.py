@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -146,9 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(
-            stream, "reconfigure"
-        ):  # a console that cannot show a character shows "?" instead of failing
+        if isinstance(stream, io.TextIOWrapper):
+            # A console that cannot show a character shows "?" instead of failing.
             stream.reconfigure(errors="replace")
     command = _command_name(arguments)
     try:

@@ -277,10 +277,9 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
             f"no imitation draft can be trained for model type {config.model_type!r}"
             f"{f' with language model {inner!r}' if inner else ''}; supported are llama, and blip-2 with t5"
         )
-    if device == "auto":
-        device = PartialState().device
+    place = PartialState().device if device == "auto" else device
     loaded = kind.from_pretrained(checkpoint.folder, dtype=torch.float32, local_files_only=True)
-    return adapter(checkpoint, loaded, torch.device(device))
+    return adapter(checkpoint, loaded, torch.device(place or "cpu"))
 
 
 def _keep(store: dict[int, Tensor], layer: int) -> Callable[..., None]:
