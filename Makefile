@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 DEMO ?= demo
 STAMP := $(VENV)/.vlmexport-dev
+DEMO_STAMP := $(VENV)/.vlmexport-demo
 
 .PHONY: install demo test test-all lint format clean
 
@@ -15,7 +16,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: install
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[export,eval]'
+	touch $@
+
+demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py --output $(DEMO)
 
 test: install

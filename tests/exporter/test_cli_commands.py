@@ -230,7 +230,11 @@ def test_an_interrupted_build_keeps_the_old_bundle(
         "1",
     ]
     process = subprocess.Popen(
-        [*command, "-o", str(bundle), "--force"], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        [*command, "-o", str(bundle), "--force"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # A shell that starts the tests in the background makes its children ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 240
     while not list(
