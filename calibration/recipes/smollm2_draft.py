@@ -171,13 +171,14 @@ def _train(
         with progress.stage("cache"):
             folder = build_cache(target, part, [limits.layer], place / "features")
             sources.append(CachedFeatures(folder, limits.layer))
+    rows, checks = sources
     identity = {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers}
 
     def trainer(steps: int, out: Path) -> Trainer:
         config = TrainConfig(limits.layer, steps, BATCH, warmup=min(50, steps // 10), **SHIPPED)  # type: ignore[arg-type]
         often = max(1, steps // VALIDATIONS)
         return Trainer(
-            config, target.head, target.hidden_size, identity, *sources, records.identity(), out,
+            config, target.head, target.hidden_size, identity, rows, checks, records.identity(), out,
             eval_every=often, save_every=min(often, 50), log_every=10, report=report,
         )  # fmt: skip
 
@@ -196,8 +197,8 @@ def _train(
             progress.tick()
             left = 60 * limits.minutes * (1 - RESERVE) - progress.spent
             # A validation batch has no backward pass: about half a step.
-            checks = VALIDATIONS * -(-len(checked) // BATCH) * 0.5
-            steps = int(min(MOST_STEPS, max(LEAST_STEPS, left / step - checks)))
+            extra = VALIDATIONS * -(-len(checked) // BATCH) * 0.5
+            steps = int(min(MOST_STEPS, max(LEAST_STEPS, left / step - extra)))
             _say(f"{step:.2f} s a step: {steps} steps")
         progress.note(steps=steps)
         return trainer(steps, place / f"run-n{limits.layer}").train()
