@@ -1,7 +1,7 @@
 """Decode speed-up of speculation on the bundled model: `vlmexport bench` over several held-out scenes.
 
-    vlmexport build --model tiny-blip2-flant5 --draft-layer 3 --max-width 17 -o runs/tiny
-    python benchmarks/speculation.py runs/tiny --scenes 8
+vlmexport build --model tiny-blip2-flant5 --draft-layer 3 --max-width 17 -o runs/tiny
+python benchmarks/speculation.py runs/tiny --scenes 8
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle")
     parser.add_argument("--scenes", type=int, default=8)
-    parser.add_argument("--draft", action="append", help="drafts to bench; default: every draft of the bundle")
+    parser.add_argument(
+        "--draft", action="append", help="drafts to bench; default: every draft of the bundle"
+    )
     options = parser.parse_args()
     from vlmexport.calibration.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Bundle
