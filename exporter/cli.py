@@ -44,7 +44,7 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON ob
 
     table = Table(title="Models")
     for name in ("alias", "family", "source", "trained drafts", "description"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name == "alias")
     for row in rows:
         table.add_row(
             row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"]

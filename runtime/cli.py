@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import typer
@@ -151,29 +155,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A console that cannot show a character shows "?" instead of failing.
             stream.reconfigure(errors="replace")
     command = _command_name(arguments)
+    with _interrupts() as interrupts:
+        try:
+            application = typer.main.get_command(build_app(command))
+            status = application.main(args=arguments, prog_name="vlmexport", standalone_mode=False)
+        except (KeyboardInterrupt, typer.Abort):
+            status = 130
+        except Exception as error:
+            status = 130 if interrupts else _fail(error, command)
+    if status == 130:  # newer versions of typer turn Ctrl-C into a status themselves
+        sys.stderr.write("\nInterrupted.\n")
+    return status if isinstance(status, int) else 0
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collects Ctrl-C: a library that is interrupted while it is imported may raise an error of its own instead."""
+    seen: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        application = typer.main.get_command(build_app(command))
-        status = application.main(args=arguments, prog_name="vlmexport", standalone_mode=False)
-        if status == 130:  # newer versions of typer turn Ctrl-C into a status
-            raise KeyboardInterrupt
-        return status if isinstance(status, int) else 0
-    except VlmexportError as error:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _fail(error: Exception, command: str | None) -> int:
+    """Say in one line what went wrong; an error that is not deliberate is raised again."""
+    if isinstance(error, VlmexportError):
         return _complain(str(error))
-    except ModuleNotFoundError as error:
+    if isinstance(error, ModuleNotFoundError):
         failure = missing_extra(error, command)
         if failure is None:
-            raise
+            raise error
         return _complain(str(failure))
-    except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("\nInterrupted.\n")
-        return 130
-    except Exception as error:
-        # Errors of use (unknown option, missing argument) know how to show themselves.
-        show = getattr(error, "show", None)
-        if show is None:
-            raise
-        show()
-        return int(getattr(error, "exit_code", 2))
+    # Errors of use (unknown option, missing argument) know how to show themselves.
+    show = getattr(error, "show", None)
+    if show is None:
+        raise error
+    show()
+    return int(getattr(error, "exit_code", 2))
 
 
 def _complain(message: str) -> int:

@@ -139,6 +139,7 @@ def test_a_mistake_gets_one_line(
     message: str,
 ) -> None:
     named = [str(tiny_checkpoint("llama")) if a == "LLAMA" else a for a in arguments]
+    capfd.readouterr()  # what making the checkpoint printed
     status, out, err = _run(capfd, "build", *named, "-o", tmp_path / "bundle")
     assert status == 2 and out == ""
     assert message in err
