@@ -25,6 +25,7 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="Fail at the first bad record in place of skipping it.")
 ]
 Prompt = Annotated[str, typer.Option("--prompt", help="Prompt of records that have none.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Use the first so many records.")]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's choice).")
 ]
@@ -73,7 +74,7 @@ def train(
     cache_dtype: Annotated[str, typer.Option("--cache-dtype", help="float16 or float32.")] = "float16",
     eval_every: Annotated[int, typer.Option("--eval-every", min=1)] = 250,
     save_every: Annotated[int, typer.Option("--save-every", min=1)] = 100,
-    limit: Annotated[int | None, typer.Option("--limit", help="Use the first so many records.")] = None,
+    limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
     restart: Annotated[bool, typer.Option("--restart", help="Do not continue the run in --out.")] = False,
@@ -114,7 +115,7 @@ def generate_data(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2)] = 96,
     shard_size: Annotated[int, typer.Option("--shard-size", min=1)] = 256,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 128,
-    limit: Annotated[int | None, typer.Option("--limit", help="Use the first so many records.")] = None,
+    limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
     device: Device = "auto",
@@ -145,7 +146,7 @@ def evaluate(
         Path | None, typer.Option("--plot", help="Draw acceptance by position into this file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", help="Use the first so many records.")] = None,
+    limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
     device: Device = "auto",

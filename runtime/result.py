@@ -7,8 +7,6 @@ from typing import Any
 
 from .stats import Stats
 
-FINISH_REASONS = ("eos", "length", "stop", "deadline", "cancelled")
-
 
 @dataclass(frozen=True)
 class Result:

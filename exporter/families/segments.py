@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -10,8 +10,6 @@ from ..graphs.compose import Composer
 from ..graphs.template import Template
 from ..graphs.weights import WeightStore
 from .base import DecoderShape, GraphSpec
-
-Shared = Mapping[str, ir.Value]
 
 
 def build_segment(

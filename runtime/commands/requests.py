@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..manifest import Manifest
 
-MAX_NEW_TOKENS = 128
-
 
 def draft_options(manifest: Manifest, draft: str | None, draft_length: int | None) -> dict[str, Any]:
     """Keyword arguments of `Session.generate` for `--draft` and `--draft-length`.

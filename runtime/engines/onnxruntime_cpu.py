@@ -187,6 +187,6 @@ def _session_options(pooled: bool) -> ort.SessionOptions:
     options.log_severity_level = 3
     # Memory patterns are cached per input shape: with a mask that grows, memory would grow with them.
     options.enable_mem_pattern = False
-    # Freed activations go back to the arena in the sizes asked for, instead of doubling it.
+    # Weights bypass the arena, whose chunks grow by doubling: they take their own size and no more.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options
