@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..runtime.bundle import Bundle
 from ..runtime.errors import ExportError
 from ..runtime.families import FAMILIES
-from ..runtime.proposers import always_wrong
-from ..runtime.session import Session
 from .checkpoint import Checkpoint, fingerprint, open_checkpoint
 from .drafts.imitation import ImitationDraft
+from .losslessness import LosslessRow, check_losslessness, failures
 from .parity import check_parity
-from .parity.capture import SENTENCE, sample_picture
-from .parity.generation import first_difference
-
-WRONG = "always-wrong"
-QUESTIONS = (None, "what is on the table", "how many objects are there", "describe the scene")
-
-
-@dataclass
-class LosslessRow:
-    """Plain against speculative decoding with one draft, over all requests."""
-
-    draft: str
-    requests: int
-    tokens: int
-    different: int
-    first_difference: tuple[int, int] | None
-    """(request, token) of the first divergence."""
-    alpha: float | None
-    tau: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON object."""
-        first = list(self.first_difference) if self.first_difference else None
-        return {**self.__dict__, "first_difference": first}
 
 
 @dataclass
@@ -116,7 +88,12 @@ def verify_bundle(
     except ExportError as error:
         report.failures.append(str(error))
     if runnable:
-        _losslessness(bundle, report, prompts, max_new_tokens, images, progress)
+        rows = check_losslessness(bundle, prompts, max_new_tokens, images, progress)
+        report.lossless = rows
+        if not rows:
+            report.notes.append("the bundle has no draft: losslessness was not checked")
+        report.failures += failures(rows)
+        report.notes += [note for row in rows for note in row.notes()]
     else:
         report.notes.append(
             f"the runtime has no family {bundle.manifest.model.family!r}: losslessness was not checked"
@@ -143,92 +120,6 @@ def _networks(
     return networks
 
 
-def _losslessness(
-    bundle: Bundle,
-    report: VerifyReport,
-    count: int,
-    max_new_tokens: int,
-    images: Sequence[Path],
-    progress: Callable[[str, int, int], None] | None,
-) -> None:
-    manifest = bundle.manifest
-    requests = list(_requests(manifest.to_dict(), count, images))
-    drafts = [d.name for d in manifest.drafts]
-    if not drafts:
-        report.notes.append("the bundle has no draft: losslessness was not checked")
-        return
-    arms = [*drafts, *(f"{WRONG} ({d})" for d in drafts[:1])]
-    done, total = 0, len(requests) * (1 + len(arms))
-
-    with Session.load(bundle) as session:
-        budget = min(max_new_tokens, manifest.limits.max_length // 2)
-
-        def tokens(request: tuple[Any, Any], **options: Any) -> Any:
-            nonlocal done
-            image, prompt = request
-            result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, **options)
-            done += 1
-            if progress:
-                progress("lossless", done, total)
-            return result
-
-        plain = [tokens(r, speculative=False).tokens for r in requests]
-        for arm in arms:
-            name = arm.partition("(")[2].rstrip(")") or arm
-            with _arm(session, arm):
-                results = [tokens(r, draft=name) for r in requests]
-            row = _compare(arm, plain, results)
-            report.lossless.append(row)
-            if row.different:
-                report.failures.append(
-                    f"with draft {arm}, {row.different} of {row.requests} requests differ from plain decoding"
-                )
-
-
-@contextmanager
-def _arm(session: Session, name: str) -> Iterator[None]:
-    if name.startswith(WRONG):
-        with always_wrong(session):
-            yield
-    else:
-        yield
-
-
-def _compare(arm: str, plain: list[list[int]], results: list[Any]) -> LosslessRow:
-    differences = [
-        (i, first_difference(p, r.tokens)) for i, (p, r) in enumerate(zip(plain, results, strict=True))
-    ]
-    different = [(i, d) for i, d in differences if d is not None]
-    accepted = sum(r.stats.accepted for r in results)
-    evaluated = sum(r.stats.evaluated for r in results)
-    cycles = sum(r.stats.cycles for r in results)
-    return LosslessRow(
-        arm,
-        len(plain),
-        sum(len(p) for p in plain),
-        len(different),
-        different[0] if different else None,
-        accepted / evaluated if evaluated else None,
-        (accepted + cycles) / cycles if cycles else None,
-    )
-
-
-def _requests(manifest: dict[str, Any], count: int, images: Sequence[Path]) -> Iterator[tuple[Any, Any]]:
-    """(image, prompt) pairs: given images, or drawn pictures; a text model gets parts of a sentence."""
-    random = np.random.default_rng(17)
-    words = SENTENCE.split()
-    for index in range(count):
-        if manifest["image"] is None:
-            yield None, " ".join(words[index % len(words) :][: 6 + index % 5] or words)
-            continue
-        prompt = QUESTIONS[index % len(QUESTIONS)]
-        if images:
-            yield str(images[index % len(images)]), prompt
-            continue
-        picture = sample_picture(manifest["image"]["height"], manifest["image"]["width"])
-        yield np.roll(picture, tuple(random.integers(0, picture.shape[0], 2)), (0, 1)), prompt
-
-
 def verify_tables(report: VerifyReport) -> list[Any]:
     """The report as rich renderables."""
     from rich.table import Table
@@ -241,11 +132,11 @@ def verify_tables(report: VerifyReport) -> list[Any]:
     if report.lossless:
         table = Table(title="Plain against speculative decoding")
         table.add_column("draft")
-        for name in ("requests", "tokens", "different", "alpha", "tau"):
+        for name in ("requests", "tokens", "different", "near ties", "alpha", "tau"):
             table.add_column(name, justify="right")
         for row in report.lossless:
             table.add_row(
-                row.draft, str(row.requests), str(row.tokens), str(row.different),
+                row.draft, str(row.requests), str(row.tokens), str(row.different), str(len(row.near_ties)),
                 "–" if row.alpha is None else f"{row.alpha:.2f}", "–" if row.tau is None else f"{row.tau:.2f}",
             )  # fmt: skip
         shown.append(table)

@@ -268,6 +268,10 @@ class Decoder:
         call.run()
         return out if self._direct else self.engine.read(out)  # type: ignore[return-value, arg-type]
 
+    def last_logits(self) -> np.ndarray:
+        """A copy of the first row [V] that the last `head` or `draft_logits` computed."""
+        return np.array(self.engine.read(self.engine.view(self._logits, (1, self._vocabulary)))[0])
+
     def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
         """Make the root and the nodes of `path` valid; everything else is forgotten. Moves rows only for trees."""
         if any(node != index + 1 for index, node in enumerate(path)):
