@@ -79,12 +79,6 @@ class KVArena:
         self._grow(min(-(-needed // BUCKET) * BUCKET, self.capacity))
         return True
 
-    def crop(self, length: int, row: int = 0) -> None:
-        """Forget everything after `length` rows of one sequence. Nothing is moved or cleared."""
-        if not 0 <= length <= self.lengths[row]:
-            raise CapacityError(f"cannot crop sequence {row} of length {self.lengths[row]} to {length}")
-        self.lengths[row] = length
-
     def advance(self, count: int, row: int = 0) -> None:
         """Declare `count` rows just written by a pass as valid."""
         length = self.lengths[row] + count

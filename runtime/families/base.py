@@ -48,7 +48,6 @@ class Family(Protocol):
     """One model family's preprocessing. Families hold no state."""
 
     name: str
-    needs_image: bool
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Check and lay out one request.

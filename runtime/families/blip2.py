@@ -17,7 +17,6 @@ class Blip2:
     """Source of the layout: transformers `Blip2Processor.__call__`."""
 
     name = "blip2"
-    needs_image = True
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's `</s>`."""

@@ -14,7 +14,6 @@ class Llama:
     """Source of the layout: transformers `apply_chat_template(..., add_generation_prompt=True)`."""
 
     name = "llama"
-    needs_image = False
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message; a list is a whole conversation; `RawPrompt` skips the template."""

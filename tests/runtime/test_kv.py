@@ -111,16 +111,13 @@ def test_capacity_is_checked_before_a_pass() -> None:
         arena.reset(2)
 
 
-def test_crop_only_lowers_a_length() -> None:
+def test_sequences_have_lengths_of_their_own() -> None:
     arena = KVArena(Memory(True), info(), 50, 4, max_batch=2)
     arena.reset(2)
     arena.advance(20, 0)
-    arena.advance(30, 1)
-    arena.crop(11, 1)
+    arena.advance(11, 1)
     assert arena.lengths == [20, 11]
     assert arena.length == 20
-    with pytest.raises(CapacityError, match="length 11 to 12"):
-        arena.crop(12, 1)
 
 
 def test_updates_share_the_address_of_what_they_update() -> None:
