@@ -1,10 +1,13 @@
-"""FastVLM's ablation (table 1) and acceptance by position (figure 6) on tiny-blip2-flant5.
+"""FastVLM's ablation (table 1) and acceptance by position (figure 6) on tiny-blip2-flant5 or SmolLM2-135M.
 
     python -m vlmexport.calibration.recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
     python benchmarks/papers_fastvlm_table1.py --work runs/drafts
 
-Every row is trained with several seeds on the same cached rows of the target's own answers, and measured as
-greedy acceptance on held-out scenes. Writes results/papers-fastvlm-table1.json and docs/images/alpha-by-position.png.
+    python -m vlmexport.calibration.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
+    python benchmarks/papers_fastvlm_table1.py --smollm2 runs/smollm2 --work runs/smollm2-draft --seeds 1 --steps 250
+
+Every row is trained on the same cached rows of the target's own answers, and measured as greedy acceptance on
+held-out scenes or topics. Writes results/papers-fastvlm-table1-MODEL.json and docs/images/alpha-by-position-MODEL.png.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from machine import save
 from torch import nn
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.plot import plot_by_position
-from vlmexport.calibration.recipes.tiny_drafts import CAPTIONS, HELDOUT, LAYERS, MODEL, prepare
+from vlmexport.calibration.recipes.smollm2_draft import reopen
+from vlmexport.calibration.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+from vlmexport.calibration.recipes.workshop import Workshop
 from vlmexport.calibration.training.config import PRESETS, TrainConfig
 
 ROWS: dict[str, dict[str, object]] = {
@@ -29,57 +34,79 @@ ROWS: dict[str, dict[str, object]] = {
     "Our+CS+KD, forward KL": {**PRESETS["our+cs+kd"], "kd_distance": "forward"},
     "Our+CS+KD, TV": {**PRESETS["our+cs+kd"], "kd_distance": "tv"},
 }
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "alpha-by-position.png"
+ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=MODEL)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=MODEL, help="a target of tabletop scenes")
+    parser.add_argument("--smollm2", help="in its place: the checkpoint of a finished smollm2_draft recipe")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--captions", type=int, default=CAPTIONS)
     parser.add_argument("--heldout", type=int, default=HELDOUT)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     begin = time.perf_counter()
-    workshop = prepare(options.model, options.work, options.captions, options.heldout)
+    if options.smollm2:
+        workshop = reopen(options.smollm2, options.work)
+        name, data = "smollm2-135m", "chat prompts"
+    else:
+        workshop = prepare(options.model, options.work, options.captions, options.heldout)
+        name, data = options.model, "scenes"
     rows, curves = [], {}
-    for layer in LAYERS:
+    for layer in workshop.features:
         curves[f"early exit, n={layer}"] = exit_ = workshop.heldout(layer, nn.Identity())
         rows.append(row(layer, "early exit", [exit_]))
-        for name, losses in ROWS.items():
-            found = []
-            for seed in range(options.seeds):
-                config = TrainConfig(layer, steps=options.steps, seed=seed, **losses)  # type: ignore[arg-type]
-                slug = "".join(c if c.isalnum() else "-" for c in name.lower())
-                print_name = workshop.target.fingerprint[7:19]
-                out = options.work / "runs" / f"table1-{print_name}-n{layer}-{slug}-{seed}"
-                found.append(workshop.heldout(layer, workshop.train(config, out).network))
-            rows.append(row(layer, name, found))
-            if name == "Our+CS+KD":
-                curves[f"{name}, n={layer}"] = found[0]
-    plot_by_position(curves, PICTURE)
+        for losses in options.rows:
+            found = train_and_measure(workshop, layer, losses, options.steps, options.seeds, options.work)
+            rows.append(row(layer, losses, found))
+            if losses == "Our+CS+KD":
+                curves[f"{losses}, n={layer}"] = found[0]
+            print(table(rows[-1:]), flush=True)
+    plot_by_position(curves, ROOT / "docs" / "images" / f"alpha-by-position-{name}.png")
     result = {
         "script": "benchmarks/papers_fastvlm_table1.py",
-        "model": {
-            "name": workshop.target.name,
-            "fingerprint": workshop.target.fingerprint,
-            "layers": workshop.target.num_layers,
-        },
+        "model": {**workshop.identity, "layers": workshop.target.num_layers},
         "data": {
-            "train": f"own answers to scenes:train:{options.captions} and questions",
-            "test": f"own greedy captions of scenes:heldout:{options.heldout}",
+            "kind": data,
+            "train_records": {n: len(f.train) for n, f in workshop.features.items()},
+            "heldout_records": {n: len(f.heldout) for n, f in workshop.features.items()},
         },
         "steps": options.steps,
+        "records_per_step": workshop.batch,
         "seeds": options.seeds,
         "rows": rows,
         "by_position": {k: v.by_position for k, v in curves.items()},
         "seconds": round(time.perf_counter() - begin),
     }
     print(table(rows))
-    print(save("papers-fastvlm-table1", result, "torch", "transformers"))
+    print(save(f"papers-fastvlm-table1-{name}", result, "torch", "transformers"))
+
+
+def train_and_measure(
+    workshop: Workshop, layer: int, losses: str, steps: int, seeds: int, work: Path
+) -> list[Acceptance]:
+    """Greedy acceptance of one row of the table, by seed; a finished run is reread."""
+    found = []
+    for seed in range(seeds):
+        config = TrainConfig(
+            layer,
+            steps=steps,
+            batch_size=workshop.batch,
+            warmup=min(50, steps // 10),
+            seed=seed,
+            **ROWS[losses],
+        )  # type: ignore[arg-type]
+        slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
+        out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
+        found.append(workshop.heldout(layer, workshop.train(config, out).network))
+    return found
 
 
 def row(layer: int, name: str, found: list[Acceptance]) -> dict[str, object]:

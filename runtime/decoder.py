@@ -69,7 +69,8 @@ class Decoder:
         prefill = self.max_width if info.cross_attention else min(PREFILL_WIDTH, self.arena.capacity)
         self._widest = max(prefill, self.max_width)
         rows, size, batch = self._widest, info.hidden_size, max_batch
-        dtype = self._dtype = manifest.graphs["head"].inputs[0].dtype
+        head = manifest.graphs["head"]
+        dtype = self._dtype = next(value.dtype for value in head.inputs if value.name == "hidden")
         self._work = [HostBuffer(engine, f"hidden.{index}", batch * rows * size, dtype) for index in range(2)]
         self._exit = engine.allocate("exit_rows", (self.max_width, size), dtype)
         self._imitated = engine.allocate("imitated_row", (1, size), dtype)
@@ -82,7 +83,7 @@ class Decoder:
         self._indices = HostBuffer(engine, "write_indices", batch, "int64")
         self._row_index = HostBuffer(engine, "row_index", batch * rows, "int64")
         self._source_rows = HostBuffer(engine, "source_rows", batch * self.max_width, "int64")
-        self._vocabulary = int(manifest.graphs["head"].outputs[0].shape[-1])
+        self._vocabulary = int(head.outputs[0].shape[-1])
         self._logits = engine.allocate("logits", (batch * self.max_width, self._vocabulary), "float32")
         bias = None if info.relative_bias is None else np.asarray(tensor(info.relative_bias.tensor))
         self._masks = CausalMask(

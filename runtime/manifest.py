@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import BundleError
+from .graph_interfaces import check_interfaces
 
 FORMAT = "vlmexport-bundle"
 SCHEMA_VERSION = 1
@@ -67,8 +68,8 @@ def _integer(low: int, high: int) -> Check:
 
 def _number(low: float, high: float) -> Check:
     def check(value: Any, path: str) -> float:
-        bad = not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value)
-        if bad or not low <= value <= high:
+        # The comparison refuses NaN and infinity too, and integers that no float can hold.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
             raise _fail(path, value, f"a finite number in {low}..{high}")
         return value
 
@@ -243,7 +244,7 @@ class ImageInfo(_Part):
     height: int = _checked(_integer(1, 16384))
     width: int = _checked(_integer(1, 16384))
     resample: str = _checked(_string(40))
-    rescale_factor: float = _checked(_number(0.0, 1e3))
+    rescale_factor: float = _checked(_number(1e-9, 1e3))
     mean: list[float] = _checked(_list(_number(-1e3, 1e3), 3, exactly=3))
     std: list[float] = _checked(_list(_number(1e-6, 1e3), 3, exactly=3))
     reference: str | None = _checked(_optional(_string(200)), default=None)
@@ -453,7 +454,10 @@ def _check_references(manifest: Manifest) -> None:
             )
     if len([graph for graph in graphs.values() if graph.role == "segment"]) != len(cuts) - 1:
         raise BundleError(f"manifest field 'graphs' holds other segments than decoder.cuts {cuts} names")
-    for name in ("embed", "head", *(("cross_kv", "encoder") if decoder.cross_attention else ())):
+    needed = ["embed", "head"]
+    needed += ["cross_kv", "encoder"] if decoder.cross_attention else []
+    needed += ["vision"] if manifest.image is not None else []
+    for name in needed:
         if name not in graphs:
             raise BundleError(f"manifest field 'graphs.{name}' is missing; build the bundle again")
     if decoder.cross_attention and manifest.encoder is None:
@@ -462,11 +466,7 @@ def _check_references(manifest: Manifest) -> None:
         if where not in manifest.files:
             raise BundleError(f"manifest field 'files' does not list {where!r}")
     _check_tensors(manifest)
-    for index, token in enumerate(manifest.text.eos_token_ids):
-        if token >= manifest.text.vocab_size:
-            raise _fail(
-                f"text.eos_token_ids[{index}]", token, f"below vocab_size ({manifest.text.vocab_size})"
-            )
+    _check_tokens(manifest)
     names = [draft.name for draft in manifest.drafts]
     for index, draft in enumerate(manifest.drafts):
         if names.count(draft.name) > 1:
@@ -475,10 +475,25 @@ def _check_references(manifest: Manifest) -> None:
             raise _fail(f"drafts[{index}].graph", draft.graph, "a graph of this bundle")
         if draft.kind in DRAFT_KINDS and draft.layer not in cuts[1:-1]:
             raise _fail(f"drafts[{index}].layer", draft.layer, f"one of the cuts {cuts[1:-1]}")
-        if draft.kind == "imitation" and draft.graph is None:
-            raise _fail(f"drafts[{index}].graph", draft.graph, "the name of an imitation graph")
+        if draft.kind == "imitation" and draft.graph != f"imitation.{draft.layer}":
+            raise _fail(f"drafts[{index}].graph", draft.graph, f"'imitation.{draft.layer}'")
     if manifest.policy.draft is not None and manifest.policy.draft not in names:
         raise _fail("policy.draft", manifest.policy.draft, f"one of the drafts {names}")
+    check_interfaces(manifest)
+
+
+def _check_tokens(manifest: Manifest) -> None:
+    """Every token id has a row in the embedding table."""
+    text = manifest.text
+    rows = manifest.tensors["embedding_table"].shape[0]
+    if text.vocab_size != rows:
+        raise _fail("text.vocab_size", text.vocab_size, f"{rows}, the rows of the embedding table")
+    names = ("pad_token_id", "bos_token_id", "decoder_start_token_id", "image_token_id")
+    tokens = {name: getattr(text, name) for name in names}
+    tokens |= {f"eos_token_ids[{index}]": token for index, token in enumerate(text.eos_token_ids)}
+    for name, token in tokens.items():
+        if token is not None and token >= text.vocab_size:
+            raise _fail(f"text.{name}", token, f"below vocab_size ({text.vocab_size})")
 
 
 def _check_tensors(manifest: Manifest) -> None:
@@ -490,6 +505,8 @@ def _check_tensors(manifest: Manifest) -> None:
             raise _fail(
                 f"tensors.{name}.offset", tensor.offset, f"inside weights of {manifest.weights.bytes} bytes"
             )
+        if tensor.offset % 64:
+            raise _fail(f"tensors.{name}.offset", tensor.offset, "a multiple of 64")
     table = manifest.tensors.get("embedding_table")
     if table is None:
         raise BundleError("manifest field 'tensors.embedding_table' is missing; build the bundle again")
@@ -502,6 +519,9 @@ def _check_tensors(manifest: Manifest) -> None:
     for side, (bias, heads) in sides.items():
         if bias is None:
             continue
+        if bias.max_distance <= bias.num_buckets // 2:
+            expected = f"above half of num_buckets ({bias.num_buckets})"
+            raise _fail(f"{side}.relative_bias.max_distance", bias.max_distance, expected)
         if bias.tensor not in manifest.tensors:
             raise _fail(f"{side}.relative_bias.tensor", bias.tensor, "listed under 'tensors'")
         if manifest.tensors[bias.tensor].shape != [bias.num_buckets, heads]:

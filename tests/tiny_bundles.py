@@ -32,7 +32,11 @@ class Recipe:
 
 BUNDLES = {
     # Four heads: TensorRT has no fused attention with a mask per head for odd numbers of heads.
-    "t5": Recipe("blip2-t5", changes={"num_heads": 4, "vision_layers": 1, "qformer_layers": 1}),
+    # It starts with another token than id 0, as a T5 may.
+    "t5": Recipe(
+        "blip2-t5",
+        changes={"num_heads": 4, "vision_layers": 1, "qformer_layers": 1, "decoder_start_token_id": 2},
+    ),
     "llama": Recipe("llama"),
     "llama-tied": Recipe("llama-tied"),
     "t5-two-cuts": Recipe(

@@ -26,14 +26,14 @@ from torch import nn
 from ...exporter.drafts.imitation import ImitationDraft
 from ...runtime.errors import OptionError
 from ..data import RecordSet, load_records
-from ..evaluation.acceptance import Acceptance, measure
+from ..evaluation.acceptance import Acceptance
 from ..generation.generate import generate_data
 from ..training.config import TrainConfig
 from ..training.features import CachedFeatures, build_cache
 from ..training.target import Target, load_target
 from ..training.trainer import Trainer
 from .smollm2_prompts import chat_prompts
-from .tiny_drafts import DRAFT_LENGTH, SHIPPED
+from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
 
 PART = 64  # prompts that are answered between two looks at the clock
 ANSWER_SHARE, RESERVE = 0.45, 0.05  # of the time: for answers, and kept for the evaluation
@@ -56,10 +56,13 @@ class Limits:
 
 
 class Progress:
-    """`recipe.json`: limits, seconds by stage (also over kills), and what was decided on the way."""
+    """`recipe.json`: limits, seconds by stage (also over kills), and what was decided on the way.
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self.path = folder / "recipe.json"
+    With `read_only`, what is done is found there and nothing is added to the account.
+    """
+
+    def __init__(self, folder: Path, limits: Limits, read_only: bool = False) -> None:
+        self.path, self.read_only = folder / "recipe.json", read_only
         self.found: dict[str, Any] = {"limits": asdict(limits), "seconds": {}}
         if self.path.exists():
             self.found = json.loads(self.path.read_text("utf-8"))
@@ -89,6 +92,8 @@ class Progress:
     def note(self, **values: Any) -> None:
         """Keeps decisions and results."""
         self.found |= values
+        if self.read_only:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name("recipe.json.new")
         scratch.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
@@ -108,12 +113,12 @@ def make_draft(model: str, work: Path, out: Path, limits: Limits) -> dict[str, A
     """
     target = load_target(model)
     target.check_layer(limits.layer)
-    place = work / target.fingerprint.removeprefix("sha256:")[:12]
+    place = _place(target, work)
     progress = Progress(place, limits)
     if "result" not in progress.found or not (out / "draft.json").exists():
-        train, heldout = _answers(target, place, limits, progress)
-        draft = _train(target, train, place, limits, progress)
-        progress.note(result=_evaluate(target, heldout, draft, place, out, limits, progress))
+        workshop = _prepare(target, place, limits, progress)
+        draft = _train(workshop, place, limits, progress)
+        progress.note(result=_evaluate(workshop, draft, out, limits, progress))
     seconds = progress.found["seconds"]
     return {
         **progress.found["result"],
@@ -121,6 +126,34 @@ def make_draft(model: str, work: Path, out: Path, limits: Limits) -> dict[str, A
         "minutes": round(progress.spent / 60, 2),
         "draft": str(out),
     }
+
+
+def reopen(model: str, work: Path) -> Workshop:
+    """The cached rows of a finished run in `work`, whatever its limits were. OptionError if there is none."""
+    target = load_target(model)
+    place = _place(target, work)
+    path = place / "recipe.json"
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if "result" not in found:
+        raise OptionError(f"{work} holds no finished run for {target.name}; run the recipe to its end first")
+    limits = Limits(**found["limits"])
+    return _prepare(target, place, limits, Progress(place, limits, read_only=True))
+
+
+def _place(target: Target, work: Path) -> Path:
+    return work / target.fingerprint.removeprefix("sha256:")[:12]
+
+
+def _prepare(target: Target, place: Path, limits: Limits, progress: Progress) -> Workshop:
+    """Answers, and their rows at the draft layer: float16 to train on, float32 to measure the target's own argmaxes."""
+    records, heldout = _answers(target, place, limits, progress)
+    told, checked = records.split(min(0.05, VALIDATION / len(records)))
+    found = []
+    for part, dtype in ((told, "float16"), (checked, "float16"), (heldout, "float32")):
+        with progress.stage("cache"):
+            folder = build_cache(target, part, [limits.layer], place / "features", dtype)
+            found.append(CachedFeatures(folder, limits.layer))
+    return Workshop(target, {limits.layer: Features(*found)}, records.identity(), BATCH)
 
 
 def _answers(target: Target, place: Path, limits: Limits, progress: Progress) -> tuple[RecordSet, RecordSet]:
@@ -161,25 +194,16 @@ def _answer(target: Target, prompts: list[str], place: Path, name: str, new_toke
     return load_records(str(folder), strict=True)
 
 
-def _train(
-    target: Target, records: RecordSet, place: Path, limits: Limits, progress: Progress
-) -> ImitationDraft:
+def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) -> ImitationDraft:
     """The best draft of a run that fills the time but for the evaluation's share."""
-    told, checked = records.split(min(0.05, VALIDATION / len(records)))
-    sources = []
-    for part in (told, checked):
-        with progress.stage("cache"):
-            folder = build_cache(target, part, [limits.layer], place / "features")
-            sources.append(CachedFeatures(folder, limits.layer))
-    rows, checks = sources
-    identity = {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers}
+    target, rows = workshop.target, workshop.features[limits.layer]
 
     def trainer(steps: int, out: Path) -> Trainer:
         config = TrainConfig(limits.layer, steps, BATCH, warmup=min(50, steps // 10), **SHIPPED)  # type: ignore[arg-type]
         often = max(1, steps // VALIDATIONS)
         return Trainer(
-            config, target.head, target.hidden_size, identity, rows, checks, records.identity(), out,
-            eval_every=often, save_every=min(often, 50), log_every=10, report=report,
+            config, target.head, target.hidden_size, workshop.identity, rows.train, rows.validation, workshop.data,
+            out, eval_every=often, save_every=min(often, 50), log_every=10, report=report,
         )  # fmt: skip
 
     def report(line: str) -> None:
@@ -197,7 +221,7 @@ def _train(
             progress.tick()
             left = 60 * limits.minutes * (1 - RESERVE) - progress.spent
             # A validation batch has no backward pass: about half a step.
-            extra = VALIDATIONS * -(-len(checked) // BATCH) * 0.5
+            extra = VALIDATIONS * -(-len(rows.validation) // BATCH) * 0.5
             steps = int(min(MOST_STEPS, max(LEAST_STEPS, left / step - extra)))
             _say(f"{step:.2f} s a step: {steps} steps")
         progress.note(steps=steps)
@@ -205,26 +229,17 @@ def _train(
 
 
 def _evaluate(
-    target: Target,
-    heldout: RecordSet,
-    draft: ImitationDraft,
-    place: Path,
-    out: Path,
-    limits: Limits,
-    progress: Progress,
+    workshop: Workshop, draft: ImitationDraft, out: Path, limits: Limits, progress: Progress
 ) -> dict[str, Any]:
     """Writes the draft and measures it as stored, next to the early exit at the same layer."""
     with progress.stage("evaluation"):
         draft.save(out, torch.float16)
         stored = ImitationDraft.load(out)
-        # float32, so that argmaxes are the target's own
-        folder = build_cache(target, heldout, [limits.layer], place / "features", "float32")
-        rows = CachedFeatures(folder, limits.layer)
         networks = {"imitation": stored.network, "early_exit": nn.Identity()}
-        results = {k: measure(rows, n, target.head, DRAFT_LENGTH, BATCH) for k, n in networks.items()}
-        found = _figures(results["imitation"])
-        line = {"model": target.name, "layer": limits.layer, "draft_length": DRAFT_LENGTH, **found}
-        line |= {"early_exit": _figures(results["early_exit"]), "heldout": len(heldout)}
+        found = {k: _figures(workshop.heldout(limits.layer, n)) for k, n in networks.items()}
+        line = {"model": workshop.target.name, "layer": limits.layer, "draft_length": DRAFT_LENGTH}
+        line |= found["imitation"] | {"early_exit": found["early_exit"]}
+        line |= {"heldout": len(workshop.features[limits.layer].heldout)}
         line |= {"answered": progress.found["answered"], "steps": progress.found["steps"]}
         replace(stored, evaluation=draft.evaluation | {"heldout": line}).save(out, torch.float16)
     return line

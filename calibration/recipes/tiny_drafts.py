@@ -11,70 +11,24 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ...exporter.drafts.imitation import ImitationDraft
 from ..data import RecordSet, load_records
-from ..evaluation.acceptance import Acceptance, measure
+from ..evaluation.acceptance import Acceptance
 from ..generation.generate import generate_data
 from ..training.config import TrainConfig
 from ..training.features import CachedFeatures, build_cache
-from ..training.target import Target, load_target
-from ..training.trainer import Trainer
+from ..training.target import load_target
+from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
 LAYERS = (3, 6)  # a quarter and a half of the decoder
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
 STEPS = 600
-SHIPPED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward"}
-DRAFT_LENGTH = 5
-
-
-@dataclass
-class Features:
-    """Cached rows of one draft layer."""
-
-    train: CachedFeatures
-    validation: CachedFeatures
-    heldout: CachedFeatures  # float32, so that argmaxes are the target's own
-
-
-@dataclass
-class Workshop:
-    """A target with cached rows of its own answers."""
-
-    target: Target
-    features: dict[int, Features]
-    data: str
-
-    def train(self, config: TrainConfig, out: Path) -> ImitationDraft:
-        """Runs, continues or (when complete) rereads one training run."""
-        features = self.features[config.layer]
-        return Trainer(
-            config,
-            self.target.head,
-            self.target.hidden_size,
-            {
-                "name": self.target.name,
-                "fingerprint": self.target.fingerprint,
-                "num_layers": self.target.num_layers,
-            },
-            features.train,
-            features.validation,
-            self.data,
-            out,
-            eval_every=config.steps // 4,
-            save_every=config.steps // 4,
-            log_every=100,
-        ).train()
-
-    def heldout(self, layer: int, network: nn.Module) -> Acceptance:
-        """Greedy acceptance on held-out captions; `nn.Identity` is the early exit."""
-        return measure(self.features[layer].heldout, network, self.target.head, DRAFT_LENGTH)
 
 
 def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT) -> Workshop:

@@ -278,7 +278,9 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
             f"{f' with language model {inner!r}' if inner else ''}; supported are llama, and blip-2 with t5"
         )
     place = PartialState().device if device == "auto" else device
-    loaded = kind.from_pretrained(checkpoint.folder, dtype=torch.float32, local_files_only=True)
+    loaded = kind.from_pretrained(
+        checkpoint.folder, config=config, dtype=torch.float32, local_files_only=True
+    )
     return adapter(checkpoint, loaded, torch.device(place or "cpu"))
 
 

@@ -102,7 +102,19 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
         ) from error
     except Exception as error:  # strict configuration classes raise their own validation errors
         raise UnsupportedModelError(f"the configuration in {folder} is invalid: {_line(error)}") from error
+    _size_decoder_cache(config)
     return Checkpoint(source, folder, config, TensorFiles(folder), alias)
+
+
+def _size_decoder_cache(config: PreTrainedConfig) -> None:
+    """Lets `generate` work for a T5 whose decoder is deeper than its encoder.
+
+    transformers sizes the cache by `num_layers`, the encoder's count, unless there is a `decoder_layers`.
+    """
+    for part in (config, getattr(config, "text_config", None)):
+        depth = getattr(part, "num_decoder_layers", None)
+        if part is not None and depth is not None and not hasattr(part, "decoder_layers"):
+            part.decoder_layers = depth
 
 
 def _download(hub_id: str) -> Path:

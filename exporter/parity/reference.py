@@ -54,7 +54,11 @@ def _quiet() -> Iterator[None]:
 def _whole(kind: Any, checkpoint: Checkpoint) -> Any:
     try:
         model = kind.from_pretrained(
-            checkpoint.folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ExportError(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ..errors import BundleError, OptionError
+from ..errors import BundleError, CapacityError, OptionError
 from .base import DTYPES, Buffer, Call, View
 
 if TYPE_CHECKING:
-    from ..manifest import Manifest
+    from ..manifest import Manifest, ValueInfo
 
 MAX_CALLS = 512
 """Bound calls kept; the least recently used one is dropped beyond this."""
@@ -25,6 +25,10 @@ SINGLE_THREAD_BYTES = 32 << 20
 
 _ALIGNMENT = 64
 _ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
+_TYPE_NAMES = {f"tensor({name})": name for name in DTYPES} | {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+}
 
 _pool_threads: int | None = None
 
@@ -99,7 +103,12 @@ class OnnxRuntimeCpu:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
         size = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
-        raw = np.zeros(size + _ALIGNMENT, np.uint8)
+        try:
+            raw = np.zeros(size + _ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise CapacityError(
+                f"no memory for {name!r} ({size / 1e9:.1f} GB); load with a smaller max_length or max_batch"
+            ) from None
         start = -raw.ctypes.data % _ALIGNMENT
         flat = raw[start : start + size].view(DTYPES[dtype])
         return Buffer(name, tuple(shape), dtype, flat.ctypes.data, flat)
@@ -169,13 +178,29 @@ class OnnxRuntimeCpu:
             ("inputs", info.inputs, session.get_inputs()),
             ("outputs", info.outputs, session.get_outputs()),
         ):
-            expected, actual = {value.name for value in declared}, {value.name for value in found}
-            if expected != actual:
-                odd = ", ".join(sorted(expected ^ actual))
+            expected, actual = {value.name: value for value in declared}, {value.name: value for value in found}
+            odd = sorted(set(expected) ^ set(actual)) or [
+                name for name, value in expected.items() if not _same_kind(value, actual[name])
+            ]
+            if odd:
                 raise BundleError(
-                    f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {odd}"
+                    f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {', '.join(odd[:4])}"
+                    f"{', …' if len(odd) > 4 else ''}; build the bundle again"
                 )
         return session
+
+
+def _same_kind(declared: ValueInfo, found: Any) -> bool:
+    """Whether dtype, rank and fixed dimensions of a graph's value are as declared."""
+    shape = list(found.shape)
+    return _TYPE_NAMES.get(found.type) == declared.dtype and (
+        len(shape) == len(declared.shape)
+        and all(
+            have == want
+            for have, want in zip(shape, declared.shape, strict=True)
+            if isinstance(have, int) or isinstance(want, int)
+        )
+    )
 
 
 def _session_options(pooled: bool) -> ort.SessionOptions:

@@ -47,7 +47,8 @@ def next_token(target: Target, record, text: list[int], network: nn.Module | Non
     inputs, _ = target._generation_inputs([record])
     with torch.no_grad():
         if "pixel_values" in inputs:
-            target.model(**inputs, decoder_input_ids=torch.tensor([[0, *text]]))
+            start = target.model.config.text_config.decoder_start_token_id
+            target.model(**inputs, decoder_input_ids=torch.tensor([[start, *text]]))
         else:
             target.model(torch.tensor([inputs["input_ids"][0].tolist() + text]))
         hook.remove()

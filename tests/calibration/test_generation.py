@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from vlmexport.calibration.data.generated import shard_name
 from vlmexport.calibration.generation.generate import generate_data
 from vlmexport.calibration.training.config import TrainConfig
 from vlmexport.calibration.training.run import train_imitation
-from vlmexport.calibration.training.target import Target
+from vlmexport.calibration.training.target import Target, load_target
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.errors import OptionError
 
 
@@ -93,3 +96,19 @@ def test_an_unreadable_image_is_skipped_or_fatal(tmp_path: Path, capsys):
     assert "picture-2.png" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"picture-2\.png"):
         generate_data(target, records, tmp_path / "strict", 3, strict=True, report=quiet)
+
+
+def test_a_decoder_deeper_than_its_encoder_generates(tmp_path: Path):
+    """transformers alone sizes the cache of such a T5 by the encoder, and fails at the first token."""
+    folder = tmp_path / "model"
+    make_target("blip2-t5", folder)  # 2 encoder and 5 decoder layers
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["decoder_layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    target = load_target(folder)
+    records = load_records("scenes:train:1")
+    (answer,) = target.generate(list(records), 4)
+    assert len(answer) == 4
+    reference = load_reference(open_checkpoint(folder), streamed=False)
+    output = reference.generate(**target._inputs(list(records)), max_new_tokens=4, do_sample=False)
+    assert output[0, 1:].tolist() == list(answer)

@@ -11,10 +11,11 @@ from training_targets import make_target
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.recipes import smollm2_draft
-from vlmexport.calibration.recipes.smollm2_draft import Limits, make_draft
+from vlmexport.calibration.recipes.smollm2_draft import Limits, make_draft, reopen
 from vlmexport.calibration.recipes.smollm2_prompts import MATTERS, TOPICS, chat_prompts
 from vlmexport.calibration.training.target import Target
 from vlmexport.calibration.training.trainer import Trainer
+from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
 
 LIMITS = Limits(layer=2, minutes=5, prompts=10, heldout=4, new_tokens=12, steps=30)
@@ -45,6 +46,14 @@ def test_a_killed_recipe_ends_with_the_same_draft_and_a_finished_one_is_reread(
     whole = make_draft(source, tmp_path / "whole", tmp_path / "whole-draft", LIMITS)
     assert whole["answered"] == 10 and whole["steps"] == 30 and whole["heldout"] == 4
     assert set(whole["seconds"]) == {"answers", "cache", "train", "evaluation"}
+    account = next((tmp_path / "whole").glob("*/recipe.json"))
+    before = account.read_text()
+    again = reopen(source, tmp_path / "whole")
+    draft = ImitationDraft.load(tmp_path / "whole-draft")
+    assert round(again.heldout(2, draft.network).alpha, 5) == whole["alpha"]
+    assert account.read_text() == before, "reopening is no work of the recipe's"
+    with pytest.raises(OptionError, match="holds no finished run"):
+        reopen(source, tmp_path / "nothing")
 
     answer, train = smollm2_draft._answer, Trainer.train
     calls: list[str] = []

@@ -10,6 +10,7 @@ import pytest
 import torch
 from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.training import losses
 from vlmexport.calibration.training.config import PRESETS, TrainConfig, with_preset
 from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures, build_cache
 from vlmexport.calibration.training.objective import Objective
@@ -45,7 +46,7 @@ def test_rows_are_the_targets_own(target: Target, records: RecordSet):
     record = records[1]
     answer = target.generate([record], 8)[0]
     told = [replace(records[0], tokens=target.answer(records[0])), replace(record, tokens=answer)]
-    rows, trunks = target.rows(told, [LAYER, 4])
+    rows, trunks = target.rows(told, [LAYER, 1, 4])
     mine = rows.records == 1
     assert target.head(rows.residuals[mine, -1]).argmax(-1).tolist() == list(answer[1:])
     assert rows.tokens[mine].tolist() == list(answer[1:])
@@ -53,6 +54,12 @@ def test_rows_are_the_targets_own(target: Target, records: RecordSet):
     assert rows.residuals.shape[1] == 4
     torch.testing.assert_close(rows.residuals[:, 2], trunks[4])
     assert not torch.equal(trunks[LAYER], trunks[4])
+
+
+def test_an_answer_ends_with_its_first_end_token(target: Target):
+    end = target.eos_token_ids[0]
+    assert target._cut([7, end, 9, end]) == (7, end)
+    assert target._cut([7, 9]) == (7, 9)
 
 
 def test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes(
@@ -135,11 +142,27 @@ def test_presets_switch_the_losses(target: Target, records: RecordSet):
     assert set(PRESETS) == set(expected)
     for preset, names in expected.items():
         config = TrainConfig(**with_preset({"layer": LAYER}, preset))  # type: ignore[arg-type]
-        total, parts = Objective(config, target.hidden_size, target.num_layers, target.head)(rows.trunk, rows)
+        _, parts = Objective(config, target.hidden_size, target.num_layers, target.head)(rows.trunk, rows)
         assert set(parts) - {"loss", "overlap", "agreement"} == names
-        assert total.item() == pytest.approx(sum(parts[n].item() for n in names), rel=1e-5)
     with pytest.raises(OptionError, match="theirs"):
         with_preset({}, "theirs")
+
+
+@pytest.mark.parametrize("fusion", ["last", "average"])
+def test_the_objective_is_the_weighted_sum_of_its_losses(target: Target, records: RecordSet, fusion: str):
+    rows = LiveFeatures(target, records, LAYER).rows([0, 1])
+    config = TrainConfig(LAYER, ce=0.5, kd=2.0, cosine=3.0, fusion=fusion)
+    total, parts = Objective(config, target.hidden_size, target.num_layers, target.head)(rows.trunk, rows)
+    mine, last = target.head(rows.trunk), rows.residuals[:, -1]
+    wanted = {
+        "ce": losses.cross_entropy(mine, rows.tokens),
+        "kd": losses.distillation(mine, target.head(last), config.kd_distance),
+        "cosine": losses.cosine_distance(rows.trunk, last if fusion == "last" else rows.residuals.mean(1)),
+        "agreement": losses.agreement(mine, target.head(last)).float().mean(),
+    }
+    for name, value in wanted.items():
+        torch.testing.assert_close(parts[name], value)
+    torch.testing.assert_close(total, 0.5 * wanted["ce"] + 2.0 * wanted["kd"] + 3.0 * wanted["cosine"])
 
 
 def test_the_cosine_cannot_move_its_target(target: Target, records: RecordSet):

@@ -17,8 +17,9 @@ import tiny_models
 
 def make_target(kind: str, folder: Path, seed: int = 1) -> Target:
     """A target of 5 decoder layers: `llama` or `blip2-t5`."""
-    depth = {"num_hidden_layers": 5} if kind == "llama" else {"num_decoder_layers": 5}
-    return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **depth))
+    t5 = {"num_decoder_layers": 5, "decoder_start_token_id": 2}  # another start than id 0
+    changes = {"num_hidden_layers": 5} if kind == "llama" else t5
+    return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **changes))
 
 
 def make_jsonl(path: Path, count: int, images: bool) -> Path:

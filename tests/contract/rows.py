@@ -337,9 +337,17 @@ def next_request(rig_for: RigFor, family: str) -> None:
     """What an earlier, longer request left in the buffers is not seen by the next one."""
     rig = rig_for(family)
     longer, request = rig.request(25, 19), rig.request(26, 3)
-    rig.start(longer, rig.oracle.greedy(longer, 30))
+    filler = np.random.default_rng(25).integers(3, rig.manifest.text.vocab_size - 4, 130).tolist()
+    rig.start(longer, filler[:120])
+    rig.speculate(1, filler[120:128])  # the passes that come again below, over a view that has grown
     want = rig.oracle.greedy(request, 10)
     close(rig.start(request), rig.oracle.logits(request, ()), "prefill after another request")
     close(
         rig.speculate(1, want[:8]), rig.oracle.logits(request, want)[1:9], "speculation after another request"
     )
+    for lengths in ((3, 9), (9, 3)):  # batches of one shape whose padding lies elsewhere
+        requests = [rig.request(27 + i, length) for i, length in enumerate(lengths)]
+        rig.start_batch(requests)
+        trees = [TokenTree.chain(rig.first_ids(one)) for one in requests]
+        for i, logits in enumerate(rig.full(*trees)):
+            close(logits[-1:], rig.oracle.logits(requests[i], ())[-1:], f"batch {lengths}, sequence {i}")

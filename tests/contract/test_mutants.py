@@ -174,6 +174,23 @@ def source_padding_seen(patch: Patch) -> None:
     patch.setattr(_Encoder, "run", wrong)
 
 
+def earlier_batch_masks_kept(patch: Patch) -> None:
+    """Masks of the source are made again only when the shape changes, not when the padding does."""
+    run = _Encoder.run
+
+    def wrong(self: Any, rows: Any) -> bool:
+        if self._lengths and max(map(len, rows)) == self._source and len(rows) == len(self._lengths):
+            self._lengths = [len(part) for part in rows]
+        return run(self, rows)
+
+    patch.setattr(_Encoder, "run", wrong)
+
+
+def views_of_the_last_request_kept(patch: Patch) -> None:
+    """Passes that were bound while the view was longer are used again after it shrank."""
+    patch.setattr(Decoder, "reset", lambda self, batch=1: self.arena.reset(batch))
+
+
 Guard = Callable[[Callable, str], None]
 
 
@@ -262,6 +279,12 @@ MUTANTS = {
         last_draft_skips_the_trunk, {"trunk and tail": table("trunk_and_tail")}
     ),
     "padding of the source seen": Mutant(source_padding_seen, {"ragged": table("ragged_batch")}, ("t5",)),
+    "masks of an earlier batch": Mutant(
+        earlier_batch_masks_kept, {"next request": table("next_request")}, ("t5",)
+    ),
+    "views of an earlier request": Mutant(
+        views_of_the_last_request_kept, {"next request": table("next_request")}, ("llama",)
+    ),
     "growth without moving rows": Mutant(
         rows_left_over_by_growth, {"last positions": table("last_positions")}
     ),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from vlmexport.runtime.graph_interfaces import interface
+from vlmexport.runtime.manifest import DecoderInfo, EncoderInfo, GraphInfo, ImageInfo, TensorInfo, TextInfo
 
 WORDS = [
     "a", "the", "cup", "red", "blue", "table", "on", "robot", "is", "stands", "describe", "scene", "left", "right",
@@ -61,14 +64,27 @@ def byte_fallback_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _value(name: str, dtype: str, *shape: int | str) -> dict[str, Any]:
-    return {"name": name, "dtype": dtype, "shape": list(shape)}
-
-
 def _graph(name: str, role: str, layers: list[int] | None = None) -> dict[str, Any]:
-    hidden = [_value("hidden", "float32", "batch", "width", 8)]
-    graph = {"file": f"{name}.onnx", "role": role, "inputs": hidden, "outputs": hidden}
+    graph: dict[str, Any] = {"file": f"{name}.onnx", "role": role, "inputs": [], "outputs": []}
     return graph | ({} if layers is None else {"layers": layers})
+
+
+def _add_interfaces(data: dict[str, Any]) -> dict[str, Any]:
+    """Give every graph the inputs and outputs that the rest of the manifest implies."""
+    parts = {
+        "decoder": DecoderInfo, "text": TextInfo, "image": ImageInfo, "encoder": EncoderInfo,
+    }  # fmt: skip
+    made: dict[str, Any] = {
+        name: None if data[name] is None else part._parse(data[name], name) for name, part in parts.items()
+    }
+    made["tensors"] = {"embedding_table": TensorInfo._parse(data["tensors"]["embedding_table"], "")}
+    for name, graph in data["graphs"].items():
+        sides = interface(SimpleNamespace(**made), name, GraphInfo._parse(graph, name))  # type: ignore[arg-type]
+        for side, values in zip(("inputs", "outputs"), sides, strict=True):
+            graph[side] = [
+                {"name": key, "dtype": dtype, "shape": list(shape)} for key, (dtype, shape) in values.items()
+            ]
+    return data
 
 
 def manifest(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
@@ -93,7 +109,7 @@ def manifest(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
         "processor": "blip", "height": 16, "width": 24, "resample": "bicubic", "rescale_factor": 1 / 255,
         "mean": [0.48, 0.45, 0.40], "std": [0.26, 0.26, 0.27], "reference": "BlipImageProcessorPil",
     }  # fmt: skip
-    return {
+    data = {
         "format": "vlmexport-bundle",
         "schema_version": 1,
         "producer": {"vlmexport": "0.1.0", "created": "2026-01-01T00:00:00Z"},
@@ -129,6 +145,7 @@ def manifest(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
         "parity": [{"graph": "segment.0", "reference": "torch", "max_abs_difference": 1e-6}],
         "plans": [],
     }  # fmt: skip
+    return _add_interfaces(data)
 
 
 def list_files(folder: Path) -> dict[str, Any]:

@@ -172,6 +172,11 @@ def test_warp_is_a_distribution_over_the_right_tokens(
         assert full[kept].min() >= np.delete(full, kept).max(initial=0), "the likeliest are kept"
 
 
+def test_warp_among_equals() -> None:
+    """Lower ids first, in any number of equals, and no token more than the mass needs."""
+    assert warp(np.zeros(64, np.float32), 1.0, top_p=0.25).nonzero()[0].tolist() == list(range(16))
+
+
 @given(logits_lists)
 def test_temperature_zero_is_argmax_with_the_lowest_id(values: list[float]) -> None:
     logits = np.array(values, np.float32)

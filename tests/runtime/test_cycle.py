@@ -226,7 +226,7 @@ def test_policies() -> None:
     assert LogisticLength(5, 15, midpoint=1024).draft_length(0) == 5
     assert LogisticLength(5, 15, midpoint=0, slope=10).draft_length(500) in (14, 15)
     assert FixedLength(3).keep_drafting(0.0)
-    assert not FixedLength(3, 0.5).keep_drafting(0.4)
+    assert FixedLength(3, 0.5).keep_drafting(0.5) and not FixedLength(3, 0.5).keep_drafting(0.4)
     for wrong in (lambda: FixedLength(-1), lambda: FixedLength(3, 2.0), lambda: LogisticLength(5, 4)):
         with pytest.raises(OptionError):
             wrong()
