@@ -99,7 +99,6 @@ def train_and_measure(
             layer,
             steps=steps,
             batch_size=workshop.batch,
-            warmup=min(50, steps // 10),
             seed=seed,
             **ROWS[losses],
         )  # type: ignore[arg-type]
