@@ -32,7 +32,8 @@ def test_answers_are_greedy_and_independent_of_the_batch(target: Target, records
         text: list[int] = []
         for _ in range(len(answer)):
             if "pixel_values" in inputs:
-                ids = torch.tensor([[0, *text]])
+                start = target.model.config.text_config.decoder_start_token_id
+                ids = torch.tensor([[start, *text]])
                 logits = target.model(**inputs, decoder_input_ids=ids).logits
             else:
                 logits = target.model(torch.tensor([inputs["input_ids"][0].tolist() + text])).logits
