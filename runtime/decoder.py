@@ -288,15 +288,11 @@ class Decoder:
         inputs, outputs = self.arena.bindings(0, self._info.num_layers)
         shape = (batch, width)
         source, indices = self._source_rows.host(shape), self._indices.host((batch,))
-        for other in range(
-            batch
-        ):  # the other sequences write back what they hold, one place after their root
-            start = self.arena.lengths[other]
-            nodes = np.asarray(path) if other == row else np.arange(1, width + 1)
-            limit = self.arena.rows - 1
-            source[other] = np.minimum(start + nodes, limit)
-            indices[other] = min(start + 1, limit + 1 - width)
-            if other != row:
+        for other, length in enumerate(self.arena.lengths[:batch]):
+            if other == row:
+                source[other], indices[other] = length + np.asarray(path), length + 1
+            else:  # writes back the last rows that it holds
+                indices[other] = max(0, length - width)
                 source[other] = indices[other] + np.arange(width)
         self._source_rows.push(shape)
         self._indices.push((batch,))

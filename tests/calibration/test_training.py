@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,29 @@ def test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes(
     assert draft.provenance["options"]["steps"] == 60
 
 
+def test_the_first_step_and_what_it_reports(target: Target, records: RecordSet, tmp_path: Path):
+    """AdamW moves what has a gradient by the rate, whatever its size; what has none yet (all before the last
+    linear, which is zero) only decays, if it is a matrix."""
+    config = TrainConfig(LAYER, steps=1, batch_size=5, lr=3e-2, warmup=2, clip=1e-3, weight_decay=0.5)
+    run = trainer(target, records, tmp_path, config)
+    before = {name: value.clone() for name, value in run.network.state_dict().items()}
+    network = run.train().network
+    after = network.state_dict()
+    torch.testing.assert_close(after["linear.0.weight"], before["linear.0.weight"] * (1 - 0.01 * 0.5))
+    assert torch.equal(after["norm.weight"], before["norm.weight"])
+    assert after["linear.1.weight"].abs().median().item() == pytest.approx(0.01, rel=1e-2)
+    moments = torch.load(tmp_path / "state.pt", weights_only=True)["optimizer"]["state"].values()
+    norm = sum(float(one["exp_avg"].square().sum()) for one in moments) ** 0.5
+    assert norm == pytest.approx(0.1 * config.clip, rel=1e-2)  # of the clipped gradient
+    # 12 records in batches of 5: the reported means are means over rows, not over batches.
+    rows = run.source.rows(range(len(records)))
+    _, parts = run.objective(network(rows.trunk), rows)
+    reported = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert reported["kind"] == "validation"
+    for name in ("loss", "overlap", "agreement"):
+        assert reported[name] == pytest.approx(parts[name].item(), rel=1e-3), name
+
+
 @pytest.mark.parametrize("fusion", ["average", "concat-stopped"])
 def test_a_killed_run_ends_with_the_same_weights(
     target: Target, records: RecordSet, tmp_path: Path, fusion: str
@@ -134,6 +158,10 @@ def test_cached_rows_equal_live_rows(target: Target, records: RecordSet, tmp_pat
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
     build_cache(target, records, [LAYER], tmp_path / "killed", "float32")
     assert len(calls) == 11 + len(records) - 8
+    others = [build_cache(target, RecordSet("others", records[:2]), [LAYER], tmp_path / "whole", "float32")]
+    monkeypatch.setattr(type(target), "fingerprint", "sha256:another")
+    others.append(build_cache(target, records, [LAYER], tmp_path / "whole", "float32"))
+    assert len({whole, *others}) == 3, "rows of other records, or of another target, are not these"
 
 
 def test_presets_switch_the_losses(target: Target, records: RecordSet):

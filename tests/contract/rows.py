@@ -13,7 +13,7 @@ import pytest
 import torch
 from oracle import Request
 from rig import Rig, close
-from vlmexport.runtime.errors import CapacityError
+from vlmexport.runtime.errors import CapacityError, PromptError
 from vlmexport.runtime.tree import TokenTree
 
 RigFor = Callable[[str], Rig]
@@ -77,6 +77,10 @@ def prefill(rig_for: RigFor, family: str) -> None:
         close(
             rig.start(request, tokens), rig.oracle.logits(request, tokens)[-1:], f"prefill {length} + {extra}"
         )
+    if rig.manifest.image is not None:
+        images = [rig.request(seed).pixels[None] for seed in (1, 2)]
+        alone = [rig.decoder.image_rows(image) for image in images]
+        assert np.array_equal(rig.decoder.image_rows(np.concatenate(images)), np.concatenate(alone))
 
 
 @row
@@ -283,6 +287,11 @@ def last_positions(rig_for: RigFor, family: str) -> None:
     rig.accept(TokenTree.chain(rest), [])
     with pytest.raises(CapacityError):
         rig.chain(rest)
+    rig.decoder.reset()
+    with pytest.raises(CapacityError):
+        rig.decoder.begin_cycle(limits.max_width + 1)
+    with pytest.raises(PromptError):
+        rig.decoder.prefill(np.zeros((limits.max_length + 1, rig.manifest.decoder.hidden_size), np.float32))
 
 
 @row

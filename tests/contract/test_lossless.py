@@ -7,7 +7,7 @@ from collections.abc import Callable
 import lossless
 import pytest
 import torch
-from oracle import Oracle
+from oracle import Oracle, Request
 from rig import ENGINES, FAMILIES
 from tiny_bundles import TinyBundle
 from transformers import AutoProcessor
@@ -67,6 +67,18 @@ def test_the_token_with_id_0_is_real(rigs: Callable) -> None:
     rig = rigs("llama", "onnxruntime")
     lossless.greedy(rig, "tree", (41, 42, 47), (4, 6, 9), (40,))
     assert sum(rig.oracle.greedy(rig.request(seed), 40).count(0) for seed in (41, 42, 47)) >= 5
+
+
+def test_a_prompt_fills_a_session_of_small_width(
+    tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill widths are rounded up, but not beyond the buffers: 155 rows of 155, and 4 to verify in."""
+    bundle = tiny_bundle("llama").bundle
+    monkeypatch.setattr(bundle.manifest.limits, "max_width", 4)
+    request = Request(tuple(range(3, 158)))
+    with Session.load(bundle, max_length=155) as session:
+        result = session.generate_tokens(request.token_ids)
+    assert tuple(result.tokens) == oracle_for("llama").greedy(request, 1)
 
 
 def test_session_captions_as_transformers_does(
