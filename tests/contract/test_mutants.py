@@ -14,7 +14,8 @@ from rig import Rig
 from rows import ROWS
 from vlmexport.runtime import cycle
 from vlmexport.runtime.acceptance import Verdict
-from vlmexport.runtime.decoder import Decoder, _Encoder
+from vlmexport.runtime.decoder import Decoder
+from vlmexport.runtime.encoder import Encoder
 from vlmexport.runtime.kv import KVArena
 from vlmexport.runtime.masks import CausalMask
 from vlmexport.runtime.tree import TokenTree
@@ -165,25 +166,25 @@ def rows_left_over_by_growth(patch: Patch) -> None:
 
 def source_padding_seen(patch: Patch) -> None:
     """Cross-attention sees the rows that only fill up a ragged batch of sources."""
-    run = _Encoder.run
+    run = Encoder.run
 
     def wrong(self: Any, rows: Any) -> None:
         run(self, rows)
         self._lengths = [self._source] * len(rows)
 
-    patch.setattr(_Encoder, "run", wrong)
+    patch.setattr(Encoder, "run", wrong)
 
 
 def earlier_batch_masks_kept(patch: Patch) -> None:
     """Masks of the source are made again only when the shape changes, not when the padding does."""
-    run = _Encoder.run
+    run = Encoder.run
 
     def wrong(self: Any, rows: Any) -> bool:
         if self._lengths and max(map(len, rows)) == self._source and len(rows) == len(self._lengths):
             self._lengths = [len(part) for part in rows]
         return run(self, rows)
 
-    patch.setattr(_Encoder, "run", wrong)
+    patch.setattr(Encoder, "run", wrong)
 
 
 def views_of_the_last_request_kept(patch: Patch) -> None:
