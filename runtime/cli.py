@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import threading
@@ -150,6 +151,9 @@ def _command_name(arguments: Sequence[str]) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # started with the stream closed (`>&-`)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A console that cannot show a character shows "?" instead of failing.
@@ -197,6 +201,12 @@ def _fail(error: Exception, command: str | None) -> int:
         if failure is None:
             raise error
         return _complain(str(failure))
+    if isinstance(error, MemoryError):
+        return _complain(
+            f"not enough memory ({error or 'out of memory'}); use a smaller model or smaller limits"
+        )
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a file that may not be written, …
+        return _complain(f"{error.filename or 'the output'}: {error.strerror}")
     # Errors of use (unknown option, missing argument) know how to show themselves.
     show = getattr(error, "show", None)
     if show is None:

@@ -23,6 +23,9 @@ MAX_CALLS = 512
 SINGLE_THREAD_BYTES = 32 << 20
 """Bundles with fewer bytes of weights run on the caller's thread unless `threads` is given."""
 
+MOST_THREADS = 16
+"""Threads that may be asked for on any machine: far more than it has cores wait for each other without end."""
+
 _ALIGNMENT = 64
 _ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
 _TYPE_NAMES = {f"tensor({name})": name for name in DTYPES} | {
@@ -40,8 +43,9 @@ def use_global_pool(threads: int | None = None) -> int:
     The size is fixed by the first call; another explicit size later raises `OptionError`.
     """
     global _pool_threads
-    if threads is not None and not 1 <= threads <= 1024:
-        raise OptionError(f"threads: {threads} is not in 1..1024")
+    most = max(MOST_THREADS, _available_cores())
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= most):
+        raise OptionError(f"threads: {threads!r} is not an integer in 1..{most}")
     if _pool_threads is None:
         wanted = threads or _available_cores()
         try:
@@ -67,13 +71,18 @@ def _available_cores() -> int:
 class _BoundCall:
     """A session and its filled IOBinding. `keep` holds the buffers behind the bound addresses."""
 
-    __slots__ = ("_binding", "_keep", "_run")
+    __slots__ = ("_binding", "_file", "_keep", "_run")
 
-    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, keep: tuple[Buffer, ...]):
-        self._run, self._binding, self._keep = session.run_with_iobinding, binding, keep
+    def __init__(
+        self, file: str, session: ort.InferenceSession, binding: ort.IOBinding, keep: tuple[Buffer, ...]
+    ):
+        self._file, self._run, self._binding, self._keep = file, session.run_with_iobinding, binding, keep
 
     def run(self) -> None:
-        self._run(self._binding)
+        try:
+            self._run(self._binding)
+        except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            raise _failure("run", self._file, error) from error
 
 
 class OnnxRuntimeCpu:
@@ -133,12 +142,18 @@ class OnnxRuntimeCpu:
             return call
         session = self._session(graph)
         binding = session.io_binding()
-        for name, view in inputs.items():
-            binding.bind_input(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
-        for name, view in outputs.items():
-            binding.bind_output(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+        file = self._graphs[graph].file
+        try:
+            for name, view in inputs.items():
+                binding.bind_input(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+            for name, view in outputs.items():
+                binding.bind_output(
+                    name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address
+                )
+        except Exception as error:
+            raise _failure("bind", file, error) from error
         keep = tuple(view.buffer for view in (*inputs.values(), *outputs.values()))
-        call = self._calls[key] = _BoundCall(session, binding, keep)
+        call = self._calls[key] = _BoundCall(file, session, binding, keep)
         if len(self._calls) > MAX_CALLS:
             self._calls.popitem(last=False)
         return call
@@ -171,14 +186,16 @@ class OnnxRuntimeCpu:
                 _session_options(self._pooled or _pool_threads is not None),
                 providers=["CPUExecutionProvider"],
             )
-        except Exception as error:  # ONNX Runtime raises many types, none of them ours
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise BundleError(f"ONNX Runtime cannot load {info.file}: {reason}") from error
+        except Exception as error:
+            raise _failure("load", info.file, error) from error
         for kind, declared, found in (
             ("inputs", info.inputs, session.get_inputs()),
             ("outputs", info.outputs, session.get_outputs()),
         ):
-            expected, actual = {value.name: value for value in declared}, {value.name: value for value in found}
+            expected, actual = (
+                {value.name: value for value in declared},
+                {value.name: value for value in found},
+            )
             odd = sorted(set(expected) ^ set(actual)) or [
                 name for name, value in expected.items() if not _same_kind(value, actual[name])
             ]
@@ -188,6 +205,13 @@ class OnnxRuntimeCpu:
                     f"{', …' if len(odd) > 4 else ''}; build the bundle again"
                 )
         return session
+
+
+def _failure(step: str, file: str, error: Exception) -> BundleError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return BundleError(
+        f"ONNX Runtime cannot {step} {file}: {reason}; build the bundle again with `vlmexport build`"
+    )
 
 
 def _same_kind(declared: ValueInfo, found: Any) -> bool:

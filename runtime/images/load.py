@@ -57,8 +57,8 @@ def _open(path: Path) -> Image.Image:
         if path.stat().st_size == 0:
             raise ImageError(f"{path}: the image file is empty (0 bytes)")
         with warnings.catch_warnings():
-            # Pillow warns about large images before our own limit can refuse them.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # Pillow warns about large images before our own limit can refuse them, and about odd metadata.
+            warnings.simplefilter("ignore")
             return Image.open(path, formats=_formats())
     except UnidentifiedImageError:
         raise ImageError(f"{path}: not an image of a known format ({', '.join(FORMATS)})") from None
@@ -77,18 +77,14 @@ def _formats() -> tuple[str, ...]:
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    width, height = image.size
-    if width < 1 or height < 1:
-        raise ImageError(f"{name}: has no pixels ({width} × {height})")
-    if width * height > MAX_PIXELS:
-        raise ImageError(
-            f"{name}: {width} × {height} pixels; the limit is {MAX_PIXELS // 1_000_000} megapixels; scale it down"
-        )
+    _check_size(*image.size, name)
     try:
-        image.load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's notes on odd metadata: the picture itself is good
+            image.load()
+            image = _upright(image)
     except Exception as error:  # truncated or damaged data: each decoder raises its own kind
         raise ImageError(f"{name}: the image data is truncated or damaged ({_reason(error)})") from error
-    image = _upright(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     if image.mode.startswith("I"):
@@ -105,6 +101,15 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(
             f"{name}: mode {image.mode!r} cannot become RGB ({error}); save it as 8-bit PNG or JPEG"
         ) from error
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    if width < 1 or height < 1:
+        raise ImageError(f"{name}: has no pixels ({width} × {height})")
+    if width * height > MAX_PIXELS:
+        raise ImageError(
+            f"{name}: {width} × {height} pixels; the limit is {MAX_PIXELS // 1_000_000} megapixels; scale it down"
+        )
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -133,6 +138,9 @@ def _from_array(array: np.ndarray) -> Image.Image:
         )
     if not array.size:
         raise ImageError(f"the image array has no pixels: {list(array.shape)}")
+    _check_size(
+        array.shape[1], array.shape[0], "the image array"
+    )  # before a broadcast view becomes real memory
     return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), "the image array")
 
 

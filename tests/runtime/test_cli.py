@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import types
@@ -93,11 +94,17 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     def leave() -> None:
         raise typer.Exit(1)
 
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def memory() -> None:
+        raise MemoryError("8 TiB asked for")
+
     def need(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     actions = {
-        "good": lambda: print("built"), "fail": fail, "interrupt": interrupt, "leave": leave,
+        "good": lambda: print("built"), "full": full, "memory": memory, "fail": fail, "interrupt": interrupt, "leave": leave,
         "torch": lambda: need("torch.nn"), "plot": lambda: need("matplotlib"), "bug": lambda: need("numpyy"),
     }  # fmt: skip
     module.register = register  # type: ignore[attr-defined]
@@ -111,6 +118,8 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         ("fail", 2, "vlmexport: cannot export this\n"),
         ("interrupt", 130, "\nInterrupted.\n"),
         ("leave", 1, ""),
+        ("full", 2, "vlmexport: the output: No space left on device\n"),
+        ("memory", 2, "vlmexport: not enough memory (8 TiB asked for); use a smaller model or smaller limits\n"),
         ("torch", 2, "vlmexport: `vlmexport build` needs torch, which is not installed: "
                      "pip install 'vlmexport[export]'\n"),
         ("plot", 2, "vlmexport: `vlmexport build` needs matplotlib, which is not installed: "
@@ -124,6 +133,13 @@ def test_mounted_commands(
     shown = capsys.readouterr()
     assert shown.err.lstrip("\r") == message
     assert shown.out == ("built\n" if model == "good" else "")
+
+
+def test_closed_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert cli.main(["inspect", str(handmade_bundle.write_bundle(tmp_path / "bundle"))]) == 0
+    assert cli.main(["inspect", str(tmp_path / "nowhere")]) == 2
 
 
 def test_a_bug_is_not_hidden(exporter: types.ModuleType) -> None:

@@ -72,6 +72,7 @@ def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, kind: str) -
     assert same(load_image(path if kind == "path" else Image.open(path)), upright)
 
 
+@pytest.mark.filterwarnings("error")
 def test_unreadable_exif_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     picture().save(path, exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff rubbish", quality=95)
@@ -204,7 +205,7 @@ def test_large_images_are_refused_before_decoding(tmp_path: Path, monkeypatch: p
     [
         np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.uint16), np.zeros((4, 4), np.uint8),
         np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((1, 4, 4, 3), np.uint8),
-        np.zeros((0, 4, 3), np.uint8),
+        np.zeros((0, 4, 3), np.uint8), np.broadcast_to(np.uint8(7), (10**7, 10**7, 3)),
     ],
     ids=lambda a: f"{a.dtype}{list(a.shape)}",
 )  # fmt: skip

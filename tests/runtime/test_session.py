@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.decoder import Decoder
-from vlmexport.runtime.errors import BundleError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.proposers import always_wrong
 from vlmexport.runtime.proposers.base import Request
 from vlmexport.runtime.session import Session
@@ -241,6 +241,7 @@ def test_bad_requests_and_loads(
         {"max_batch": 4},
         {"device": "tpu"},
         {"threads": 10**6},
+        {"threads": True},
     ):
         with pytest.raises(OptionError, match=next(iter(options))):
             Session.load(path, **options)
@@ -255,6 +256,26 @@ def test_refuses_a_verify_width_it_cannot_keep(tiny_bundle: Callable[[str], Any]
     monkeypatch.setattr(bundle.manifest, "verify_width", 8)
     with pytest.raises(BundleError, match="verify_width"):
         Session.load(bundle)
+
+
+def test_a_graph_that_is_not_what_the_manifest_says(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
+    bundle = tiny_bundle("llama").bundle
+    with Session.load(bundle) as session:
+        engine = session.decoder.engine
+        with pytest.raises(CapacityError, match=r"no memory for 'x' \(.*smaller max_length"):
+            engine.allocate("x", (1 << 50,), "float32")
+        rows = engine.allocate("rows", (1, 1, 3), "float32")
+        call = engine.bind("head", {"hidden": engine.view(rows, (1, 1, 3))}, {})
+        with pytest.raises(BundleError, match=r"cannot run head\.onnx"):
+            call.run()
+    logits = bundle.manifest.graphs["head"].outputs[0]
+    for field, value in (("shape", ["rows", 7]), ("dtype", "float16")):
+        with monkeypatch.context() as patch:
+            patch.setattr(logits, field, value)
+            with pytest.raises(
+                BundleError, match=r"head\.onnx: outputs differ .*'graphs\.head\.outputs': logits"
+            ):
+                Session.load(bundle)
 
 
 def test_generate_tokens_equals_generate(sessions: Callable[[str], Session]) -> None:
