@@ -256,7 +256,7 @@ def test_bad_options_are_named(target: Target, records: RecordSet, tmp_path: Pat
 def test_a_damaged_draft_folder_is_refused(tmp_path: Path):
     with pytest.raises(ExportError, match=r"draft\.json"):
         ImitationDraft.load(tmp_path)
-    network = ImitationNetwork(8, 2)
+    network = ImitationNetwork(8, 1, "silu", "rms_norm", residual=False)
     ImitationDraft(network, 1, {"name": "x", "fingerprint": "sha256:1"}).save(tmp_path, torch.float16)
     loaded = ImitationDraft.load(tmp_path)
     rows = torch.randn(2, 8)

@@ -18,8 +18,11 @@ from safetensors.torch import load_file, save_file
 from vlmexport.exporter import build as build_module
 from vlmexport.exporter import bundle_writer
 from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
-from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.families.images import square_image
+from vlmexport.exporter.families.llama import LlamaFamily
+from vlmexport.exporter.text import describe_text
 from vlmexport.runtime.bundle import Bundle
 from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError
 
@@ -83,7 +86,7 @@ def test_every_weight_is_stored_once(name: str, tiny_bundle: Bundles) -> None:
 def test_size_of_the_bundled_model(tmp_path: Path) -> None:
     report = build("tiny-blip2-flant5", tmp_path / "bundle", draft_layer=3)
     assert report.bytes <= 1.05 * 4 * (report.parameters + report.draft_parameters)
-    manifest = Bundle.open(tmp_path / "bundle").manifest
+    manifest = Bundle.open(tmp_path / "bundle", check="sha256").manifest  # files of several blocks
     assert manifest.text.default_prompt == "describe the scene" and manifest.text.image_rows == 8
     assert manifest.image is not None and manifest.image.resample == "bicubic"
 
@@ -119,6 +122,49 @@ def test_bin_checkpoints_are_read_without_running_code(llama: Path, tmp_path: Pa
     with pytest.raises(ExportError, match="save the model as safetensors"):
         build(folder, tmp_path / "third")
     assert not marker.exists()
+
+
+def test_a_fingerprint_is_of_every_name_type_shape_and_number_but_not_of_the_files(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0), "b": torch.ones(2, 3), "c": torch.full((4,), 2.0)}
+
+    def found(tensors: dict[str, torch.Tensor], shards: int = 1) -> str:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        names = list(tensors)
+        files = {name: f"part-{i % shards}.safetensors" for i, name in enumerate(names)}
+        for file in set(files.values()):
+            save_file({n: tensors[n] for n in names if files[n] == file}, folder / file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        return fingerprint(TensorFiles(folder))
+
+    changed = [{**tensors, name: torch.cat([t.flatten()[:-1], torch.tensor([9.0])]).view(t.shape)}
+               for name, t in tensors.items()]  # fmt: skip
+    changed += [
+        {**tensors, "a": tensors["a"].view(torch.int32)},
+        {**tensors, "b": tensors["b"].view(3, 2)},
+        {"A": tensors["a"], "b": tensors["b"], "c": tensors["c"]},
+        {"a": tensors["a"], "b": tensors["b"]},
+    ]
+    assert len({found(tensors), *map(found, changed)}) == 1 + len(changed)
+    assert found(tensors) == found(tensors, shards=2) == found(dict(reversed(tensors.items())), shards=3)
+
+
+def test_special_tokens_come_from_the_generation_config(llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llama, tmp_path / "model")
+    tokens = {"eos_token_id": [7, 9], "pad_token_id": 5, "bos_token_id": 3}
+    (folder / "generation_config.json").write_text(json.dumps(tokens))
+    checkpoint = open_checkpoint(folder)
+    text = describe_text(checkpoint, LlamaFamily(checkpoint), None)
+    assert (text["eos_token_ids"], text["pad_token_id"], text["bos_token_id"]) == ([7, 9], 5, 3)
+
+
+def test_image_settings_are_the_processors_own() -> None:
+    own = {"resample": 2, "rescale_factor": 0.5, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    found = square_image({**own, "size": {"height": 32, "width": 48}}, (32, 48), "blip", "B")
+    assert found == {
+        "processor": "blip", "height": 32, "width": 48, "resample": "bilinear", "rescale_factor": 0.5,
+        "mean": own["image_mean"], "std": own["image_std"], "reference": "B",
+    }  # fmt: skip
 
 
 # --- drafts ---

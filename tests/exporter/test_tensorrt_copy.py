@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
-from vlmexport.exporter.tensorrt import load_tensorrt
+from vlmexport.exporter.tensorrt import graph_copy, load_tensorrt
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
 from vlmexport.exporter.tensorrt.precision import retype
@@ -83,13 +84,18 @@ def test_float16_copies_compute_the_same(
             assert tensor.type == "tensor(float16)" and tensor.shape[2] == SIZES["cache"]
 
 
-def test_the_copy_leaves_the_bundle_alone_and_halves_weights(tiny_bundle: Callable, tmp_path: Path) -> None:
+def test_the_copy_leaves_the_bundle_alone_and_halves_weights(
+    tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = tiny_bundle("llama")[0]
     before = {p.name: p.read_bytes() for p in bundle.iterdir()}
     copied = copy_graph(bundle / "segment.0.onnx", tmp_path, CopyOptions("bfloat16", 32))
     same = copy_graph(bundle / "segment.0.onnx", tmp_path / "wide", CopyOptions("float32", 32))
     assert {p.name: p.read_bytes() for p in bundle.iterdir()} == before
     assert 0.49 < copied.weight_bytes / same.weight_bytes < 0.55  # norms stay float32
+    monkeypatch.setattr(graph_copy, "CHUNK", 1000)
+    copy_graph(bundle / "segment.0.onnx", tmp_path / "pieces", CopyOptions("bfloat16", 32))
+    assert (tmp_path / "pieces/segment.0.data").read_bytes() == (tmp_path / "segment.0.data").read_bytes()
 
 
 def test_rotary_angles_stay_float32(tiny_bundle: Callable, tmp_path: Path) -> None:
@@ -130,6 +136,15 @@ def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
     ):
         copy_graph(path, tmp_path / "copy", CopyOptions("float16", 8))
     copy_graph(path, tmp_path / "copy", CopyOptions("bfloat16", 8))
+
+
+def test_weights_are_rounded_to_the_nearest_bfloat16(tmp_path: Path) -> None:
+    weight = np.array([[1 + 3 / 256, 1 + 5 / 256], [-0.1, 1e-3]], np.float32)  # two ties, to even
+    onnx.save(_toy(weight), tmp_path / "toy.onnx")
+    copied = copy_graph(tmp_path / "toy.onnx", tmp_path / "copy", CopyOptions("bfloat16", 8))
+    (stored,) = onnx.load(str(copied.path)).graph.initializer
+    found = numpy_helper.to_array(stored).astype(np.float32)
+    assert np.array_equal(found, torch.from_numpy(weight).bfloat16().float().numpy())
 
 
 def test_a_value_read_in_two_types_is_cast_once() -> None:
