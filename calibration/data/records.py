@@ -11,7 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ...runtime.errors import ImageError, InputError
+from ...runtime.errors import InputError
+from ...runtime.images.load import load_image
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,14 @@ class ImageRef:
     scene: tuple[int, int] | None = None
 
     def load(self) -> Image.Image:
-        """The picture, RGB. Raises ImageError for a file that is no image or is truncated."""
+        """The picture, RGB, as the runtime reads it. Raises ImageError for a file that is no image or is damaged."""
         if self.scene is not None:
             from ..scenes.dataset import PICTURE
             from ..scenes.render import render
             from ..scenes.scene import sample_scene
 
             return Image.fromarray(render(sample_scene(*self.scene), PICTURE))
-        try:
-            with Image.open(str(self.file)) as image:
-                return image.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ImageError(f"{self.file} cannot be read as an image: {error}") from error
+        return load_image(str(self.file))
 
     def to_json(self) -> dict[str, object]:
         """The form that `from_json` reads."""

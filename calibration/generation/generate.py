@@ -52,7 +52,8 @@ def generate_data(
     }
     out.mkdir(parents=True, exist_ok=True)
     meta = out / META
-    if meta.exists():
+    # A run that failed before its first shard claims nothing.
+    if meta.exists() and any(out.glob("shard-*.jsonl")):
         stored = json.loads(meta.read_text("utf-8"))
         for name, value in run.items():
             if stored.get(name) != value:

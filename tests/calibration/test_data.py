@@ -140,3 +140,13 @@ def test_splitting_keeps_one_record_each():
     assert (len(most), len(rest)) == (4, 1)
     with pytest.raises(InputError, match="at least 2"):
         load_records("scenes:train:1").split(0.05)
+
+
+def test_pictures_are_read_as_the_runtime_reads_them(tmp_path: Path):
+    """Upright and over white: a draft must be trained on the pixels that the deployed model gets."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer turns it by 90 degrees
+    Image.new("RGB", (8, 6)).save(tmp_path / "turned.jpg", exif=exif)
+    assert ImageRef(file=str(tmp_path / "turned.jpg")).load().size == (6, 8)
+    Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert ImageRef(file=str(tmp_path / "clear.png")).load().getpixel((0, 0)) == (255, 255, 255)

@@ -113,3 +113,13 @@ def test_a_decoder_deeper_than_its_encoder_generates(tmp_path: Path):
     reference = load_reference(open_checkpoint(folder), streamed=False)
     output = reference.generate(**target._inputs(list(records)), max_new_tokens=4, do_sample=False)
     assert output[0, 1:].tolist() == list(answer)
+
+
+def test_a_run_that_failed_before_its_first_shard_does_not_claim_the_folder(
+    target: Target, records: RecordSet, tmp_path: Path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "generate", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            generate_data(target, records, tmp_path / "out", 3, report=quiet)
+    assert generate_data(target, records, tmp_path / "out", 2, report=quiet) == 1

@@ -19,7 +19,7 @@ from vlmexport.calibration.training.run import train_imitation
 from vlmexport.calibration.training.target import Target
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.errors import ExportError, InputError, OptionError
 
 LAYER = 2
 
@@ -265,3 +265,10 @@ def test_a_damaged_draft_folder_is_refused(tmp_path: Path):
     (tmp_path / "draft.json").write_text(document.replace('"hidden_size": 8', '"hidden_size": 9'))
     with pytest.raises(ExportError, match="cannot be read"):
         ImitationDraft.load(tmp_path)
+
+
+def test_a_record_without_text_is_refused_before_training(target: Target, records: RecordSet, tmp_path: Path):
+    mute = RecordSet("data", [*records, replace(records[0], key="mute", answer=None)])
+    with pytest.raises(InputError, match=r"1 of 13 records.*mute.*generate-data"):
+        train_imitation(target, mute, TrainConfig(LAYER, steps=2), tmp_path / "run", validation=records)
+    assert not (tmp_path / "run").exists()
