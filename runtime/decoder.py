@@ -292,9 +292,8 @@ class Decoder:
         for other, length in enumerate(self.arena.lengths[:batch]):
             if other == row:
                 source[other], indices[other] = length + np.asarray(path), length + 1
-            else:  # writes back the last rows that it holds
-                indices[other] = max(0, length - width)
-                source[other] = indices[other] + np.arange(width)
+            else:  # writes its first rows over themselves
+                source[other], indices[other] = np.arange(width), 0
         self._source_rows.push(shape)
         self._indices.push((batch,))
         inputs |= {

@@ -72,11 +72,12 @@ def test_the_token_with_id_0_is_real(rigs: Callable) -> None:
 def test_a_prompt_fills_a_session_of_small_width(
     tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prefill widths are rounded up, but not beyond the buffers: 155 rows of 155, and 4 to verify in."""
+    """Prefill widths are rounded up, but not beyond the buffers: 299 rows of 299, and 4 to verify in."""
     bundle = tiny_bundle("llama").bundle
     monkeypatch.setattr(bundle.manifest.limits, "max_width", 4)
-    request = Request(tuple(range(3, 158)))
-    with Session.load(bundle, max_length=155) as session:
+    monkeypatch.setattr(bundle.manifest.limits, "max_length", 299)
+    request = Request(tuple(3 + i * i % 200 for i in range(299)))
+    with Session.load(bundle) as session:
         result = session.generate_tokens(request.token_ids)
     assert tuple(result.tokens) == oracle_for("llama").greedy(request, 1)
 

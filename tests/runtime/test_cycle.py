@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vlmexport.runtime.acceptance import Verdict
 from vlmexport.runtime.cycle import Generation, Limits
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.policy import FixedLength, LogisticLength
@@ -136,7 +137,7 @@ samplings = st.builds(
 @settings(max_examples=120, deadline=None)
 @given(
     st.sampled_from([OracleTree, OracleTrunk]), st.integers(0, 10_000), st.sampled_from([0.0, 0.5, 0.9, 1.0]),
-    st.integers(0, 8), st.integers(1, 40), st.booleans(), samplings,
+    st.integers(0, 12), st.integers(1, 40), st.booleans(), samplings,
 )  # fmt: skip
 def test_output_does_not_depend_on_the_proposer(kind, seed, quality, depth, limit, ends, sampling) -> None:
     eos = (EOS,) if ends else ()
@@ -168,6 +169,8 @@ def test_end_token_limit_and_discarded() -> None:
     generation, _, tokens = run(60, (endless[at],), proposer=OracleTree(0, 1.0, False), policy=FixedLength(8))
     assert tokens == endless[: at + 1]
     assert generation.finish_reason == "eos"
+    generation, _, tokens = run(at + 1, (endless[at],))
+    assert (generation.finish_reason, len(tokens)) == ("eos", at + 1), "the end token as the last one allowed"
     for limit in (1, 2, 3):
         generation, decoder, tokens = run(limit, proposer=OracleTree(0, 1.0, False), policy=FixedLength(8))
         assert tokens == endless[:limit]
@@ -218,6 +221,26 @@ def test_forced_acceptance_reaches_the_rate() -> None:
     proposer = OracleTree(0, 0.0, False)
     generation, _, _ = run(2000, proposer=proposer, policy=FixedLength(5), force_acceptance=0.8)
     assert generation.stats.alpha == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_policy_is_asked_before_and_told_after_every_cycle() -> None:
+    asked: list[int] = []
+    told: list[tuple[int, Verdict]] = []
+
+    class Policy(FixedLength):
+        def draft_length(self, emitted: int) -> int:
+            asked.append(emitted)
+            return self.length
+
+        def observe(self, proposed: int, verdict: Verdict) -> None:
+            told.append((proposed, verdict))
+
+    generation, _, _ = run(40, proposer=OracleTree(0, 0.7, False), policy=Policy(3))
+    emitted = 1
+    for before, (_, verdict) in zip(asked, told, strict=True):
+        assert before == emitted
+        emitted += len(verdict.path) + 1
+    assert (len(told), sum(n for n, _ in told)) == (generation.stats.cycles, generation.stats.proposed)
 
 
 def test_policies() -> None:
