@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ..aliases import Alias, find_alias, unknown_model
 from .tensors import TensorFiles
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_VOCABULARIES = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -33,7 +35,7 @@ class Checkpoint:
     def architecture(self) -> str:
         """Class name in transformers, for example `LlamaForCausalLM`."""
         names = self.config.architectures or []
-        return names[0] if names else type(self.config).__name__.removesuffix("Config")
+        return str(names[0]) if names else type(self.config).__name__.removesuffix("Config")
 
     @functools.cached_property
     def generation_config(self) -> dict[str, Any]:
@@ -45,9 +47,12 @@ class Checkpoint:
         """The transformers tokenizer. ExportError when the folder has none that converts to tokenizer.json."""
         from transformers import AutoTokenizer
 
+        self._check_tokenizer_files()
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # damaged files fail in many ways
             raise ExportError(f"no tokenizer can be read from {self.folder}: {_line(error)}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ExportError(
@@ -55,21 +60,42 @@ class Checkpoint:
             )
         return tokenizer
 
+    def _check_tokenizer_files(self) -> None:
+        """ExportError where transformers would make an empty tokenizer, or name a wrong remedy."""
+        if (self.folder / "tokenizer.json").is_file():
+            return
+        found = next((n for n in _VOCABULARIES if (self.folder / n).is_file()), None)
+        if found is None:
+            raise ExportError(
+                f"{self.folder} has no tokenizer (tokenizer.json, or {', '.join(_VOCABULARIES)}); save the model's "
+                "there with tokenizer.save_pretrained"
+            )
+        if found.endswith(".model") and importlib.util.find_spec("sentencepiece") is None:
+            raise ExportError(
+                f"{self.folder} has {found} but no tokenizer.json; converting it needs sentencepiece: "
+                "pip install sentencepiece"
+            )
+
     @functools.cached_property
     def image_settings(self) -> dict[str, Any]:
         """The image processor's settings (`preprocessor_config.json`, or its part of `processor_config.json`)."""
-        return self._json("preprocessor_config.json") or self._json("processor_config.json").get(
-            "image_processor", {}
-        )
+        whole = self._json("processor_config.json").get("image_processor") or {}
+        settings = self._json("preprocessor_config.json") or whole
+        if not isinstance(settings, dict):
+            raise ExportError(f"{self.folder}: image_processor {settings!r:.80} is not an object")
+        return settings
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         if not path.is_file():
             return {}
         try:
-            return json.loads(path.read_text("utf-8"))
-        except ValueError as error:
+            found = json.loads(path.read_text("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise ExportError(f"{path} is not JSON: {_line(error)}") from error
+        if not isinstance(found, dict):
+            raise ExportError(f"{path} holds {type(found).__name__}, not an object")
+        return found
 
 
 def open_checkpoint(model: str | Path) -> Checkpoint:

@@ -21,12 +21,22 @@ def architectures() -> dict[str, str]:
 
 def family_for(checkpoint: Checkpoint) -> Family:
     """The family of a checkpoint; UnsupportedModelError names the architecture and what is supported."""
+    kind = checkpoint.config.model_type
     for family in FAMILIES:
         if checkpoint.architecture in family.architectures:
+            if kind not in family.model_types:  # another model's configuration under a supported class name
+                raise UnsupportedModelError(
+                    f"{checkpoint.architecture} with model_type {kind!r} is not supported, only "
+                    f"{', '.join(family.model_types)}; correct config.json"
+                )
             return family(checkpoint)
     known = list(architectures())
+    if not checkpoint.config.architectures:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder}: config.json has no 'architectures'; add the model's class, one of {', '.join(known)}"
+        )
     near = difflib.get_close_matches(checkpoint.architecture, known, n=1)
     raise UnsupportedModelError(
-        f"{checkpoint.architecture} (model_type {checkpoint.config.model_type!r}) is not supported; "
+        f"{checkpoint.architecture} (model_type {kind!r}) is not supported; "
         f"supported are {', '.join(known)}" + (f"; nearest is {near[0]}" if near else "")
     )

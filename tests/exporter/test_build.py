@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpo
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
+from vlmexport.exporter.graphs.weights import WeightStore
 from vlmexport.exporter.text import describe_text
 from vlmexport.runtime.bundle import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError
+from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError, VlmexportError
 
 Checkpoints = Callable[..., Path]
 Bundles = Callable[..., tuple[Path, Path]]
@@ -249,9 +251,17 @@ def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -
     ("changes", "message"),
     [
         ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+        ({"architectures": None}, "no 'architectures'.*LlamaForCausalLM"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"sliding_window": 64}, "sliding_window=64"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported, only llama"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers=1000000000 is not in 1\.\.1024"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"num_key_value_heads": 0}, "ZeroDivisionError.*correct config.json"),
+        ({"head_dim": -32}, "negative dimension.*correct config.json"),
+        ({"hidden_act": "evil"}, "KeyError: 'evil'.*correct config.json"),
+        ({"architectures": [3]}, "3 .*is not supported"),
     ],
 )
 def test_unsupported_options_are_named(
@@ -259,6 +269,53 @@ def test_unsupported_options_are_named(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         build(changed(**changes), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("generation_config.json", "[]", "holds list, not an object"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id 'x' is not a token id"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": 99999}',
+            r"text\.eos_token_ids\[0\]': 99999 is not below",
+        ),
+        ("tokenizer_config.json", "3", "no tokenizer can be read"),
+        ("tokenizer.json", "null", "no tokenizer can be read"),
+    ],
+)
+def test_damaged_files_are_named_before_anything_is_written(
+    name: str, text: str, message: str, changed: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = changed()
+    (folder / name).write_text(text)
+    with pytest.raises(VlmexportError, match=message) as caught:
+        describe_before_writing(folder)
+    assert "\n" not in str(caught.value)
+
+
+def describe_before_writing(folder: Path) -> None:
+    """What `build` checks before it writes, without tracing."""
+    prepared = build_module.prepare(BuildRequest(model=str(folder), output=Path("x")), identify=False)
+    store = WeightStore([prepared.checkpoint.tensors])
+    for ref in prepared.family.tensors().values():
+        store.slot(ref)
+    document = build_module.describe(prepared, build_module.Exported([], store, 0, 0))
+    bundle_writer.check_description(document)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": "x"}, {"size": [1, 2]}, {"resample": []}, {"resample": 9}, {"image_mean": 0.5},
+        {"image_mean": [1.0]}, {"image_std": [float("nan")] * 3}, {"do_pad": True}, {"do_rescale": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_image_settings_that_cannot_be_kept_are_named(settings: dict) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(settings))):
+        square_image(settings, (32, 32), "blip", "reference")
 
 
 def test_missing_and_misshapen_tensors_are_named(llama: Path, tmp_path: Path) -> None:
@@ -318,6 +375,49 @@ def test_existing_output_needs_force(llama: Path, tmp_path: Path) -> None:
     assert (keep / "cat.jpg").exists()
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"manifest.json": '{"name": "My web app"}', "index.html": "mine"}, "is not of a bundle"),
+        ({"manifest.json": "{"}, "remove the folder yourself"),
+        (
+            {
+                "manifest.json": '{"format": "vlmexport-bundle", "files": {"a": {}}}',
+                "a": "",
+                "notes.txt": "mine",
+            },
+            "notes",
+        ),
+    ],
+)
+def test_force_replaces_bundles_only(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(OptionError, match=message):
+        bundle_writer.check_output(tmp_path, force=True)
+
+
+def test_a_stop_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, rename = tmp_path / "bundle", Path.rename
+    out.mkdir()
+    (out / "manifest.json").write_text('{"format": "vlmexport-bundle"}')
+
+    def stop(self: Path, target: Path) -> None:
+        rename(self, target)
+        if self == out:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stop)
+        with pytest.raises(KeyboardInterrupt), bundle_writer.replaced_folder(out, force=True):
+            pass
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"] and list(content(out)) == ["manifest.json"]
+    out.rename(tmp_path / ".bundle.old-999999999")  # killed at that moment
+    with pytest.raises(OptionError, match="--force"), bundle_writer.replaced_folder(out, force=False):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"] and list(content(out)) == ["manifest.json"]
+
+
 @pytest.mark.parametrize("stage", ["weights", "checks", "checksums"])
 def test_ctrl_c_keeps_the_old_bundle(stage: str, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
@@ -356,3 +456,16 @@ def test_leftovers_of_a_killed_build_are_removed(llama: Path, tmp_path: Path) ->
         (folder / "weights.bin").write_bytes(b"0")
     build(llama, tmp_path / "bundle", draft_layer=1)
     assert not dead.exists() and alive.exists()
+
+
+def test_a_missing_tokenizer_is_named(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would make an empty one, or ask for tiktoken where sentencepiece is needed."""
+    folder = shutil.copytree(llama, tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ExportError, match=r"has no tokenizer \(tokenizer\.json"):
+        _ = open_checkpoint(folder).tokenizer
+    (folder / "spiece.model").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ExportError, match=r"spiece\.model.*pip install sentencepiece"):
+        _ = open_checkpoint(folder).tokenizer
