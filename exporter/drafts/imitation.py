@@ -136,11 +136,13 @@ class ImitationDraft:
 
     @classmethod
     def load(cls, folder: Path) -> ImitationDraft:
-        """Reads a draft folder, weights in float32.
+        """Reads a draft folder, or the best draft of a training run's folder; weights in float32.
 
         Raises:
             ExportError: a file is missing, unreadable, of another format, or its tensors do not fit.
         """
+        if not (folder / "draft.json").exists() and (folder / "best" / "draft.json").exists():
+            folder = folder / "best"
         document = read_draft_document(folder)
         if document["kind"] != cls.kind:
             raise ExportError(f"{folder} holds a draft of kind {document['kind']!r}, not {cls.kind!r}")

@@ -53,11 +53,11 @@ def test_from_scenes_to_a_measured_draft(model: Path, tmp_path: Path):
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert {"loss", "overlap", "agreement"} <= set(log[0]) and log[-1]["kind"] == "validation"
     output = call(
-        "eval", "--model", model, "--data", "scenes:heldout:3", "--draft", tmp_path / "run" / "best",
+        "eval", "--model", model, "--data", "scenes:heldout:3", "--draft", tmp_path / "run",  # its best/
         "--draft", "early-exit@2", "--max-new-tokens", 8, "--json",
     )  # fmt: skip
     drafts = json.loads(output)["drafts"]
-    assert set(drafts) == {str(tmp_path / "run" / "best"), "early-exit@2"}
+    assert set(drafts) == {str(tmp_path / "run"), "early-exit@2"}
     assert all(0 <= d["alpha"] <= 1 for d in drafts.values())
 
 
