@@ -1,8 +1,9 @@
-"""A control loop that asks the model what is on the table, but never waits longer than its period.
+"""A control loop that asks the model what is on the table, with a time limit for each answer.
 
     python examples/control_loop.py demo/bundle demo/scene.png --period 0.2
 
 A request with a deadline ends between two decoding cycles with finish_reason "deadline" and the text it has so far.
+The image and the prompt are always processed, so a period shorter than that (`vlmexport bench`: first token) is missed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A ROS 2 node: subscribes to camera images, publishes captions as they are spoken.
+"""A ROS 2 node: subscribes to camera images, publishes their captions.
 
-Needs a ROS 2 installation (rclpy, sensor_msgs, std_msgs); not run in this project's tests.
+Needs ROS 2 (rclpy, sensor_msgs, std_msgs): source its setup file, and install vlmexport into a virtual environment
+of the same Python. Not run in this project's tests.
 
     python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle
 """
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import rclpy
+from rclpy.executors import ExternalShutdownException
 from rclpy.node import Node
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from vlmexport.runtime import Session
@@ -23,7 +26,9 @@ class CaptionNode(Node):
         bundle = self.declare_parameter("bundle", "").value
         self.session = Session.load(bundle)
         self.publisher = self.create_publisher(String, "caption", 10)
-        self.create_subscription(Image, "image", self.on_image, 1)
+        # Cameras publish "best effort", which a reliable subscription would never receive.
+        latest = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+        self.create_subscription(Image, "image", self.on_image, latest)
 
     def on_image(self, message: Image) -> None:
         if message.encoding not in ("rgb8", "bgr8"):
@@ -42,9 +47,11 @@ def main() -> None:
     node = CaptionNode()
     try:
         rclpy.spin(node)
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
     finally:
         node.destroy_node()
-        rclpy.shutdown()
+        rclpy.try_shutdown()  # Ctrl-C has shut down already
 
 
 if __name__ == "__main__":
