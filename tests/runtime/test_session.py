@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,10 @@ def test_every_draft_gives_the_plain_tokens(sessions: Callable[[str], Session], 
                 assert result.tokens == plain.tokens, (draft.name, length)
                 assert result.text == plain.text
                 assert result.stats.proposed > 0
-            result = session.generate(**request, draft=draft.name, confidence_threshold=0.5)
-            assert result.tokens == plain.tokens
+            for threshold in (0.5, 1.0):
+                result = session.generate(**request, draft=draft.name, confidence_threshold=threshold)
+                assert result.tokens == plain.tokens
+            assert result.stats.proposed <= result.stats.cycles, "one draft a cycle: none is certain"
             with always_wrong(session):
                 result = session.generate(**request, draft=draft.name, draft_length=4)
             assert result.tokens == plain.tokens
@@ -169,6 +172,18 @@ def test_stop_string_cuts_the_text(sessions: Callable[[str], Session]) -> None:
         assert result.tokens == whole.tokens[: len(result.tokens)]
 
 
+def test_a_stop_string_may_be_complete_only_at_the_end(sessions: Callable[[str], Session]) -> None:
+    """An unfinished character is held back until no token can finish it."""
+    session, unknown = sessions("llama"), "\N{REPLACEMENT CHARACTER}"
+    request = request_for(session) | {"ignore_eos": True}
+    tokens = session.generate(**request, max_new_tokens=60).tokens
+    texts = [session.bundle.tokenizer.decode(tokens[: n + 1]) for n in range(60)]
+    at = next(n for n, text in enumerate(texts) if unknown in text)
+    result = session.generate(**request, max_new_tokens=at + 1, stop=unknown)
+    assert (result.finish_reason, len(result.tokens)) == ("stop", at + 1)
+    assert result.text == texts[at].partition(unknown)[0]
+
+
 def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
     session = sessions("llama")
     request = request_for(session) | {"max_new_tokens": 20, "ignore_eos": True}
@@ -201,10 +216,12 @@ def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
     assert session.generate(**request).finish_reason == "length", "the session works on"
 
 
-def test_deadline(sessions: Callable[[str], Session]) -> None:
+def test_deadline(sessions: Callable[[str], Session], monkeypatch) -> None:
     session = sessions("llama")
-    result = session.generate(**request_for(session), max_new_tokens=10_000, ignore_eos=True, deadline=1e-6)
-    assert (result.finish_reason, len(result.tokens)) == ("deadline", 1)
+    prefill = session._prefill
+    monkeypatch.setattr(session, "_prefill", lambda *arguments: (time.sleep(0.05), prefill(*arguments))[1])
+    result = session.generate(**request_for(session), max_new_tokens=10_000, ignore_eos=True, deadline=0.05)
+    assert (result.finish_reason, len(result.tokens)) == ("deadline", 1), "counted from the call"
 
 
 @pytest.mark.parametrize(
