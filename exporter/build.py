@@ -17,6 +17,7 @@ from ..runtime.families import FAMILIES as RUNTIME_FAMILIES
 from .bundle_writer import (
     MANIFEST,
     Progress,
+    check_description,
     check_output,
     check_space,
     describe_files,
@@ -193,6 +194,8 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
     prepared = prepare(request)
     plan_options = _plan_options(prepared)
     exported = export(prepared, progress)
+    document = describe(prepared, exported)
+    check_description(document)
     with replaced_folder(request.output, request.force) as folder:
         check_space(folder, exported.store.bytes + (16 << 20))
         exported.store.write(
@@ -200,7 +203,6 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
         )
         write_graphs(folder, exported.graphs, progress)
         write_tokenizer(prepared.checkpoint, folder)
-        document = describe(prepared, exported)
         document["files"] = describe_files(folder, progress)
         write_manifest(folder, document)
         if request.parity:

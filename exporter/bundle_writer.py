@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -14,13 +15,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..runtime.errors import ExportError, OptionError
-from ..runtime.manifest import Manifest
+from ..runtime.bundle import MANIFEST, read_manifest
+from ..runtime.errors import BundleError, ExportError, OptionError
+from ..runtime.manifest import FORMAT, Manifest
 from .families.base import GraphSpec
 from .graphs.check import check_graph
 from .graphs.weights import STORED_DTYPES, WeightStore
 
-MANIFEST = "manifest.json"
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`; stages are graphs (count), weights and checksums (bytes), parity (count)."""
 
@@ -38,8 +39,8 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
     OptionError when `output` exists without `force`, or is something that is not a bundle.
     """
     output = output.absolute()
-    check_output(output, force)
     _remove_stale(output)
+    check_output(output, force)
     work = output.with_name(f".{output.name}.building-{os.getpid()}")
     old = output.with_name(f".{output.name}.old-{os.getpid()}")
     try:
@@ -51,23 +52,20 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
         yield work
         if output.exists():
             output.rename(old)
-        try:
-            work.rename(output)
-        except BaseException:
-            if old.exists():
-                old.rename(output)
-            raise
+        work.rename(output)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
         raise
     finally:
+        if old.exists() and not output.exists():
+            old.rename(output)  # stopped between the two renames
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def check_output(output: Path, force: bool) -> None:
-    """OptionError unless `output` may be written."""
+    """OptionError unless `output` may be written: it is new, empty, or with `force` a bundle and nothing else."""
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise OptionError(f"{output} exists and is not a folder; choose another -o")
     if not output.exists() or not any(output.iterdir()):
@@ -76,6 +74,19 @@ def check_output(output: Path, force: bool) -> None:
         raise OptionError(f"{output} exists; choose another -o or replace it with --force")
     if not (output / MANIFEST).is_file():
         raise OptionError(f"{output} is not a bundle (no {MANIFEST}), so --force does not replace it")
+    try:
+        document = read_manifest(output / MANIFEST)
+    except BundleError as error:
+        raise OptionError(f"{error}; --force replaces bundles only: remove the folder yourself") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise OptionError(f"{output / MANIFEST} is not of a bundle, so --force does not replace {output}")
+    files = document.get("files")
+    for path in sorted(output.rglob("*")):
+        name = path.relative_to(output).as_posix()
+        if not path.is_dir() and name != MANIFEST and not (isinstance(files, dict) and name in files):
+            raise OptionError(
+                f"{path} is not part of the bundle that --force would replace; move it out first"
+            )
 
 
 def check_space(folder: Path, need: int) -> None:
@@ -88,11 +99,17 @@ def check_space(folder: Path, need: int) -> None:
 
 
 def _remove_stale(output: Path) -> None:
-    """Removes what a killed build left beside `output` (its process is gone)."""
-    for path in output.parent.glob(f".{output.name}.building-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+    """Removes what a killed build left beside `output` (its process is gone); a bundle that it had only moved
+    aside comes back."""
+    for kind in ("old", "building"):
+        for path in output.parent.glob(f".{glob.escape(output.name)}.{kind}-*"):
+            pid = path.name.rpartition("-")[2]
+            if not pid.isdigit() or _alive(int(pid)):
+                continue
+            if kind == "old" and not output.exists():
+                path.rename(output)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:
@@ -164,6 +181,14 @@ def describe_files(folder: Path, progress: Progress | None = None) -> dict[str, 
         name = path.relative_to(folder).as_posix()
         entries[name] = {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
     return entries
+
+
+def check_description(document: Mapping[str, Any]) -> None:
+    """Checks a manifest before its files exist: what the runtime would refuse is refused before weights are written."""
+    names = [document["weights"]["file"], document["text"]["tokenizer"]]
+    names += [graph["file"] for graph in document["graphs"].values()]
+    files = {name: {"bytes": 0, "sha256": ""} for name in names}
+    Manifest.from_dict(json.loads(json.dumps({**document, "files": files})))
 
 
 def write_manifest(folder: Path, document: Mapping[str, Any]) -> Manifest:

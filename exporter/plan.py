@@ -12,7 +12,8 @@ from typing import Any, Literal
 import onnx_ir as ir
 from pydantic import BaseModel
 
-from .build import BuildRequest, Exported, Prepared, export, prepare
+from .build import BuildRequest, Exported, Prepared, describe, export, prepare
+from .bundle_writer import check_description
 from .graphs.weights import STORED_DTYPES
 
 PROCESS_BYTES = 620 << 20
@@ -72,6 +73,7 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     """Checks a request and says what its build would write; raises the errors that the build would."""
     prepared = prepare(request, identify=False)
     exported = export(prepared, progress)
+    check_description(describe(prepared, exported))
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4

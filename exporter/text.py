@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,10 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
         value = generation.get(name)
         return getattr(config, name, None) if value is None else value
 
-    ends = token("eos_token_id")
-    ends = [int(e) for e in ends] if isinstance(ends, Iterable) else [] if ends is None else [int(ends)]
+    found = token("eos_token_id")
+    ends = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
+    if not all(type(end) is int for end in ends):
+        raise UnsupportedModelError(f"{checkpoint.folder}: eos_token_id {found!r:.80} is not a token id")
     if not ends:
         raise UnsupportedModelError(
             f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json"

@@ -195,7 +195,9 @@ class Blip2T5Target(Target):
         self.start = self.model.config.text_config.decoder_start_token_id or 0
         if getattr(language.config, "scale_decoder_outputs", False):
             self.logit_scale = language.model_dim**-0.5
-        processor = transformers.AutoProcessor.from_pretrained(checkpoint.folder, local_files_only=True)
+        processor = transformers.AutoProcessor.from_pretrained(
+            checkpoint.folder, local_files_only=True, trust_remote_code=False
+        )
         self.processor = processor.image_processor
 
     @property

@@ -51,6 +51,7 @@ class Family(Protocol):
     name: ClassVar[str]
     decoder_name: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]]
+    model_types: ClassVar[tuple[str, ...]]
     decoder: DecoderShape
     max_positions: int | None
     """Most positions the model was made for; None when positions have no end."""
@@ -78,8 +79,16 @@ class Family(Protocol):
         ...
 
 
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
+MOST_LAYERS = 1024  # as in a manifest
+
+
 def check_common(config: Any, architecture: str) -> None:
     """Refuses options that no family supports."""
+    for name in LAYER_COUNTS:
+        count = getattr(config, name, None)
+        if count is not None and (type(count) is not int or not 1 <= count <= MOST_LAYERS):
+            raise UnsupportedModelError(f"{architecture}: {name}={count!r} is not in 1..{MOST_LAYERS}")
     if getattr(config, "quantization_config", None):
         method = config.quantization_config
         method = (

@@ -46,6 +46,7 @@ class Blip2Family:
     name: ClassVar[str] = "blip2"
     decoder_name: ClassVar[str] = "t5"
     architectures: ClassVar[tuple[str, ...]] = ("Blip2ForConditionalGeneration",)
+    model_types: ClassVar[tuple[str, ...]] = ("blip-2",)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint

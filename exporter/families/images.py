@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
@@ -32,13 +33,13 @@ def square_image(
         if settings.get(name) is False:
             raise UnsupportedModelError(f"image processor: {name}=false is not supported")
     size = settings.get("size") or {"height": side[0], "width": side[1]}
-    found = (size, size) if isinstance(size, int) else (size.get("height"), size.get("width"))
+    found = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
     if found != side:
         raise UnsupportedModelError(
             f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}"
         )
     resample = settings.get("resample", 3)
-    if resample not in RESAMPLE:
+    if type(resample) is not int or resample not in RESAMPLE:
         raise UnsupportedModelError(f"image processor: resample={resample!r} is unknown")
     return {
         "processor": processor,
@@ -46,7 +47,18 @@ def square_image(
         "width": side[1],
         "resample": RESAMPLE[resample],
         "rescale_factor": settings.get("rescale_factor", 1 / 255),
-        "mean": list(settings.get("image_mean") or CLIP_MEAN),
-        "std": list(settings.get("image_std") or CLIP_STD),
+        "mean": _channels(settings, "image_mean", CLIP_MEAN),
+        "std": _channels(settings, "image_std", CLIP_STD),
         "reference": reference,
     }
+
+
+def _channels(settings: dict[str, Any], name: str, default: tuple[float, ...]) -> list[float]:
+    values = settings.get(name) or default
+    if not isinstance(values, list | tuple) or len(values) != 3 or not all(map(_number, values)):
+        raise UnsupportedModelError(f"image processor: {name}={values!r:.80} is not three numbers")
+    return list(values)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

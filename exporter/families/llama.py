@@ -63,6 +63,7 @@ class LlamaFamily:
     name: ClassVar[str] = "llama"
     decoder_name: ClassVar[str] = "llama"
     architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
+    model_types: ClassVar[tuple[str, ...]] = ("llama",)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint

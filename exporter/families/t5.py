@@ -127,6 +127,12 @@ class T5Language:
         self.head = WeightRef(
             (head_tensor(tensors, table, head, bool(config.tie_word_embeddings)),), False, shape
         )
+        buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
+        if not 0 < buckets // 2 < distance:
+            raise UnsupportedModelError(
+                f"T5: relative_attention_max_distance={distance} is not above half of "
+                f"relative_attention_num_buckets={buckets}"
+            )
         if config.num_decoder_layers < 2:
             raise UnsupportedModelError(f"T5: a decoder of {config.num_decoder_layers} layer cannot be cut")
         self.decoder = DecoderShape(
@@ -273,6 +279,7 @@ class T5Family:
     name: ClassVar[str] = "t5"
     decoder_name: ClassVar[str] = "t5"
     architectures: ClassVar[tuple[str, ...]] = ("T5ForConditionalGeneration",)
+    model_types: ClassVar[tuple[str, ...]] = ("t5",)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from ...runtime.errors import UnsupportedModelError
+
 
 def hollow_model(build: Callable[[], nn.Module]) -> nn.Module:
     """Builds a model on the meta device and gives every parameter one shared zero, expanded to its shape.
 
-    Buffers stay on the meta device; the family replaces the modules that own buffers it traces.
+    Buffers stay on the meta device; the family replaces the modules that own buffers it traces. Raises
+    UnsupportedModelError for a configuration that transformers cannot build.
     """
-    with torch.device("meta"):
-        model = build()
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = build()
+    except Exception as error:  # sizes that do not divide, unknown activations, …: each raises its own kind
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise UnsupportedModelError(
+            f"the configuration cannot be built as a model ({type(error).__name__}: {reason}); correct config.json"
+        ) from error
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
