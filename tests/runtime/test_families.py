@@ -8,6 +8,7 @@ import handmade_bundle
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from vlmexport.runtime.bundle import Bundle
 from vlmexport.runtime.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
@@ -38,6 +39,16 @@ def test_every_family_can_be_loaded_and_unknown_ones_are_named() -> None:
     assert [get_family(name).name for name in FAMILIES] == list(FAMILIES)
     with pytest.raises(BundleError, match=r"'model\.family': 'qwen9' is unknown"):
         get_family("qwen9")
+
+
+def test_a_chat_template_writes_every_special_token_itself(llama: Bundle) -> None:
+    start = llama.tokenizer.id("<|im_start|>")
+    llama.tokenizer.backend.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
+    )
+    assert llama.tokenizer.encode("a").tolist()[0] == start
+    ids = get_family("llama").prepare(llama, None, "a").token_ids.tolist()
+    assert ids.count(start) == 2, "before the user's turn and before the answer"
 
 
 def test_blip2_image_rows_come_first(blip2: Bundle) -> None:

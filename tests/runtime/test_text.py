@@ -31,6 +31,8 @@ def test_special_tokens() -> None:
     assert "</s>" in tokenizer.decode([tokenizer.id("▁cup"), 1], skip_special_tokens=False)
     assert tokenizer.special_ids >= {0, 1, 2}
     assert tokenizer.token(None) is None
+    tokenizer.backend.add_tokens(["<row>"])  # an ordinary word, though it was added
+    assert tokenizer.id("<row>") not in Tokenizer(tokenizer.backend).special_ids
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x80\x04pickle", b'{"model": 1}'])
