@@ -12,6 +12,7 @@ from typing import Protocol
 
 from .acceptance import Verdict
 from .errors import OptionError
+from .options import integer, number
 
 
 class DraftPolicy(Protocol):
@@ -41,12 +42,10 @@ class FixedLength:
     confidence_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.length < 0:
-            raise OptionError(f"draft_length: {self.length} is negative; 0 decodes plainly")
-        threshold = self.confidence_threshold
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise OptionError(f"confidence_threshold: {threshold} is not in 0..1")
-        self.needs_confidence = threshold is not None
+        self.length = integer("draft_length", self.length, 0)
+        if self.confidence_threshold is not None:
+            self.confidence_threshold = number("confidence_threshold", self.confidence_threshold, 0, 1)
+        self.needs_confidence = self.confidence_threshold is not None
 
     def draft_length(self, emitted: int) -> int:
         return self.length

@@ -6,12 +6,11 @@ thrown away. With draw-and-match verification the speculative stream therefore e
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import OptionError
+from .options import integer, number
 
 _MASK = (1 << 64) - 1
 
@@ -26,14 +25,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise OptionError(f"temperature: {self.temperature} is not a number ≥ 0")
-        if self.top_k < 0:
-            raise OptionError(f"top_k: {self.top_k} is negative; 0 keeps the whole vocabulary")
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p: {self.top_p} is not in (0, 1]")
-        if not 0 <= self.seed <= _MASK:
-            raise OptionError(f"seed: {self.seed} is not in 0..2^64 − 1")
+        # Plain Python numbers from here on: a numpy integer would overflow in `counter_uniform`.
+        for name, value in (
+            ("temperature", number("temperature", self.temperature, 0)),
+            ("top_k", integer("top_k", self.top_k, 0)),
+            ("top_p", number("top_p", self.top_p, 0, 1, above=True)),
+            ("seed", integer("seed", self.seed, 0, _MASK)),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:

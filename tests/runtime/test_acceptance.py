@@ -205,8 +205,18 @@ def test_uniforms_depend_on_seed_and_index_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"seed": -1}]
-)
+    "options",
+    [
+        {"temperature": -1}, {"temperature": float("nan")}, {"temperature": "1"}, {"top_k": -1}, {"top_k": 1.5},
+        {"top_p": 0}, {"top_p": None}, {"seed": -1}, {"seed": 0.5}, {"seed": True}, {"seed": 1 << 64},
+    ],
+)  # fmt: skip
 def test_sampling_refuses(options: dict) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         Sampling(**options)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    found = Sampling(np.float32(0.5), np.int64(3), np.float64(0.5), np.uint64(7))
+    assert found == Sampling(0.5, 3, 0.5, 7)
+    assert found.uniform(2) == counter_uniform(7, 2)
