@@ -43,9 +43,14 @@ class Bundle:
         have their checksum; `check="sha256"` compares the checksum of the big ones too (reads every byte).
         Raises `BundleError` with the first thing that is wrong.
         """
-        folder = Path(path)
-        if not folder.is_dir():
-            what = "is a file, not a bundle folder" if folder.exists() else "does not exist"
+        try:
+            folder = Path(path)
+            found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"
+        except (OSError, TypeError, ValueError) as error:  # a name that no file can have, or no name at all
+            reason = getattr(error, "strerror", None) or error
+            raise BundleError(f"{path!r:.80} is not a path ({reason})") from error
+        if found != "folder":
+            what = "is a file, not a bundle folder" if found == "file" else "does not exist"
             raise BundleError(f"{folder}: {what}; give the folder that `vlmexport build -o` wrote")
         manifest = Manifest.from_dict(read_manifest(folder / MANIFEST))
         if manifest.weights.bytes != manifest.files[manifest.weights.file].bytes:

@@ -184,6 +184,13 @@ def test_a_path_that_is_no_folder(tmp_path: Path, what: str) -> None:
         Bundle.open(tmp_path / what)
 
 
+@pytest.mark.parametrize("path", [None, 3, b"bundle", "x" * 5000])
+def test_what_cannot_be_a_path(path: Any) -> None:
+    with pytest.raises(BundleError, match="is not a path") as caught:
+        Bundle.open(path)
+    assert len(str(caught.value)) < 300
+
+
 def test_unknown_graph_and_tensor_are_named(folder: Path) -> None:
     opened = Bundle.open(folder)
     with pytest.raises(BundleError, match=r"no graph 'segment\.9'; there are"):
