@@ -255,6 +255,11 @@ def test_policies() -> None:
             wrong()
 
 
+def test_speed_is_of_the_tokens_after_the_first() -> None:
+    assert Stats(tokens=5, time_to_first_token=1.0, total_seconds=3.0).tokens_per_second == 2.0
+    assert Stats(tokens=1, time_to_first_token=1.0, total_seconds=3.0).tokens_per_second is None
+
+
 def test_stats_refuse_broken_identities() -> None:
     with pytest.raises(AssertionError, match="token identity"):
         Stats(tokens=5, cycles=2, accepted=1).check()
