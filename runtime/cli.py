@@ -216,7 +216,10 @@ def _fail(error: Exception, command: str | None) -> int:
 
 
 def _complain(message: str) -> int:
-    sys.stderr.write(f"vlmexport: {' '.join(message.split())}\n")
+    line = " ".join(message.split())
+    # A file of someone else's may put anything into a message: terminals obey control characters.
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    sys.stderr.write(f"vlmexport: {line}\n")
     return 2
 
 

@@ -86,7 +86,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         app.command()(verify)
 
     def fail() -> None:
-        raise ExportError("cannot export\nthis")
+        raise ExportError("cannot export\nthis\x1b[2J\0")
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -115,7 +115,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     ("model", "status", "message"),
     [
         ("good", 0, ""),
-        ("fail", 2, "vlmexport: cannot export this\n"),
+        ("fail", 2, "vlmexport: cannot export this?[2J?\n"),
         ("interrupt", 130, "\nInterrupted.\n"),
         ("leave", 1, ""),
         ("full", 2, "vlmexport: the output: No space left on device\n"),
