@@ -98,14 +98,16 @@ def test_the_copy_leaves_the_bundle_alone_and_halves_weights(
     assert (tmp_path / "pieces/segment.0.data").read_bytes() == (tmp_path / "segment.0.data").read_bytes()
 
 
-def test_rotary_angles_stay_float32(tiny_bundle: Callable, tmp_path: Path) -> None:
+def test_norms_and_rotary_angles_stay_float32(tiny_bundle: Callable, tmp_path: Path) -> None:
     bundle = tiny_bundle("llama")[0]
     copied = copy_graph(bundle / "segment.0.onnx", tmp_path, CopyOptions("float16", 32))
     model = onnx.load(str(copied.path), load_external_data=False)
     makers = {o: n for n in model.graph.node for o in n.output}
     weights = {t.name: t.data_type for t in model.graph.initializer}
     angles = [n for n in model.graph.node if n.op_type in ("Sin", "Cos")]
-    assert angles
+    norms = [n for n in model.graph.node if n.op_type == "RMSNormalization"]
+    assert angles and norms
+    assert all(weights[n.input[1]] == TensorProto.FLOAT for n in norms)
     seen = {i for n in angles for i in n.input}
     while seen:
         name = seen.pop()
