@@ -33,9 +33,10 @@ class Stream:
     `close` (or leaving the loop) ends the request; its finish reason is then `cancelled`.
     """
 
-    def __init__(self, pieces: Callable[[Stream], Iterator[str]]):
-        self._result: Result | None = None
-        self._pieces = pieces(self)
+    def __init__(self, pieces: Callable[[list[Result]], Iterator[str]]):
+        # The generator gets the list, not the stream: a cycle would keep a dropped stream's request running.
+        self._found: list[Result] = []
+        self._pieces = pieces(self._found)
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -50,9 +51,9 @@ class Stream:
     @property
     def result(self) -> Result:
         """The whole result. Raises `VlmexportError` while the stream is still running."""
-        if self._result is None:
+        if not self._found:
             raise VlmexportError("the stream is not finished; iterate it to its end, or close it, first")
-        return self._result
+        return self._found[0]
 
 
 class Session:
@@ -146,10 +147,10 @@ class Session:
         """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
         settings = _Settings(self, **options)
 
-        def pieces(stream: Stream) -> Iterator[str]:
+        def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
             prepared = self._family.prepare(self.bundle, image, prompt)  # type: ignore[arg-type]
-            yield from self._run(stream, prepared.token_ids, prepared.pixel_values, settings, begin)
+            yield from self._run(found, prepared.token_ids, prepared.pixel_values, settings, begin)
 
         return Stream(self._guarded(pieces))
 
@@ -157,8 +158,8 @@ class Session:
         """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template."""
         settings = _Settings(self, **options)
 
-        def pieces(stream: Stream) -> Iterator[str]:
-            yield from self._run(stream, np.asarray(token_ids, np.int64), None, settings, time.perf_counter())
+        def pieces(found: list[Result]) -> Iterator[str]:
+            yield from self._run(found, np.asarray(token_ids, np.int64), None, settings, time.perf_counter())
 
         stream = Stream(self._guarded(pieces))
         for _ in stream:
@@ -170,12 +171,13 @@ class Session:
         self._cancelled.set()
 
     def close(self) -> None:
-        """Free weights and buffers. The session cannot be used afterwards."""
+        """Free weights and buffers; a request that is still running ends as `cancelled` and frees them then.
+
+        The session cannot be used afterwards. Closing twice does nothing.
+        """
         self._closed = True
-        close = getattr(self.decoder.engine, "close", None)
-        if close is not None:
-            close()
-        self.decoder = cast(Decoder, None)
+        self._cancelled.set()
+        self._free_when_idle()
 
     def __enter__(self) -> Session:
         return self
@@ -184,6 +186,14 @@ class Session:
         self.close()
 
     # --- private ---
+
+    def _free_when_idle(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            return  # the running request calls again when it ends
+        decoder, self.decoder = self.decoder, cast(Decoder, None)
+        if decoder is not None and (close := getattr(decoder.engine, "close", None)) is not None:
+            close()
+        self._busy.release()
 
     def _load_graphs(self) -> None:
         """Load what the default request needs, so that the first one is not slower than the others."""
@@ -200,25 +210,29 @@ class Session:
         if load is not None:
             load(*names)
 
-    def _guarded(self, pieces: Callable[[Stream], Iterator[str]]) -> Callable[[Stream], Iterator[str]]:
-        def run(stream: Stream) -> Iterator[str]:
-            if self._closed:
-                raise VlmexportError("this session is closed; load the bundle again")
+    def _guarded(
+        self, pieces: Callable[[list[Result]], Iterator[str]]
+    ) -> Callable[[list[Result]], Iterator[str]]:
+        def run(found: list[Result]) -> Iterator[str]:
             if not self._busy.acquire(blocking=False):
                 raise VlmexportError(
-                    "this session is busy with another request; wait for it, or load a second session"
+                    "this session is busy with another request; wait for it, close its stream, or load a second session"
                 )
             try:
                 self._cancelled.clear()
-                yield from pieces(stream)
+                if self._closed:
+                    raise VlmexportError("this session is closed; load the bundle again")
+                yield from pieces(found)
             finally:
                 self._busy.release()
+                if self._closed:
+                    self._free_when_idle()
 
         return run
 
     def _run(
         self,
-        stream: Stream,
+        found: list[Result],
         token_ids: np.ndarray,
         pixels: np.ndarray | None,
         settings: _Settings,
@@ -265,7 +279,7 @@ class Session:
             tokens.close()  # type: ignore[attr-defined]
             stats.total_seconds = time.perf_counter() - begin
             reason = generation.finish_reason or "cancelled"
-            stream._result = Result("".join(parts), generation.tokens, reason, stats)
+            found.append(Result("".join(parts), generation.tokens, reason, stats))
 
     def _prefill(self, token_ids: np.ndarray, pixels: np.ndarray | None, stats: Stats) -> np.ndarray:
         decoder, manifest, seconds = self.decoder, self.bundle.manifest, stats.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -334,3 +335,20 @@ def test_memory_does_not_grow(tiny_bundle: Callable[[str], Any], name: str) -> N
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(re.fullmatch(r"(-?\d+)\s*", done.stdout).group(1)) < 1024, "KiB more after 120 requests"
+
+
+def test_a_dropped_stream_and_a_close_end_their_requests(tiny_bundle: Callable[[str], Any]) -> None:
+    """Without the garbage collector: leaving a loop must free the session at once; closing is safe at any time."""
+    gc.disable()
+    try:
+        session = Session.load(tiny_bundle("llama").path)
+        for _ in session.stream(prompt="a red cup", ignore_eos=True, max_new_tokens=40):
+            break
+        stream = session.stream(prompt="a red cup", ignore_eos=True, max_new_tokens=40)
+        next(stream)
+        session.close()
+        session.close()
+        stream.close()
+        assert stream.result.finish_reason == "cancelled" and session.decoder is None
+    finally:
+        gc.enable()
