@@ -63,8 +63,8 @@ class Generation:
             self._proposer.begin(Request(prompt, self._sampling, limits.eos_token_ids, policy))
 
     def stop(self, reason: str) -> None:
-        """End after the token just received."""
-        self.finish_reason = self.finish_reason or reason
+        """End after the token just received, whatever else ends there."""
+        self.finish_reason = reason
 
     def __iter__(self) -> Iterator[int]:
         stats, arena = self.stats, self._decoder.arena

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +10,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from . import engines, proposers
+from . import engines
 from .bundle import Bundle
 from .cycle import Generation, Limits
 from .decoder import Decoder
 from .errors import OptionError, PromptError, VlmexportError
 from .families import get_family
-from .manifest import DraftInfo
-from .policy import DraftPolicy, FixedLength
-from .proposers.base import Proposer
+from .options import integer
+from .policy import DraftPolicy
+from .request import RequestOptions, Settings, resolve
 from .result import Result
-from .sampling import Sampling
 from .stats import Stats
 from .text.incremental import IncrementalDetokenizer
 
@@ -88,12 +85,9 @@ class Session:
         if not isinstance(bundle, Bundle):
             bundle = Bundle.open(bundle)
         limits = bundle.manifest.limits
-        for name, value, most in (
-            ("max_length", max_length, limits.max_length),
-            ("max_batch", max_batch, limits.max_batch),
-        ):
-            if value is not None and not 1 <= value <= most:
-                raise OptionError(f"{name}: {value} is not in 1..{most}, which the bundle was built for")
+        if max_length is not None:
+            max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
+        max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
         engine = engines.create(bundle, device, threads)
         decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
         session = cls(bundle, decoder, getattr(engine, "threads", threads))
@@ -137,15 +131,20 @@ class Session:
             for name, value in locals().items()
             if name not in ("self", "on_text", "image", "prompt")
         }
+        if on_text is not None and not callable(on_text):
+            raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
         stream = self.stream(image, prompt, **options)
-        for piece in stream:
-            if on_text is not None:
-                on_text(piece)
+        try:
+            for piece in stream:
+                if on_text is not None:
+                    on_text(piece)
+        finally:
+            stream.close()  # also when `on_text` raises: the session is free again at once
         return stream.result
 
     def stream(self, image: Any = None, prompt: Any = None, **options: Any) -> Stream:
         """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
-        settings = _Settings(self, **options)
+        settings = self._settings(options)
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
@@ -155,11 +154,21 @@ class Session:
         return Stream(self._guarded(pieces))
 
     def generate_tokens(self, token_ids: Sequence[int], **options: Any) -> Result:
-        """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template."""
-        settings = _Settings(self, **options)
+        """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template.
+
+        Raises `PromptError` for ids outside the vocabulary.
+        """
+        settings = self._settings(options)
+        if not isinstance(token_ids, list | tuple | range | np.ndarray):
+            raise PromptError(f"token_ids: {token_ids!r:.80} is not a list of token ids")
+        most = len(self.bundle.tensor("embedding_table")) - 1
+        try:
+            ids = np.asarray([integer("token_ids", token, 0, most) for token in token_ids], np.int64)
+        except OptionError as error:
+            raise PromptError(str(error)) from None
 
         def pieces(found: list[Result]) -> Iterator[str]:
-            yield from self._run(found, np.asarray(token_ids, np.int64), None, settings, time.perf_counter())
+            yield from self._run(found, ids, None, settings, time.perf_counter())
 
         stream = Stream(self._guarded(pieces))
         for _ in stream:
@@ -186,6 +195,9 @@ class Session:
         self.close()
 
     # --- private ---
+
+    def _settings(self, options: dict[str, Any]) -> Settings:
+        return resolve(RequestOptions(**options), self.bundle.manifest, self.draft_pick)
 
     def _free_when_idle(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -235,7 +247,7 @@ class Session:
         found: list[Result],
         token_ids: np.ndarray,
         pixels: np.ndarray | None,
-        settings: _Settings,
+        settings: Settings,
         begin: float,
     ) -> Iterator[str]:
         stats = Stats(
@@ -265,13 +277,13 @@ class Session:
                     stats.time_to_first_token = time.perf_counter() - begin
                 piece = text.push(token)
                 if text.stopped:
-                    generation.finish_reason = "stop"  # also when the end token or the limit came with it
+                    generation.stop("stop")  # also when the end token or the limit came with it
                 if piece:
                     parts.append(piece)
                     yield piece
             rest = text.finish()
             if text.stopped:  # also when the held-back end completed a stop string
-                generation.finish_reason = "stop"
+                generation.stop("stop")
             if rest:
                 parts.append(rest)
                 yield rest
@@ -302,79 +314,3 @@ class Session:
         logits = decoder.prefill(rows)
         seconds.prefill = time.perf_counter() - encoded
         return logits
-
-
-class _Settings:
-    """The checked options of one request."""
-
-    def __init__(
-        self,
-        session: Session,
-        *,
-        max_new_tokens: int = 128,
-        draft: str | None = None,
-        speculative: bool = True,
-        draft_length: int | None = None,
-        confidence_threshold: float | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: Sequence[str] | str = (),
-        deadline: float | None = None,
-        ignore_eos: bool = False,
-        policy: DraftPolicy | None = None,
-        force_acceptance: float | None = None,
-    ):
-        manifest = session.bundle.manifest
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise OptionError(f"max_new_tokens: {max_new_tokens} is not a number ≥ 1")
-        if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
-            raise OptionError(f"deadline: {deadline} is not a number of seconds > 0")
-        if force_acceptance is not None and not 0 <= force_acceptance <= 1:
-            raise OptionError(f"force_acceptance: {force_acceptance} is not in 0..1")
-        if draft_length is not None and draft_length >= manifest.limits.max_width:
-            most = manifest.limits.max_width - 1
-            raise OptionError(
-                f"draft_length: {draft_length} is above {most} (the bundle's max_width is {most + 1})"
-            )
-        self.max_new_tokens, self.deadline, self.forced = max_new_tokens, deadline, force_acceptance
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        self.eos = frozenset() if ignore_eos else frozenset(manifest.text.eos_token_ids)
-        if seed is None:
-            seed = secrets.randbits(63) if temperature > 0 else 0
-        self.sampling = Sampling(temperature, top_k, top_p, seed)
-        defaults = manifest.policy
-        chosen = self._choose_draft(session, draft) if speculative else None
-        self.draft_name = None if chosen is None else chosen.name
-        self.proposer: Proposer | None = None
-        self.policy: DraftPolicy | None = None
-        self.draft_length = 0
-        if chosen is not None:
-            length = (
-                min(defaults.draft_length, manifest.limits.max_width - 1)
-                if draft_length is None
-                else draft_length
-            )
-            threshold = (
-                defaults.confidence_threshold if confidence_threshold is None else confidence_threshold
-            )
-            self.policy = policy or FixedLength(length, threshold)
-            self.proposer = proposers.create(chosen, manifest.decoder.cuts, session.draft_pick)
-            self.draft_length = length
-
-    @staticmethod
-    def _choose_draft(session: Session, name: str | None) -> DraftInfo | None:
-        """By name, by kind, or the bundle's default, which is none when its policy says speculation is off."""
-        manifest = session.bundle.manifest
-        if name == "none":
-            return None
-        if name is None:
-            default = manifest.policy.draft if manifest.policy.speculative else None
-            return None if default is None else manifest.draft(default)
-        exact = manifest.draft(name)
-        of_kind = [draft for draft in manifest.drafts if draft.kind == name]
-        if exact is None and not of_kind:
-            known = ", ".join(draft.name for draft in manifest.drafts) or "no draft"
-            raise OptionError(f"draft: the bundle has no {name!r}; it has {known}; none decodes plainly")
-        return exact or of_kind[0]

@@ -149,26 +149,6 @@ def test_nothing_is_unpickled() -> None:
     assert wrong == []
 
 
-def _seconds(code: str) -> float:
-    """Best of three: what the import costs, not what else the machine was doing."""
-    timed = f"import time\nbegin = time.perf_counter()\n{code}\nprint(time.perf_counter() - begin)"
-    runs = [python(timed, block=HEAVY_OF_CLI) for _ in range(3)]
-    assert all(run.returncode == 0 for run in runs), runs[0].stderr
-    return min(float(run.stdout.split()[-1]) for run in runs)
-
-
-def test_import_time(record_property: pytest.FixtureRequest) -> None:
-    session = _seconds("from vlmexport.runtime import Session")
-    command = _seconds("import contextlib, io\nfrom vlmexport.runtime.cli import main\n"
-                       "with contextlib.redirect_stdout(io.StringIO()): main(['--help'])")  # fmt: skip
-    record_property("import_seconds", session)  # type: ignore[operator]
-    record_property("help_seconds", command)  # type: ignore[operator]
-    print(f"import {session:.3f} s, --help {command:.3f} s")
-    # 0.4 s is the promise on an idle machine; tests share theirs.
-    assert session < 0.8
-    assert command < 0.8
-
-
 def test_help_does_not_import_the_engine() -> None:
     code = "from vlmexport.runtime.cli import main\nmain(['run', '--help'])\n"
     done = python(

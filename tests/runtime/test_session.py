@@ -246,7 +246,7 @@ def test_bad_requests_and_loads(
     tiny_bundle: Callable[[str], Any], sessions: Callable[[str], Session]
 ) -> None:
     session = sessions("llama")
-    with pytest.raises(PromptError, match="vocabulary"):
+    with pytest.raises(PromptError, match="is not an integer in 0"):
         session.generate_tokens([0, 10**6])
     with pytest.raises(PromptError, match="empty"):
         session.generate_tokens([])
@@ -352,3 +352,47 @@ def test_a_dropped_stream_and_a_close_end_their_requests(tiny_bundle: Callable[[
         assert stream.result.finish_reason == "cancelled" and session.decoder is None
     finally:
         gc.enable()
+
+
+def test_an_error_of_the_receiver_frees_the_session(tiny_bundle: Callable[[str], Any]) -> None:
+    session = Session.load(tiny_bundle("llama").path)
+    with pytest.raises(ZeroDivisionError):
+        session.generate(prompt="a red cup", max_new_tokens=8, on_text=lambda _: 1 // 0)
+    assert session.generate(prompt="a red cup", max_new_tokens=2).tokens
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": True}, {"draft_length": 1.5}, {"draft_length": "3"}, {"temperature": "1"}, {"top_k": None},
+        {"seed": 0.5}, {"stop": 3}, {"stop": [1]}, {"deadline": "1"}, {"deadline": 0}, {"force_acceptance": []},
+        {"policy": 3}, {"speculative": "no"}, {"ignore_eos": 1}, {"draft": 3}, {"on_text": 3},
+        {"confidence_threshold": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_the_wrong_type_are_named(tiny_bundle: Callable[[str], Any], options: dict) -> None:
+    with Session.load(tiny_bundle("llama").path) as session:
+        with pytest.raises(OptionError, match=next(iter(options))):
+            session.generate(prompt="a red cup", **options)
+        assert session.generate(prompt="a red cup", max_new_tokens=1).tokens
+
+
+@pytest.mark.parametrize("ids", ["12", 5, [1.5], [True], [10**30], [-1], None])
+def test_token_ids_of_the_wrong_type_are_named(tiny_bundle: Callable[[str], Any], ids: Any) -> None:
+    with Session.load(tiny_bundle("llama").path) as session, pytest.raises(PromptError, match="token_ids"):
+        session.generate_tokens(ids)
+
+
+def test_generate_and_the_options_say_the_same() -> None:
+    import dataclasses
+    import inspect
+
+    from vlmexport.runtime.request import RequestOptions
+
+    shown = inspect.signature(Session.generate).parameters
+    for option in dataclasses.fields(RequestOptions):
+        assert shown[option.name].default == option.default
+        assert shown[option.name].annotation == option.type
+    names = {"self", "image", "prompt", "on_text", *(f.name for f in dataclasses.fields(RequestOptions))}
+    assert set(shown) == names

@@ -1,0 +1,128 @@
+"""What a caller may ask of one request, checked; and what that means for one bundle."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import proposers
+from .errors import OptionError
+from .options import integer, number
+from .policy import DraftPolicy, FixedLength
+from .sampling import Sampling
+
+if TYPE_CHECKING:
+    from .manifest import DraftInfo, Manifest
+    from .proposers.base import Proposer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """The options of `Session.generate`, in the same words. Raises `OptionError` for a wrong type or value."""
+
+    max_new_tokens: int = 128
+    draft: str | None = None
+    speculative: bool = True
+    draft_length: int | None = None
+    confidence_threshold: float | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    deadline: float | None = None
+    ignore_eos: bool = False
+    policy: DraftPolicy | None = None
+    force_acceptance: float | None = None
+
+    def __post_init__(self) -> None:
+        integer("max_new_tokens", self.max_new_tokens, 1)
+        if self.deadline is not None:
+            number("deadline", self.deadline, 0, above=True)
+        if self.force_acceptance is not None:
+            number("force_acceptance", self.force_acceptance, 0, 1)
+        for name in ("speculative", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name}: {getattr(self, name)!r:.80} is not True or False")
+        if self.draft is not None and not isinstance(self.draft, str):
+            raise OptionError(f"draft: {self.draft!r:.80} is not the name or kind of a draft")
+        if self.draft_length is not None:
+            integer("draft_length", self.draft_length, 0)
+        if self.policy is not None and not callable(getattr(self.policy, "draft_length", None)):
+            raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
+            raise OptionError(f"stop: {self.stop!r:.80} is not text or a list of texts")
+        object.__setattr__(self, "stop", tuple(stop))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`RequestOptions` with a bundle's defaults filled in."""
+
+    max_new_tokens: int
+    deadline: float | None
+    """Seconds from the call."""
+    stop: tuple[str, ...]
+    eos: frozenset[int]
+    sampling: Sampling
+    forced: float | None
+    draft_name: str | None = None
+    draft_length: int = 0
+    proposer: Proposer | None = None
+    policy: DraftPolicy | None = None
+
+
+def resolve(
+    options: RequestOptions, manifest: Manifest, draft_pick: Callable[[Any], int] | None = None
+) -> Settings:
+    """Fill in what the manifest decides. Raises `OptionError` for a draft or a length that the bundle has not."""
+    widest = manifest.limits.max_width
+    if options.draft_length is not None and options.draft_length >= widest:
+        raise OptionError(
+            f"draft_length: {options.draft_length} is above {widest - 1} (the bundle's max_width is {widest})"
+        )
+    seed = options.seed
+    temperature = number("temperature", options.temperature, 0)
+    if seed is None:
+        seed = secrets.randbits(63) if temperature > 0 else 0
+    request: dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens,
+        "deadline": options.deadline,
+        "stop": options.stop,
+        "eos": frozenset() if options.ignore_eos else frozenset(manifest.text.eos_token_ids),
+        "sampling": Sampling(temperature, options.top_k, options.top_p, seed),
+        "forced": options.force_acceptance,
+    }
+    chosen = choose_draft(manifest, options.draft) if options.speculative else None
+    if chosen is None:
+        return Settings(**request)
+    defaults, length, threshold = manifest.policy, options.draft_length, options.confidence_threshold
+    if length is None:
+        length = min(defaults.draft_length, widest - 1)
+    if threshold is None:
+        threshold = defaults.confidence_threshold
+    return Settings(
+        **request,
+        draft_name=chosen.name,
+        draft_length=length,
+        proposer=proposers.create(chosen, manifest.decoder.cuts, draft_pick),
+        policy=options.policy or FixedLength(length, threshold),
+    )
+
+
+def choose_draft(manifest: Manifest, name: str | None) -> DraftInfo | None:
+    """By name, by kind, or the bundle's default, which is none when its policy says speculation is off."""
+    if name == "none":
+        return None
+    if name is None:
+        default = manifest.policy.draft if manifest.policy.speculative else None
+        return None if default is None else manifest.draft(default)
+    exact = manifest.draft(name)
+    of_kind = [draft for draft in manifest.drafts if draft.kind == name]
+    if exact is None and not of_kind:
+        known = ", ".join(draft.name for draft in manifest.drafts) or "no draft"
+        raise OptionError(f"draft: the bundle has no {name!r:.80}; it has {known}; none decodes plainly")
+    return exact or of_kind[0]
