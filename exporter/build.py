@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..runtime.errors import OptionError
+from ..runtime.errors import ExportError, OptionError
 from ..runtime.families import FAMILIES as RUNTIME_FAMILIES
 from .bundle_writer import (
     MANIFEST,
@@ -285,7 +285,14 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
         "weights": {"file": WEIGHTS_FILE, "bytes": exported.store.bytes},
         "tensors": describe_tensors(exported.store, family.tensors()),
         "drafts": [
-            {"name": d.name, "kind": d.kind, "layer": d.layer, "graph": d.graph, "trained": d.trained}
+            {
+                "name": d.name,
+                "kind": d.kind,
+                "layer": d.layer,
+                "graph": d.graph,
+                "trained": d.trained,
+                "fingerprint": None if d.network is None else d.network.fingerprint,
+            }
             for d in drafts
         ],
         "policy": {
@@ -326,11 +333,14 @@ def _parity(folder: Path, prepared: Prepared, progress: Progress | None) -> list
     from .parity import check_parity
 
     networks = {d.graph: d.network.network for d in prepared.selection.drafts if d.graph and d.network}
-    return check_parity(
-        folder,
-        prepared.checkpoint,
-        networks=networks,
-        memory_limit=prepared.request.parity_memory,
-        generation=prepared.family.name in RUNTIME_FAMILIES,
-        progress=lambda _name, done, total: progress and progress("parity", done, total),
-    )
+    try:
+        return check_parity(
+            folder,
+            prepared.checkpoint,
+            networks=networks,
+            memory_limit=prepared.request.parity_memory,
+            generation=prepared.family.name in RUNTIME_FAMILIES,
+            progress=lambda _name, done, total: progress and progress("parity", done, total),
+        )
+    except ExportError as error:
+        raise ExportError(f"{error}; no bundle was written") from error

@@ -105,17 +105,21 @@ def _networks(
     bundle: Bundle, checkpoint: Checkpoint, folders: Sequence[Path], report: VerifyReport
 ) -> dict[str, Any]:
     """The PyTorch network of every imitation graph for which a draft folder is known."""
-    known = list(folders)
-    if checkpoint.alias is not None:
-        known += checkpoint.alias.drafts().values()
-    networks = {}
-    for path in known:
+    shipped = () if checkpoint.alias is None else checkpoint.alias.drafts().values()
+    known = [(path, True) for path in folders] + [(path, False) for path in shipped]
+    wanted = {d.graph: d for d in bundle.manifest.drafts if d.graph is not None}
+    networks: dict[str, Any] = {}
+    for path, given in known:
         draft = ImitationDraft.load(path)
         name = f"imitation.{draft.layer}"
-        if name in bundle.manifest.graphs:
+        if name in wanted and wanted[name].fingerprint in (None, draft.fingerprint):
             networks.setdefault(name, draft.network)
-    for name, graph in bundle.manifest.graphs.items():
-        if graph.role == "imitation" and name not in networks:
+        elif given:
+            report.failures.append(
+                f"--draft {path}: the bundle holds no draft of these weights (layer {draft.layer}, {draft.fingerprint[:19]})"
+            )
+    for name in wanted:
+        if name not in networks:
             report.notes.append(f"{name} was not compared: give its draft's folder with --draft")
     return networks
 

@@ -336,13 +336,15 @@ class TensorInfo(_Part):
 
 @dataclass(kw_only=True)
 class DraftInfo(_Part):
-    """A proposer of the bundle. `layer` is the cut after which it branches off; `graph` is null for early exit."""
+    """A proposer of the bundle. `layer` is the cut after which it branches off; `graph` is null for early exit,
+    and `fingerprint`, of the trained network, where nothing was trained."""
 
     name: str = _checked(_string(100))
     kind: str = _checked(_string(40))
     layer: int | None = _checked(_optional(_LAYERS), default=None)
     graph: str | None = _checked(_optional(_string(100)), default=None)
     trained: bool = _checked(_boolean, default=False)
+    fingerprint: str | None = _checked(_optional(_string(200)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ A draft folder holds `draft.json` (format below) and `draft.safetensors` (the ne
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -112,6 +113,15 @@ class ImitationDraft:
     evaluation: dict[str, Any] = field(default_factory=dict)
 
     kind = "imitation"
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:` of the network: its options, names, shapes and float32 values."""
+        digest = hashlib.sha256(json.dumps(asdict(self.network.config), sort_keys=True).encode())
+        for name, value in sorted(self.network.state_dict().items()):
+            digest.update(f"{name}{tuple(value.shape)}".encode())
+            digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return f"sha256:{digest.hexdigest()}"
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Writes the draft folder; each file is replaced atomically, the description last."""

@@ -50,7 +50,7 @@ def check_parity(
         if not row.ok:
             raise ExportError(
                 f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
-                f"({row.relative_difference:.2g} of the largest value, {row.limit:.0e} allowed); no bundle was written"
+                f"({row.relative_difference:.2g} of the largest value, {row.limit:.0e} allowed)"
             )
     if generation and not streamed:
         if progress:

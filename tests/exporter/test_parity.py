@@ -48,9 +48,7 @@ def test_a_wrong_weight_fails(tiny_bundle: Callable, tmp_path: Path, graph: str,
     source, checkpoint = tiny_bundle("blip2-t5")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     _spoil(bundle, graph)
-    with pytest.raises(
-        ExportError, match=rf"parity failed: {graph} differs from torch by .* no bundle was written"
-    ):
+    with pytest.raises(ExportError, match=rf"parity failed: {graph} differs from torch by "):
         check_parity(bundle, open_checkpoint(checkpoint), generation=False, memory_limit=memory)
 
 
