@@ -96,11 +96,7 @@ def train_and_measure(
     found = []
     for seed in range(seeds):
         config = TrainConfig(
-            layer,
-            steps=steps,
-            batch_size=workshop.batch,
-            seed=seed,
-            **ROWS[losses],
+            layer, steps=steps, batch_size=workshop.batch, lr=workshop.lr, seed=seed, **ROWS[losses]
         )  # type: ignore[arg-type]
         slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"

@@ -30,12 +30,13 @@ class Features:
 
 @dataclass
 class Workshop:
-    """A target with cached rows of its own answers. `batch`: records per step of the evaluation."""
+    """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it."""
 
     target: Target
     features: dict[int, Features]
     data: str
     batch: int = 64
+    lr: float = 1e-3
 
     @property
     def identity(self) -> dict[str, Any]:
