@@ -129,6 +129,30 @@ def test_a_killed_run_ends_with_the_same_weights(
         assert torch.equal(states[0]["objective"]["projection"], states[1]["objective"]["projection"])
 
 
+def test_a_resumed_run_keeps_a_better_network_from_before(target: Target, records: RecordSet, tmp_path: Path):
+    config, options = TrainConfig(LAYER, steps=6, batch_size=5), {"eval_every": 2, "save_every": 2}
+    trainer(target, records, tmp_path, config, **options).train(stop_after=2)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.save(state | {"best": 2.0}, tmp_path / "state.pt")  # no later network can be better
+    before = digest(ImitationDraft.load(tmp_path / "best").network)
+    trainer(target, records, tmp_path, config, **options).train()
+    assert digest(ImitationDraft.load(tmp_path / "best").network) == before
+    assert digest(ImitationDraft.load(tmp_path / "last").network) != before
+
+
+def test_rows_beyond_float16_are_refused(target: Target, records: RecordSet, tmp_path: Path, monkeypatch):
+    run = target.rows
+
+    def large(*arguments):
+        rows, trunks = run(*arguments)
+        return replace(rows, residuals=rows.residuals * 1e6), trunks
+
+    monkeypatch.setattr(target, "rows", large)
+    with pytest.raises(OptionError, match="beyond float16; use --cache-dtype float32"):
+        build_cache(target, records, [LAYER], tmp_path)
+    build_cache(target, records, [LAYER], tmp_path, "float32")
+
+
 def test_a_run_with_other_options_is_not_continued(target: Target, records: RecordSet, tmp_path: Path):
     config = TrainConfig(LAYER, steps=2, batch_size=4)
     trainer(target, records, tmp_path, config).train()
