@@ -81,7 +81,10 @@ class Session:
         threads: int | None = None,
     ) -> Session:
         """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `threads` is the size
-        of the process's one thread pool; default: all cores, none but the caller's for small models. Raises `BundleError`, `OptionError`."""
+        of the process's one thread pool, by default all cores, for small models only the caller's.
+
+        Raises `BundleError`, `OptionError`.
+        """
         if not isinstance(bundle, Bundle):
             bundle = Bundle.open(bundle)
         limits = bundle.manifest.limits

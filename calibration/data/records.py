@@ -32,6 +32,10 @@ class ImageRef:
             return Image.fromarray(render(sample_scene(*self.scene), PICTURE))
         return load_image(str(self.file))
 
+    def absolute(self) -> ImageRef:
+        """The same picture, found from any folder."""
+        return self if self.file is None else ImageRef(file=str(Path(self.file).resolve()))
+
     def to_json(self) -> dict[str, object]:
         """The form that `from_json` reads."""
         return {"scene": list(self.scene)} if self.scene is not None else {"file": self.file}

@@ -103,7 +103,7 @@ def _line(target: Target, record: Record, answer: tuple[int, ...]) -> dict[str, 
     return {
         "key": record.key,
         "prompt": record.prompt,
-        "image": record.image.to_json() if record.image else None,
+        "image": record.image.absolute().to_json() if record.image else None,
         "tokens": list(answer),
         "text": target.tokenizer.decode(answer, skip_special_tokens=True),
     }

@@ -27,7 +27,7 @@ def bench(
         None, "--force-acceptance", metavar="A", min=0.0, max=1.0,
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
     ),
-    threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores."),
+    threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores; one for small models."),
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:  # fmt: skip

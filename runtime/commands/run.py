@@ -26,7 +26,9 @@ def run(
     draft_length: int = typer.Option(None, "--draft-length", metavar="D", help="Tokens drafted per cycle."),
     temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 takes the likeliest token."),
     seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
-    threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores."),
+    threads: int = typer.Option(
+        None, "--threads", min=1, help="Processor threads. Default: all cores; one for small models."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Caption an image, or answer a question about it."""

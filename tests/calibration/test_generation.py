@@ -84,16 +84,21 @@ def test_generations_of_another_target_are_refused(target: Target, records: Reco
         train_imitation(other, data, TrainConfig(2, steps=1), tmp_path / "run")
 
 
-def test_an_unreadable_image_is_skipped_or_fatal(tmp_path: Path, capsys):
+def test_an_unreadable_image_is_skipped_or_fatal(tmp_path: Path, capsys, monkeypatch):
     from training_targets import make_jsonl
     from vlmexport.runtime.errors import InputError
 
     target = make_target("blip2-t5", tmp_path / "model")
-    records = load_records(str(make_jsonl(tmp_path / "data.jsonl", 4, images=True)))
-    file = Path(str(records[2].image.file))
+    make_jsonl(tmp_path / "data.jsonl", 4, images=True)
+    monkeypatch.chdir(tmp_path)
+    records = load_records("data.jsonl")
+    assert not Path(str(records[2].image.file)).is_absolute()
+    file = tmp_path / str(records[2].image.file)
     file.write_bytes(file.read_bytes()[:200])  # the header is still fine
     generate_data(target, records, tmp_path / "out", 3, report=quiet)
-    assert [r.key for r in load_records(str(tmp_path / "out"))] == ["line-1", "line-2", "line-4"]
+    answered = load_records(str(tmp_path / "out"))
+    assert [r.key for r in answered] == ["line-1", "line-2", "line-4"]
+    assert answered[0].image.file == str(tmp_path / "picture-0.png"), "found from any folder"
     assert "picture-2.png" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"picture-2\.png"):
         generate_data(target, records, tmp_path / "strict", 3, strict=True, report=quiet)
