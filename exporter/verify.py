@@ -58,15 +58,14 @@ def verify_bundle(
     bundle = Bundle.open(folder)
     report = VerifyReport(str(folder), model)
     total = len(bundle.manifest.files)
+    begun: set[str] = set()
 
-    def checked(_name: str, _bytes: int) -> None:
-        report.files_checked += 1
+    def checked(name: str, _bytes: int) -> None:
+        begun.add(name)
         if progress:
-            progress("checksums", report.files_checked, total)
+            progress("checksums", len(begun), total)
 
-    report.files_checked = 0
-    count = bundle.check_sums(progress=checked)
-    report.files_checked = count
+    report.files_checked = bundle.check_sums(progress=checked)
     checkpoint = open_checkpoint(model)
     found = fingerprint(checkpoint)
     if found != bundle.manifest.model.fingerprint:
