@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import proposers
@@ -38,24 +38,26 @@ class RequestOptions:
     force_acceptance: float | None = None
 
     def __post_init__(self) -> None:
-        integer("max_new_tokens", self.max_new_tokens, 1)
+        # Plain Python numbers from here on: a numpy float32 deadline would round the clock.
+        found: dict[str, Any] = {"max_new_tokens": integer("max_new_tokens", self.max_new_tokens, 1)}
         if self.deadline is not None:
-            number("deadline", self.deadline, 0, above=True)
+            found["deadline"] = number("deadline", self.deadline, 0, above=True)
         if self.force_acceptance is not None:
-            number("force_acceptance", self.force_acceptance, 0, 1)
+            found["force_acceptance"] = number("force_acceptance", self.force_acceptance, 0, 1)
         for name in ("speculative", "ignore_eos"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}: {getattr(self, name)!r:.80} is not True or False")
         if self.draft is not None and not isinstance(self.draft, str):
             raise OptionError(f"draft: {self.draft!r:.80} is not the name or kind of a draft")
         if self.draft_length is not None:
-            integer("draft_length", self.draft_length, 0)
+            found["draft_length"] = integer("draft_length", self.draft_length, 0)
         if self.policy is not None and not callable(getattr(self.policy, "draft_length", None)):
             raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop: {self.stop!r:.80} is not text or a list of texts")
-        object.__setattr__(self, "stop", tuple(stop))
+        for name, value in {**found, "stop": tuple(stop)}.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +86,17 @@ def resolve(
         raise OptionError(
             f"draft_length: {options.draft_length} is above {widest - 1} (the bundle's max_width is {widest})"
         )
-    seed = options.seed
-    temperature = number("temperature", options.temperature, 0)
-    if seed is None:
-        seed = secrets.randbits(63) if temperature > 0 else 0
+    sampling = Sampling(
+        options.temperature, options.top_k, options.top_p, 0 if options.seed is None else options.seed
+    )
+    if options.seed is None and not sampling.greedy:
+        sampling = replace(sampling, seed=secrets.randbits(63))
     request: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
         "deadline": options.deadline,
         "stop": options.stop,
         "eos": frozenset() if options.ignore_eos else frozenset(manifest.text.eos_token_ids),
-        "sampling": Sampling(temperature, options.top_k, options.top_p, seed),
+        "sampling": sampling,
         "forced": options.force_acceptance,
     }
     chosen = choose_draft(manifest, options.draft) if options.speculative else None

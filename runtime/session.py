@@ -23,6 +23,8 @@ from .result import Result
 from .stats import Stats
 from .text.incremental import IncrementalDetokenizer
 
+INT64 = 2**63 - 1
+
 
 class Stream:
     """Iterate for pieces of text, each as soon as it is certain; `result` is there when the iteration is over.
@@ -164,9 +166,8 @@ class Session:
         settings = self._settings(options)
         if not isinstance(token_ids, list | tuple | range | np.ndarray):
             raise PromptError(f"token_ids: {token_ids!r:.80} is not a list of token ids")
-        most = len(self.bundle.tensor("embedding_table")) - 1
-        try:
-            ids = np.asarray([integer("token_ids", token, 0, most) for token in token_ids], np.int64)
+        try:  # the decoder checks them against the vocabulary
+            ids = np.asarray([integer("token_ids", token, 0, INT64) for token in token_ids], np.int64)
         except OptionError as error:
             raise PromptError(str(error)) from None
 
