@@ -96,7 +96,7 @@ def train(
     }  # fmt: skip
     config = TrainConfig(**with_preset(options, preset))  # type: ignore[arg-type]
     from .data import load_records
-    from .training.target import load_target
+    from .targets.target import load_target
 
     target = load_target(model, device)
     records = load_records(data, strict, prompt, limit)
@@ -125,7 +125,7 @@ def generate_data(
     _quiet(threads)
     from .data import load_records
     from .generation.generate import generate_data as run
-    from .training.target import load_target
+    from .targets.target import load_target
 
     records = load_records(data, strict, prompt, limit)
     run(load_target(model, device), records, out, max_new_tokens, shard_size, batch_size, strict)
@@ -156,7 +156,7 @@ def evaluate(
     _quiet(threads)
     from .data import load_records
     from .evaluation.run import evaluate_drafts
-    from .training.target import load_target
+    from .targets.target import load_target
 
     target = load_target(model, device)
     records = load_records(data, strict, prompt, limit)

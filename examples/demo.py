@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-from vlmexport.calibration.scenes import HELDOUT, caption, render, sample_scene
+from vlmexport.calibration.workshop.scenes import HELDOUT, caption, render, sample_scene
 
 CLI = [sys.executable, "-m", "vlmexport.runtime.cli"]
 

@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .bundle import Bundle as Bundle
+    from .bundle.folder import Bundle as Bundle
+    from .bundle.manifest import Manifest as Manifest
     from .errors import (
         BundleError as BundleError,
     )
@@ -42,21 +43,20 @@ if TYPE_CHECKING:
     from .errors import (
         VlmexportError as VlmexportError,
     )
-    from .manifest import Manifest as Manifest
-    from .policy import FixedLength as FixedLength
-    from .policy import LogisticLength as LogisticLength
     from .result import Result as Result
     from .session import Session as Session
-    from .stats import Stats as Stats
+    from .speculate.policy import FixedLength as FixedLength
+    from .speculate.policy import LogisticLength as LogisticLength
+    from .speculate.stats import Stats as Stats
 
 _HOMES = {
-    "Bundle": "bundle",
-    "Manifest": "manifest",
-    "FixedLength": "policy",
-    "LogisticLength": "policy",
+    "Bundle": "bundle.folder",
+    "Manifest": "bundle.manifest",
+    "FixedLength": "speculate.policy",
+    "LogisticLength": "speculate.policy",
     "Result": "result",
     "Session": "session",
-    "Stats": "stats",
+    "Stats": "speculate.stats",
     **dict.fromkeys(
         (
             "BundleError",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from . import proposers
 from .errors import OptionError
 from .options import integer, number
-from .policy import DraftPolicy, FixedLength
-from .sampling import Sampling
+from .speculate.policy import DraftPolicy, FixedLength
+from .speculate.sampling import Sampling
 
 if TYPE_CHECKING:
-    from .manifest import DraftInfo, Manifest
-    from .proposers.base import Proposer
+    from .bundle.manifest import DraftInfo, Manifest
+    from .speculate.proposer import Proposer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,16 @@ from typing import Any, cast
 import numpy as np
 
 from . import engines
-from .bundle import Bundle
-from .cycle import Generation, Limits
-from .decoder import Decoder
+from .bundle.folder import Bundle
+from .decode.passes import Decoder
 from .errors import OptionError, PromptError, VlmexportError
 from .families import get_family
 from .options import integer
-from .policy import DraftPolicy
 from .request import RequestOptions, Settings, resolve
 from .result import Result
-from .stats import Stats
+from .speculate.cycle import Generation, Limits
+from .speculate.policy import DraftPolicy
+from .speculate.stats import Stats
 from .text.incremental import IncrementalDetokenizer
 
 INT64 = 2**63 - 1

@@ -25,9 +25,9 @@ class ImageRef:
     def load(self) -> Image.Image:
         """The picture, RGB, as the runtime reads it. Raises ImageError for a file that is no image or is damaged."""
         if self.scene is not None:
-            from ..scenes.dataset import PICTURE
-            from ..scenes.render import render
-            from ..scenes.scene import sample_scene
+            from ..workshop.scenes.dataset import PICTURE
+            from ..workshop.scenes.render import render
+            from ..workshop.scenes.scene import sample_scene
 
             return Image.fromarray(render(sample_scene(*self.scene), PICTURE))
         return load_image(str(self.file))

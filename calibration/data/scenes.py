@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...runtime.errors import OptionError
-from ..scenes.grammar import DESCRIBE, caption
-from ..scenes.questions import questions
-from ..scenes.scene import HELDOUT, TRAIN, VALIDATION, sample_scene
+from ..workshop.scenes.grammar import DESCRIBE, caption
+from ..workshop.scenes.questions import questions
+from ..workshop.scenes.scene import HELDOUT, TRAIN, VALIDATION, sample_scene
 from .records import ImageRef, Record
 
 _SPLITS = {"train": TRAIN, "validation": VALIDATION, "heldout": HELDOUT}

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..training.features import FeatureSource
 from ..training.losses import agreement, overlap
-from ..training.objective import Head
+from ..training.objectives.imitation import Head
 
 
 @dataclass

@@ -11,9 +11,9 @@ from torch import nn
 from ...exporter.drafts.imitation import ImitationDraft
 from ...runtime.errors import OptionError
 from ..data.records import RecordSet
+from ..targets.target import Target
 from ..training.features import LiveFeatures
 from ..training.run import check_writer
-from ..training.target import Target
 from .acceptance import Acceptance, measure
 
 _BATCH = 64

@@ -15,8 +15,8 @@ from typing import Any
 from ...runtime.errors import ImageError, OptionError
 from ..data.generated import META, shard_name
 from ..data.records import Problems, Record, RecordSet
+from ..targets.target import Target
 from ..training.provenance import provenance
-from ..training.target import Target
 
 
 def generate_data(

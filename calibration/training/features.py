@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...runtime.errors import OptionError
 from ..data.records import RecordSet
-from .target import FUSED, Rows, Target
+from ..targets.target import FUSED, Rows, Target
 
 CACHE_DTYPES = ("float16", "float32")
 

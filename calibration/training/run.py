@@ -10,9 +10,9 @@ from accelerate import PartialState
 from ...exporter.drafts.imitation import ImitationDraft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
+from ..targets.target import Target
 from .config import TrainConfig
 from .features import CachedFeatures, FeatureSource, LiveFeatures, build_cache
-from .target import Target
 from .trainer import Trainer
 
 

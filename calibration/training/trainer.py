@@ -18,7 +18,7 @@ from torch import nn
 from ...exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from .config import TrainConfig
 from .features import FeatureSource
-from .objective import Head, Objective
+from .objectives.imitation import Head, Objective
 from .provenance import provenance
 from .state import load_state, save_state
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
-from ..aliases import Alias, find_alias, unknown_model
+from .aliases import Alias, find_alias, unknown_model
 from .tensors import TensorFiles
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

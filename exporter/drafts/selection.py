@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...runtime.errors import OptionError
-from ..aliases import Alias
+from ..checkpoint.aliases import Alias
 from .early_exit import EARLY_EXIT, early_exit_name
 from .imitation import ImitationDraft
 

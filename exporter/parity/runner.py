@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from ...runtime.engines.onnxruntime_cpu import use_global_pool
+from ...runtime.engines.onnxruntime import use_global_pool
 from ...runtime.errors import ExportError
 
 Feeds = Mapping[str, np.ndarray]

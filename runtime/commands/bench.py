@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..benchmark import Request
-    from ..manifest import Manifest
+    from ..bundle.manifest import Manifest
+    from ..measure.benchmark import Request
 
 
 def bench(
@@ -34,10 +34,10 @@ def bench(
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from ..benchmark import measure
-    from ..bundle import Bundle
+    from ..bundle.folder import Bundle
     from ..errors import OptionError
     from ..families import get_family
+    from ..measure.benchmark import measure
     from ..session import Session
     from .output import console, print_json
     from .plot import check_plot, write_plot
@@ -86,8 +86,8 @@ def register(app: typer.Typer) -> None:
 
 def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:
     """Every image with every prompt. Without an image a synthetic one, without a prompt the bundle's default."""
-    from ..benchmark import DEFAULT_PROMPT, Request, synthetic_image
     from ..images.load import load_image
+    from ..measure.benchmark import DEFAULT_PROMPT, Request, synthetic_image
     from .requests import read_prompt
 
     texts: list[str | None] = [read_prompt(text, raw) for text in prompts] or [None]

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..bundle import Bundle
+    from ..bundle.folder import Bundle
 
 
 def inspect(
@@ -20,8 +20,8 @@ def inspect(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."""
-    from ..bundle import Bundle
-    from ..inspection import facts
+    from ..bundle.folder import Bundle
+    from ..measure.inspection import facts
     from .output import console, print_json
 
     opened = Bundle.open(bundle)

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..manifest import Manifest
+    from ..bundle.manifest import Manifest
 
 
 def draft_options(manifest: Manifest, draft: str | None, draft_length: int | None) -> dict[str, Any]:

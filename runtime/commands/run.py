@@ -32,7 +32,7 @@ def run(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Caption an image, or answer a question about it."""
-    from ..bundle import Bundle
+    from ..bundle.folder import Bundle
     from ..families import get_family
     from ..images.load import load_image
     from ..session import Session

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..errors import OptionError
 
 if TYPE_CHECKING:
-    from ..bundle import Bundle
+    from ..bundle.folder import Bundle
     from .base import Engine
 
 DEVICES = ("cpu",)
@@ -17,7 +17,7 @@ DEVICES = ("cpu",)
 def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
     """The engine for `device`. Raises `OptionError` for an unknown device."""
     if device == "cpu":
-        from .onnxruntime_cpu import OnnxRuntimeCpu
+        from .onnxruntime import OnnxRuntimeCpu
 
         return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads=threads)
     raise OptionError(f"unknown device {device!r}; choose one of: {', '.join(DEVICES)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..manifest import Manifest
+    from ..bundle.manifest import Manifest
     from ..text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | bytes | list[dict[str, Any]] | None"

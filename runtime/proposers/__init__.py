@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BundleError
 
 if TYPE_CHECKING:
-    from ..manifest import DraftInfo
-    from .base import Proposer
+    from ..bundle.manifest import DraftInfo
+    from ..speculate.proposer import Proposer
 
 
 def create(draft: DraftInfo, cuts: Sequence[int], pick: Callable[[Any], int] | None = None) -> Proposer:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..tree import TokenTree
-from .base import Request
+from ..decode.tree import TokenTree
+from ..speculate.proposer import Request
 
 if TYPE_CHECKING:
-    from ..decoder import Decoder
-    from ..manifest import DraftInfo
+    from ..bundle.manifest import DraftInfo
+    from ..decode.passes import Decoder
 
 
 class SelfDraft:

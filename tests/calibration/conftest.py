@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
-from vlmexport.calibration.training.target import Target
+from vlmexport.calibration.targets.target import Target
 
 
 @pytest.fixture(scope="session", params=["llama", "blip2-t5"])

@@ -12,10 +12,10 @@ from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import greedy_cycles, measure
 from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.config import TrainConfig
 from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.run import train_imitation
-from vlmexport.calibration.training.target import Target
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
 

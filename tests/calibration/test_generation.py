@@ -11,9 +11,9 @@ from training_targets import make_target
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
 from vlmexport.calibration.generation.generate import generate_data
+from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.config import TrainConfig
 from vlmexport.calibration.training.run import train_imitation
-from vlmexport.calibration.training.target import Target, load_target
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.errors import OptionError

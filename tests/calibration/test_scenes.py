@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from vlmexport.calibration.scenes import (
+from vlmexport.calibration.workshop.scenes import (
     DESCRIBE,
     HELDOUT,
     TRAIN,
@@ -24,15 +24,15 @@ from vlmexport.calibration.scenes import (
     split_of,
     total_accuracy,
 )
-from vlmexport.calibration.scenes.text_stats import NgramModel, prompt_lookup_tau
-from vlmexport.calibration.scenes.vocabulary import COLOURS, KINDS, UNSEEN
+from vlmexport.calibration.workshop.scenes.text_stats import NgramModel, prompt_lookup_tau
+from vlmexport.calibration.workshop.scenes.vocabulary import COLOURS, KINDS, UNSEEN
 
 
 @lru_cache(maxsize=1)
 def _tokenizer():
     transformers = pytest.importorskip("transformers")
     assert transformers
-    from vlmexport.calibration.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
+    from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
 
     return build_tokenizer()
 

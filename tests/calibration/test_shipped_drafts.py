@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.recipes.tiny_drafts import LAYERS, MODEL
-from vlmexport.calibration.training.target import Target, load_target
-from vlmexport.exporter.aliases import find_alias
+from vlmexport.calibration.targets.target import Target, load_target
+from vlmexport.calibration.workshop.recipes.tiny_drafts import LAYERS, MODEL
+from vlmexport.exporter.checkpoint.aliases import find_alias
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 

@@ -10,11 +10,11 @@ import pytest
 from training_targets import make_target
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.recipes import smollm2_draft
-from vlmexport.calibration.recipes.smollm2_draft import Limits, make_draft, reopen
-from vlmexport.calibration.recipes.smollm2_prompts import MATTERS, TOPICS, chat_prompts
-from vlmexport.calibration.training.target import Target
+from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.trainer import Trainer
+from vlmexport.calibration.workshop.recipes import smollm2_draft
+from vlmexport.calibration.workshop.recipes.smollm2_draft import Limits, make_draft, reopen
+from vlmexport.calibration.workshop.recipes.smollm2_prompts import MATTERS, TOPICS, chat_prompts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
 

@@ -15,16 +15,16 @@ transformers = pytest.importorskip("transformers")
 
 import vlmexport.exporter
 from PIL import Image
-from vlmexport.calibration.recipes.tiny_blip2_flant5.evaluation import evaluate_scenes, generate
-from vlmexport.calibration.recipes.tiny_blip2_flant5.model import (
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.evaluation import evaluate_scenes, generate
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.model import (
     SIDE,
     build_model,
     build_processor,
     save_bundle,
 )
-from vlmexport.calibration.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
-from vlmexport.calibration.scenes import DESCRIBE, HELDOUT, questions, render, sample_scene
-from vlmexport.calibration.scenes.dataset import model_picture
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
+from vlmexport.calibration.workshop.scenes import DESCRIBE, HELDOUT, questions, render, sample_scene
+from vlmexport.calibration.workshop.scenes.dataset import model_picture
 
 FOLDER = Path(vlmexport.exporter.__path__[0]) / "bundled" / "tiny-blip2-flant5"
 

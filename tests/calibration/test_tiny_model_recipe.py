@@ -12,12 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from vlmexport.calibration.recipes.tiny_blip2_flant5.decoder_stage import train_decoder
-from vlmexport.calibration.recipes.tiny_blip2_flant5.evaluation import bleu4
-from vlmexport.calibration.recipes.tiny_blip2_flant5.labels import mirrored, scene_labels
-from vlmexport.calibration.recipes.tiny_blip2_flant5.optimizer import Muon, newton_schulz, schedule
-from vlmexport.calibration.recipes.tiny_blip2_flant5.vision_stage import train_vision
-from vlmexport.calibration.scenes import TRAIN, mirror, sample_scene
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.decoder_stage import train_decoder
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.evaluation import bleu4
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.labels import mirrored, scene_labels
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.optimizer import Muon, newton_schulz, schedule
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.vision_stage import train_vision
+from vlmexport.calibration.workshop.scenes import TRAIN, mirror, sample_scene
 
 
 def test_mirrored_labels_are_the_labels_of_the_mirrored_scene():

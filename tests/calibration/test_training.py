@@ -11,12 +11,12 @@ import pytest
 import torch
 from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import losses
 from vlmexport.calibration.training.config import PRESETS, TrainConfig, with_preset
 from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures, build_cache
-from vlmexport.calibration.training.objective import Objective
+from vlmexport.calibration.training.objectives.imitation import Objective
 from vlmexport.calibration.training.run import train_imitation
-from vlmexport.calibration.training.target import Target
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.errors import ExportError, InputError, OptionError

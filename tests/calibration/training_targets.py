@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.training.target import Target, load_target
+from vlmexport.calibration.targets.target import Target, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tiny_models

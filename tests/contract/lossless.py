@@ -10,12 +10,12 @@ import numpy as np
 from oracle import NEVER, Request
 from rig import Rig
 from vlmexport.runtime import proposers
-from vlmexport.runtime.cycle import Generation, Limits
-from vlmexport.runtime.decoder import Decoder
-from vlmexport.runtime.policy import FixedLength
-from vlmexport.runtime.sampling import Sampling
-from vlmexport.runtime.stats import Stats
-from vlmexport.runtime.tree import TokenTree
+from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.speculate.cycle import Generation, Limits
+from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.speculate.sampling import Sampling
+from vlmexport.runtime.speculate.stats import Stats
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
 LIMITS = (1, 2, 3, 40)

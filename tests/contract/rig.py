@@ -10,9 +10,9 @@ from engines.recording_device import RecordingDevice
 from engines.torch_reference import TorchReference
 from oracle import Oracle, Request
 from tiny_bundles import TinyBundle
-from vlmexport.runtime.decoder import Decoder
-from vlmexport.runtime.engines.onnxruntime_cpu import OnnxRuntimeCpu
-from vlmexport.runtime.tree import TokenTree
+from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 
 ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
     "torch": lambda tiny, oracle: TorchReference(tiny.bundle.manifest, oracle.model, tiny.networks()),

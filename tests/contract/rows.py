@@ -13,8 +13,8 @@ import pytest
 import torch
 from oracle import Request
 from rig import Rig, close
+from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import CapacityError, PromptError
-from vlmexport.runtime.tree import TokenTree
 
 RigFor = Callable[[str], Rig]
 ROWS: dict[str, Callable[[RigFor, str], None]] = {}

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from rig import Rig
 from rows import ROWS
-from vlmexport.runtime import cycle
-from vlmexport.runtime.acceptance import Verdict
-from vlmexport.runtime.decoder import Decoder
-from vlmexport.runtime.encoder import Encoder
-from vlmexport.runtime.kv import KVArena
-from vlmexport.runtime.masks import CausalMask
-from vlmexport.runtime.tree import TokenTree
+from vlmexport.runtime.decode.encoder import Encoder
+from vlmexport.runtime.decode.kv import KVArena
+from vlmexport.runtime.decode.masks import CausalMask
+from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.speculate import cycle
+from vlmexport.runtime.speculate.acceptance import Verdict
 
 Patch = pytest.MonkeyPatch
 

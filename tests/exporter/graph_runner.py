@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from vlmexport.runtime.bundle import Bundle
-from vlmexport.runtime.engines.onnxruntime_cpu import use_global_pool
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.engines.onnxruntime import use_global_pool
 
 
 class GraphRunner:

@@ -16,16 +16,16 @@ import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter import build as build_module
-from vlmexport.exporter import bundle_writer
-from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
+from vlmexport.exporter.build import build as build_module
+from vlmexport.exporter.build import write as bundle_writer
+from vlmexport.exporter.build.build import BuildReport, BuildRequest, build_bundle
+from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.exporter.graphs.weights import WeightStore
-from vlmexport.exporter.text import describe_text
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import (
     BundleError,
     ExportError,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.cli import parse_size
+from vlmexport.exporter.cli.app import parse_size
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import OptionError
 
@@ -179,7 +179,7 @@ def test_a_full_disk_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
 ) -> None:
-    from vlmexport.exporter import bundle_writer
+    from vlmexport.exporter.build import write as bundle_writer
     from vlmexport.exporter.graphs.weights import WeightStore
 
     source, model = tiny_bundle("llama")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from vlmexport.exporter import losslessness
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.losslessness import NearTie, check_losslessness, failures, plain_margin
+from vlmexport.exporter.parity import losslessness
 from vlmexport.exporter.parity.generation import reference_inputs
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.exporter.parity.losslessness import NearTie, check_losslessness, failures, plain_margin
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.session import Session
 
 PROMPT = "a small robot puts the red cube"

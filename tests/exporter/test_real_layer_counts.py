@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.bundle.folder import Bundle
 
 BUILD = """
 import json, resource, sys

@@ -16,7 +16,7 @@ from vlmexport.exporter.tensorrt import graph_copy, load_tensorrt
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
 from vlmexport.exporter.tensorrt.precision import retype
-from vlmexport.runtime.engines.onnxruntime_cpu import use_global_pool
+from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.errors import ExportError
 
 SIZES = {"batch": 1, "width": 3, "cache": 20, "source": 9, "rows": 2}

@@ -11,9 +11,9 @@ import pytest
 from vlmexport.exporter.tensorrt import TARGETS, PlanOptions, add_plans, inspect_network
 from vlmexport.exporter.tensorrt.plans import plan_precision
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.errors import ExportError, OptionError
-from vlmexport.runtime.manifest import Manifest
 
 pytest.importorskip("tensorrt_rtx_libs")
 
@@ -61,7 +61,7 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
 
 
 def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.build.build import BuildRequest, build_bundle
 
     request = BuildRequest(
         model="tiny-blip2-flant5", output=tmp_path / "b", draft_layer=3, parity=False, backend="tensorrt-rtx"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tiny_bundles import untrained_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.verify import verify_bundle
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.runtime.bundle.folder import Bundle
 
 
 def test_drafts_are_matched_by_their_weights(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:

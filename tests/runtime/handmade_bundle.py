@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from vlmexport.runtime.graph_interfaces import interface
-from vlmexport.runtime.manifest import DecoderInfo, EncoderInfo, GraphInfo, ImageInfo, TensorInfo, TextInfo
+from vlmexport.runtime.bundle.interfaces import interface
+from vlmexport.runtime.bundle.manifest import (
+    DecoderInfo,
+    EncoderInfo,
+    GraphInfo,
+    ImageInfo,
+    TensorInfo,
+    TextInfo,
+)
 
 WORDS = [
     "a", "the", "cup", "red", "blue", "table", "on", "robot", "is", "stands", "describe", "scene", "left", "right",

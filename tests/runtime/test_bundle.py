@@ -10,8 +10,8 @@ from typing import Any
 import handmade_bundle
 import numpy as np
 import pytest
-from vlmexport.runtime import bundle as bundle_module
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.bundle import folder as bundle_module
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import BundleError
 
 

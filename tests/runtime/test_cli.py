@@ -60,7 +60,7 @@ def test_inspect_check_reads_every_byte(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = handmade_bundle.write_bundle(tmp_path / "bundle")
-    monkeypatch.setattr("vlmexport.runtime.bundle.SMALL", 0)
+    monkeypatch.setattr("vlmexport.runtime.bundle.folder.SMALL", 0)
     weights = bytearray((folder / "weights.bin").read_bytes())
     weights[7] ^= 1
     (folder / "weights.bin").write_bytes(weights)

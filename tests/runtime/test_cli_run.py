@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import vlmexport.runtime
 from PIL import Image
-from vlmexport.runtime import Session, benchmark, cli
-from vlmexport.runtime.graph_timing import GraphTimer
+from vlmexport.runtime import Session, cli
+from vlmexport.runtime.measure import benchmark
+from vlmexport.runtime.measure.timing import GraphTimer
 
 if TYPE_CHECKING:
     from tiny_bundles import TinyBundle
@@ -161,7 +162,7 @@ BENCH = ["--max-new-tokens", 16, "--repeats", 2]
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlmexport.runtime.graph_timing.BUDGET", 0.0)
+    monkeypatch.setattr("vlmexport.runtime.measure.timing.BUDGET", 0.0)
 
 
 def bench(capsys: Capture, *arguments: object) -> dict[str, Any]:
@@ -254,7 +255,7 @@ def test_bench_refuses_before_it_measures(
 
 
 def test_a_changed_output_is_reported(tiny_bundle: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlmexport.runtime.graph_timing.BUDGET", 0.0)
+    monkeypatch.setattr("vlmexport.runtime.measure.timing.BUDGET", 0.0)
     with Session.load(tiny_bundle("llama").path) as session:
         generate = session.generate
 
@@ -288,9 +289,9 @@ def test_timing_leaves_the_session_as_it_was(tiny_bundle: Bundles, family: str) 
 
 def test_a_small_bundle_loads_in_a_process_that_already_has_a_thread_pool(tiny_bundle: Bundles) -> None:
     code = (
-        "import sys\nfrom vlmexport.runtime import Session\nfrom vlmexport.runtime.engines import onnxruntime_cpu\n"
+        "import sys\nfrom vlmexport.runtime import Session\nfrom vlmexport.runtime.engines import onnxruntime as engine\n"
         "early = Session.load(sys.argv[1])\n"
-        "onnxruntime_cpu.use_global_pool(2)\n"
+        "engine.use_global_pool(2)\n"
         "late = Session.load(sys.argv[1])\n"
         "tokens = [session.generate(prompt='the cup', max_new_tokens=8, draft='imitation').tokens "
         "for session in (early, late)]\n"

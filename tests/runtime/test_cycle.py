@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.acceptance import Verdict
-from vlmexport.runtime.cycle import Generation, Limits
+from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.policy import FixedLength, LogisticLength
-from vlmexport.runtime.proposers.base import Request
-from vlmexport.runtime.sampling import Sampling
-from vlmexport.runtime.stats import Stats
-from vlmexport.runtime.tree import TokenTree
+from vlmexport.runtime.speculate.acceptance import Verdict
+from vlmexport.runtime.speculate.cycle import Generation, Limits
+from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
+from vlmexport.runtime.speculate.proposer import Request
+from vlmexport.runtime.speculate.sampling import Sampling
+from vlmexport.runtime.speculate.stats import Stats
 
 VOCABULARY = 11
 PROMPT = (3, 1, 4)

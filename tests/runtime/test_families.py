@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from vlmexport.runtime.bundle.manifest import ImageInfo
 from vlmexport.runtime.errors import BundleError, ImageError
 from vlmexport.runtime.images import load as load_module
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.processors import preprocess
-from vlmexport.runtime.manifest import ImageInfo
 
 SETTINGS = ImageInfo(
     processor="blip", height=48, width=64, resample="bicubic", rescale_factor=1 / 255,

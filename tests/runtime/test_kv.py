@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vlmexport.runtime.bundle.manifest import DecoderInfo
+from vlmexport.runtime.decode.kv import BUCKET, KVArena
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 from vlmexport.runtime.errors import CapacityError
-from vlmexport.runtime.kv import BUCKET, KVArena
-from vlmexport.runtime.manifest import DecoderInfo
 
 
 class Memory:

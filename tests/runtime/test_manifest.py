@@ -10,8 +10,8 @@ from typing import Any
 
 import handmade_bundle
 import pytest
+from vlmexport.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
 from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.manifest import SCHEMA_VERSION, Manifest
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 

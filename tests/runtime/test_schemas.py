@@ -11,10 +11,10 @@ import handmade_bundle
 import jsonschema
 import pytest
 import vlmexport.runtime
-from vlmexport.runtime.bundle import Bundle
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.inspection import facts
-from vlmexport.runtime.manifest import Manifest
+from vlmexport.runtime.measure.inspection import facts
 
 SCHEMAS = Path(vlmexport.runtime.__file__).parent / "schemas"
 

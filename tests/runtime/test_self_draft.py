@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.policy import FixedLength
-from vlmexport.runtime.proposers.base import Request
 from vlmexport.runtime.proposers.self_draft import SelfDraft
-from vlmexport.runtime.sampling import Sampling
+from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.speculate.proposer import Request
+from vlmexport.runtime.speculate.sampling import Sampling
 
 LOGITS = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
 EMITTED = [5, 9]

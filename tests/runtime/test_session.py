@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decoder import Decoder
+from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.proposers import always_wrong
-from vlmexport.runtime.proposers.base import Request
 from vlmexport.runtime.session import Session
-from vlmexport.runtime.tree import TokenTree
+from vlmexport.runtime.speculate.proposer import Request
 
 FAMILIES = ("t5", "llama")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from vlmexport.runtime.speed_model import Costs, cycle_seconds, expected_tokens, speedup_bound
+from vlmexport.runtime.measure.speed_model import Costs, cycle_seconds, expected_tokens, speedup_bound
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 0.95])

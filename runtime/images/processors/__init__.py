@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
-from ...manifest import ImageInfo
 from . import blip
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {"blip": blip.preprocess}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from ...manifest import ImageInfo
+from ...bundle.manifest import ImageInfo
 from .resample import resampling
 
 

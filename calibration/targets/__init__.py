@@ -1,0 +1,1 @@
+"""The frozen target of a training."""

@@ -1,0 +1,1 @@
+"""What a draft is trained to do: one file per kind."""

@@ -1,0 +1,1 @@
+"""Makers of the bundled models: the scenes they learn from and the recipes."""

@@ -1,0 +1,109 @@
+"""Makes the imitation drafts that ship with ``tiny-blip2-flant5``.
+
+    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work WORK --out DRAFTS
+
+WORK receives the target's own answers, the cached rows and the runs; everything in it is reused, so an
+interrupted recipe continues. DRAFTS receives ``n3`` and ``n6`` (fp16). ``benchmarks/papers_fastvlm_table1.py``
+uses the same WORK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ....exporter.drafts.imitation import ImitationDraft
+from ...data import RecordSet, load_records
+from ...evaluation.acceptance import Acceptance
+from ...generation.generate import generate_data
+from ...targets.target import load_target
+from ...training.config import TrainConfig
+from ...training.features import CachedFeatures, build_cache
+from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
+
+MODEL = "tiny-blip2-flant5"
+LAYERS = (3, 6)  # a quarter and a half of the decoder
+CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
+STEPS = 600
+
+
+def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT) -> Workshop:
+    """Lets the target answer training, validation and held-out scenes, and caches its rows."""
+    target = load_target(model)
+    place = work / target.fingerprint.removeprefix("sha256:")[:12]
+    sets = {
+        "captions": f"scenes:train:{captions}",
+        "questions": f"scenes-questions:train:{min(QUESTIONS, captions)}",
+        "validation": f"scenes:validation:{min(VALIDATION, captions)}",
+        "heldout": f"scenes:heldout:{heldout}",
+    }
+    told = {}
+    for name, data in sets.items():
+        generate_data(target, load_records(data), place / name)
+        told[name] = load_records(str(place / name))
+    train = RecordSet(
+        "captions+questions", [*told["captions"], *told["questions"]], [], told["captions"].generated_by
+    )
+    # Names of folders are no part of the identity, only keys, prompts, pictures and tokens are.
+    stores = {
+        name: build_cache(target, records, LAYERS, work / "features", dtype)
+        for name, records, dtype in (
+            ("train", train, "float16"),
+            ("validation", told["validation"], "float16"),
+            ("heldout", told["heldout"], "float32"),
+        )
+    }
+    features = {n: Features(**{k: CachedFeatures(v, n) for k, v in stores.items()}) for n in LAYERS}
+    return Workshop(target, features, train.identity() + told["validation"].identity())
+
+
+def make_drafts(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -> dict[int, Acceptance]:
+    """Trains both shipped drafts, measures each as stored, and writes them to ``out/nN``."""
+    results = {}
+    for layer in LAYERS:
+        run = work / "runs" / f"shipped-n{layer}-{workshop.target.fingerprint[7:19]}"
+        draft = workshop.train(TrainConfig(layer, steps=steps, **SHIPPED), run)  # type: ignore[arg-type]
+        folder = out / f"n{layer}"
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.save(folder, torch.float16)
+        stored = ImitationDraft.load(folder)
+        result = workshop.heldout(layer, stored.network)
+        short = {
+            "data": f"scenes:heldout:{len(workshop.features[layer].heldout)}",
+            "draft_length": DRAFT_LENGTH,
+            "alpha": round(result.alpha, 5),
+            "tau": round(result.tau, 4),
+            "overlap": round(result.overlap, 5),
+            "tokens": result.tokens,
+        }
+        replace(stored, evaluation=draft.evaluation | {"heldout": short}).save(folder, torch.float16)
+        results[layer] = result
+    return results
+
+
+def main() -> None:
+    """Command line of the recipe."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--captions", type=int, default=CAPTIONS, help="training scenes")
+    parser.add_argument("--heldout", type=int, default=HELDOUT)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    workshop = prepare(options.model, options.work, options.captions, options.heldout)
+    for layer, result in make_drafts(workshop, options.work, options.out, options.steps).items():
+        print(
+            f"n={layer}: alpha {result.alpha:.4f}, tau {result.tau:.3f} at d={DRAFT_LENGTH}, "
+            f"Σmin(p,q) {result.overlap:.4f} on {result.tokens} held-out tokens"
+        )
+
+
+if __name__ == "__main__":
+    main()

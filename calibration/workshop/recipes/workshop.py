@@ -1,0 +1,70 @@
+"""A target with cached rows of its own answers, on which drafts are trained and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ....exporter.drafts.imitation import ImitationDraft
+from ...evaluation.acceptance import Acceptance, measure
+from ...targets.target import Target
+from ...training.config import TrainConfig
+from ...training.features import CachedFeatures
+from ...training.trainer import Trainer
+
+SHIPPED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward"}
+DRAFT_LENGTH = 5
+
+
+@dataclass
+class Features:
+    """Cached rows of one draft layer."""
+
+    train: CachedFeatures
+    validation: CachedFeatures
+    heldout: CachedFeatures  # float32, so that argmaxes are the target's own
+
+
+@dataclass
+class Workshop:
+    """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it."""
+
+    target: Target
+    features: dict[int, Features]
+    data: str
+    batch: int = 64
+    lr: float = 1e-3
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The target as drafts name it."""
+        target = self.target
+        return {
+            "name": target.name,
+            "fingerprint": target.fingerprint,
+            "num_layers": target.num_layers,
+        }
+
+    def train(self, config: TrainConfig, out: Path) -> ImitationDraft:
+        """Runs, continues or (when complete) rereads one training run."""
+        features = self.features[config.layer]
+        return Trainer(
+            config,
+            self.target.head,
+            self.target.hidden_size,
+            self.identity,
+            features.train,
+            features.validation,
+            self.data,
+            out,
+            eval_every=max(1, config.steps // 4),
+            save_every=max(1, config.steps // 4),
+            log_every=100,
+        ).train()
+
+    def heldout(self, layer: int, network: nn.Module) -> Acceptance:
+        """Greedy acceptance on held-out answers; `nn.Identity` is the early exit."""
+        return measure(self.features[layer].heldout, network, self.target.head, DRAFT_LENGTH, self.batch)

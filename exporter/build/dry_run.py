@@ -1,0 +1,177 @@
+"""`vlmexport build --dry-run`: what a build would write and need, from shapes alone.
+
+Graphs are traced as in a real build (their nodes refer to weights by offset), so counts and bytes are exact; no weight
+is loaded and nothing is written. Memory is an estimate: see `estimate_memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import onnx_ir as ir
+from pydantic import BaseModel
+
+from .build import BuildRequest, Exported, Prepared, describe, export, prepare
+from .write import check_description
+from ..graphs.weights import STORED_DTYPES
+
+PROCESS_BYTES = 620 << 20
+"""Resident memory of a build before any weight: Python, PyTorch, transformers, ONNX (measured on Linux)."""
+
+RUNTIME_BYTES = 110 << 20
+"""Resident memory of the runtime before any weight: Python, numpy, ONNX Runtime (measured on Linux)."""
+
+
+class GraphPlan(BaseModel):
+    """One graph. `parameters` and `weight_bytes` count the weights it refers to; a shared one counts in each graph."""
+
+    name: str
+    role: str
+    layers: list[int] | None
+    nodes: int
+    parameters: int
+    weight_bytes: int
+    bytes: int
+
+
+class MemoryPlan(BaseModel):
+    """Estimated peak resident memory in bytes. `weights` and `cache` are parts of `run`."""
+
+    build: int
+    run: int
+    weights: int
+    cache: int
+
+
+class BuildPlan(BaseModel):
+    """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer."""
+
+    status: Literal["dry-run"] = "dry-run"
+    model: str
+    family: str
+    architecture: str
+    num_layers: int
+    cuts: list[int]
+    drafts: list[str]
+    speculative: bool
+    precision: str
+    graphs: list[GraphPlan]
+    parameters: int
+    draft_parameters: int
+    weight_bytes: int
+    bundle_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+    cross_kv_bytes_per_row: int
+    parity: Literal["whole", "layer by layer"]
+    peak_memory: MemoryPlan
+    notices: list[str]
+
+
+def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] | None = None) -> BuildPlan:
+    """Checks a request and says what its build would write; raises the errors that the build would."""
+    prepared = prepare(request, identify=False)
+    exported = export(prepared, progress)
+    check_description(describe(prepared, exported))
+    graphs = [_graph(spec) for spec in exported.graphs]
+    shape = prepared.family.decoder
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+    cross = 2 * shape.num_layers * shape.num_heads * shape.head_dim * 4 if shape.cross_attention else 0
+    capacity = request.max_length + request.max_width
+    weight_bytes = exported.store.bytes
+    memory = estimate_memory(prepared, exported, graphs, request.max_batch * capacity * per_token, cross)
+    return BuildPlan(
+        model=request.model,
+        family=prepared.family.name,
+        architecture=prepared.checkpoint.architecture,
+        num_layers=shape.num_layers,
+        cuts=prepared.cuts,
+        drafts=[d.name for d in prepared.selection.drafts],
+        speculative=prepared.selection.speculative,
+        precision=request.precision,
+        graphs=graphs,
+        parameters=exported.parameters,
+        draft_parameters=exported.draft_parameters,
+        weight_bytes=weight_bytes,
+        bundle_bytes=weight_bytes + sum(g.bytes for g in graphs),
+        kv_bytes_per_token=per_token,
+        kv_bytes=request.max_batch * capacity * per_token,
+        cross_kv_bytes_per_row=cross,
+        parity="whole" if weight_bytes <= request.parity_memory else "layer by layer",
+        peak_memory=memory,
+        notices=prepared.selection.notices,
+    )
+
+
+def estimate_memory(
+    prepared: Prepared, exported: Exported, graphs: list[GraphPlan], cache_bytes: int, cross_bytes: int
+) -> MemoryPlan:
+    """Peak resident memory.
+
+    Build: the process, plus the larger of streaming (twice the largest stored tensor: as read, as written) and parity:
+    the whole reference with the largest graph twice (mapped file and ONNX Runtime's packed copy), or, layer by layer,
+    twice the largest tensor again. Run: the runtime, weights, key/value arena and cross-attention cache.
+    """
+    request = prepared.request
+    weights = exported.store.bytes
+    largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
+    streaming = 2 * largest
+    whole = weights + 2 * max((g.weight_bytes for g in graphs), default=0)
+    parity = (whole if weights <= request.parity_memory else 3 * largest) if request.parity else 0
+    cache = cache_bytes + cross_bytes * request.max_source * request.max_batch
+    return MemoryPlan(
+        build=PROCESS_BYTES + max(streaming, parity),
+        run=RUNTIME_BYTES + weights + cache,
+        weights=weights,
+        cache=cache,
+    )
+
+
+def _graph(spec: Any) -> GraphPlan:
+    weights = [v.const_value for v in spec.model.graph.initializers.values()]
+    external = [t for t in weights if isinstance(t, ir.ExternalTensor)]
+    assert all(t.dtype in {d for _, d in STORED_DTYPES.values()} for t in external)
+    return GraphPlan(
+        name=spec.name,
+        role=spec.role,
+        layers=list(spec.layers) if spec.layers else None,
+        nodes=len(spec.model.graph),
+        parameters=sum(t.size for t in external),
+        weight_bytes=sum(t.nbytes for t in external),
+        bytes=len(ir.to_proto(spec.model).SerializeToString()),
+    )
+
+
+def plan_tables(plan: BuildPlan) -> list[Any]:
+    """The dry run as rich tables."""
+    from rich.table import Table
+
+    from ...runtime.commands.output import quantity, size
+
+    table = Table(
+        title=f"{plan.model}: {plan.architecture}, {plan.num_layers} decoder layers, cut at {plan.cuts}"
+    )
+    table.add_column("graph")
+    for name in ("layers", "nodes", "parameters", "weights"):
+        table.add_column(name, justify="right")
+    for g in plan.graphs:
+        layers = "" if g.layers is None else f"{g.layers[0]}–{g.layers[1] - 1}"
+        table.add_row(
+            g.name,
+            layers,
+            str(g.nodes),
+            quantity(g.parameters) if g.parameters else "",
+            size(g.weight_bytes) if g.weight_bytes else "",
+        )
+    totals = Table(show_header=False)
+    for label, value in (
+        ("drafts", ", ".join(plan.drafts) + ("" if plan.speculative else " (speculation off)")),
+        ("parameters", f"{quantity(plan.parameters)} + {quantity(plan.draft_parameters)} of drafts"),
+        ("bundle", size(plan.bundle_bytes)),
+        ("key/value cache", f"{size(plan.kv_bytes_per_token)} per token, {size(plan.kv_bytes)} in all"),
+        ("peak memory, build", f"about {size(plan.peak_memory.build)} (parity {plan.parity})"),
+        ("peak memory, run", f"about {size(plan.peak_memory.run)}"),
+    ):
+        totals.add_row(label, value)
+    return [table, totals]

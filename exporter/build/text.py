@@ -1,0 +1,64 @@
+"""Tokenizer and special tokens of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ...runtime.errors import UnsupportedModelError
+from ..checkpoint.load import Checkpoint
+from ..families.base import Family
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes `tokenizer.json` as transformers loads it, without truncation and padding."""
+    core = Tokenizer.from_str(checkpoint.tokenizer.backend_tokenizer.to_str())
+    core.no_truncation()
+    core.no_padding()
+    core.save(str(folder / TOKENIZER_FILE), pretty=False)
+
+
+def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
+    """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
+    config = getattr(checkpoint.config, "text_config", None) or checkpoint.config
+    generation = checkpoint.generation_config
+
+    def token(name: str) -> Any:
+        value = generation.get(name)
+        return getattr(config, name, None) if value is None else value
+
+    found = token("eos_token_id")
+    ends = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
+    if not all(type(end) is int for end in ends):
+        raise UnsupportedModelError(f"{checkpoint.folder}: eos_token_id {found!r:.80} is not a token id")
+    if not ends:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json"
+        )
+    pad = token("pad_token_id")
+    bos = token("bos_token_id")
+    template = checkpoint.tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    prompt = (
+        default_prompt
+        if default_prompt is not None
+        else checkpoint.alias.default_prompt
+        if checkpoint.alias
+        else None
+    )
+    vocabulary = family.tensors()["embedding_table"].shape[0]
+    return {
+        "tokenizer": TOKENIZER_FILE,
+        "vocab_size": vocabulary,
+        "eos_token_ids": ends,
+        "pad_token_id": pad if isinstance(pad, int) and 0 <= pad < vocabulary else None,
+        "bos_token_id": bos if isinstance(bos, int) and 0 <= bos < vocabulary else None,
+        "chat_template": template,
+        "default_prompt": prompt,
+        **family.text(),
+    }

@@ -1,0 +1,91 @@
+"""Short names of models, and the drafts that come with them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...runtime.errors import OptionError
+
+BUNDLED = Path(__file__).parents[1] / "bundled"
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A short name. Exactly one of `hub_id` and `bundled` says where the model is."""
+
+    name: str
+    family: str
+    description: str
+    hub_id: str = ""
+    bundled: str = ""
+    default_prompt: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a bundled model."""
+        return BUNDLED / self.bundled if self.bundled else None
+
+    def drafts(self) -> dict[int, Path]:
+        """Bundled draft folders by draft layer."""
+        found = {}
+        for path in (BUNDLED / "drafts" / self.name).glob("n*"):
+            if path.name[1:].isdigit() and (path / "draft.json").is_file():
+                found[int(path.name[1:])] = path
+        return dict(sorted(found.items()))
+
+
+ALIASES: tuple[Alias, ...] = (
+    Alias(
+        "tiny-blip2-flant5",
+        "blip2",
+        "4 M parameters, trained on generated tabletop scenes; comes with the package",
+        bundled="tiny-blip2-flant5",
+        default_prompt="describe the scene",
+    ),
+    Alias(
+        "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
+    ),
+    Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),
+    Alias(
+        "smollm2-135m",
+        "llama",
+        "SmolLM2-135M-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    Alias(
+        "smollm2-360m",
+        "llama",
+        "SmolLM2-360M-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-360M-Instruct",
+    ),
+    Alias(
+        "smollm2-1.7b",
+        "llama",
+        "SmolLM2-1.7B-Instruct, text only",
+        hub_id="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    ),
+    Alias(
+        "tinyllama-1.1b",
+        "llama",
+        "TinyLlama-1.1B-Chat, text only",
+        hub_id="TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    ),
+)
+
+
+def find_alias(name: str) -> Alias | None:
+    """The alias of that name, or None."""
+    return next((a for a in ALIASES if a.name == name), None)
+
+
+def unknown_model(name: str) -> OptionError:
+    """The error for a model that is no alias, folder or hub id; names the nearest aliases."""
+    names = [a.name for a in ALIASES]
+    near = (
+        difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        or [n for n in names if name and name in n][:3]
+    )
+    hint = f"did you mean {' or '.join(near)}?" if near else f"aliases are {', '.join(names)}"
+    return OptionError(f"unknown model {name!r}: no alias, folder or hub id; {hint}")

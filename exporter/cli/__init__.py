@@ -1,0 +1,5 @@
+"""The commands `models`, `build` and `verify`."""
+
+from .app import register
+
+__all__ = ["register"]

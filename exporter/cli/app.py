@@ -1,0 +1,331 @@
+"""The commands `models`, `build` and `verify`. Everything heavy is imported when a command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+BACKENDS = "tensorrt-rtx|tensorrt"
+_SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    app.command("models", help="List the models that can be exported, and their drafts.")(models)
+    app.command("build", help="Export a model as a bundle.")(build)
+    app.command("verify", help="Compare a bundle with its model: parity and losslessness.")(verify)
+
+
+def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout.")) -> None:
+    """List the models that can be exported, and their drafts."""
+    from ...runtime.commands.output import console, print_json
+    from ..checkpoint.aliases import ALIASES
+
+    rows = []
+    for alias in ALIASES:
+        drafts = [f"imitation@{layer}" for layer in alias.drafts()]
+        rows.append(
+            {
+                "alias": alias.name, "family": alias.family, "source": alias.hub_id or "bundled",
+                "description": alias.description, "drafts": drafts,
+            }
+        )  # fmt: skip
+    if as_json:
+        from ..families.registry import architectures
+
+        print_json({"schema_version": 1, "models": rows, "architectures": architectures()})
+        return
+    from rich.table import Table
+
+    table = Table(title="Models")
+    for name in ("alias", "family", "source", "trained drafts", "description"):
+        table.add_column(name, overflow="fold", no_wrap=name == "alias")
+    for row in rows:
+        table.add_row(
+            row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"]
+        )
+    console().print(table)
+    console().print(
+        "Any folder or hub id of a supported class works too (LlamaForCausalLM; T5ForConditionalGeneration; "
+        "Blip2ForConditionalGeneration with T5). Every model also has the draft early-exit."
+    )
+
+
+def build(
+    model: str = typer.Option(
+        ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="What to export; see `vlmexport models`."
+    ),
+    output: Path = typer.Option(..., "-o", "--output", metavar="DIR", help="Folder of the bundle."),
+    draft_layer: int = typer.Option(
+        None, "--draft-layer", metavar="N", help="Cut the decoder after N layers; drafts start there."
+    ),
+    draft: list[str] = typer.Option(
+        None,
+        "--draft",
+        metavar="KIND|PATH",
+        help="early-exit, imitation, none, or a draft's folder. Repeatable.",
+    ),
+    max_length: int = typer.Option(
+        512, "--max-length", metavar="N", help="Longest sequence, prompt included (tokens)."
+    ),
+    max_batch: int = typer.Option(1, "--max-batch", metavar="N", help="Sequences decoded together."),
+    max_width: int = typer.Option(
+        16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."
+    ),
+    precision: str = typer.Option("float32", "--precision", help="Of weights and caches in the bundle."),
+    default_prompt: str = typer.Option(
+        None, "--default-prompt", metavar="TEXT", help="Prompt of requests that give none."
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Say what would be built and needed; write nothing."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace an existing bundle."),
+    parity_memory: str = typer.Option(
+        "4GiB",
+        "--parity-memory",
+        metavar="SIZE",
+        help="Compare layer by layer when the parameters take more memory than this.",
+    ),
+    backend: str = typer.Option(None, "--backend", metavar=BACKENDS, help="Also build TensorRT plans."),
+    target: str = typer.Option(
+        None, "--target", metavar="SM", help="GPU of the plans: sm75 sm80 sm86 sm89 sm120 sm121; native."
+    ),
+    plan_precision: str = typer.Option(
+        "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+) -> None:
+    """Export a model as a bundle."""
+    from ...runtime.commands.output import print_json
+    from ...runtime.errors import OptionError
+
+    if target is not None and backend is None:
+        raise OptionError(f"--target {target} needs --backend {BACKENDS}")
+    with _quiet_libraries():
+        request = _request(
+            model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
+            max_batch=max_batch, max_width=max_width, precision=precision, default_prompt=default_prompt, force=force,
+            parity_memory=parse_size(parity_memory, "--parity-memory"), backend=backend,
+            target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
+        )  # fmt: skip
+        if dry_run:
+            from ..build.dry_run import plan_build
+
+            with _progress(as_json) as progress:
+                plan = plan_build(request, progress)
+            if as_json:
+                print_json({"schema_version": 1, **plan.model_dump(mode="json")})
+            else:
+                _print_plan(plan)
+            return
+        from ..build.build import build_bundle
+
+        with _progress(as_json) as progress:
+            report = build_bundle(request, progress)
+    if as_json:
+        print_json({"schema_version": 1, **report.model_dump(mode="json")})
+    else:
+        _print_report(report)
+
+
+def verify(
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    model: str = typer.Option(
+        ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="The model it was built from."
+    ),
+    draft: list[str] = typer.Option(
+        None, "--draft", metavar="PATH", help="Folder of a trained draft in the bundle. Repeatable."
+    ),
+    prompts: int = typer.Option(
+        3, "--prompts", metavar="N", min=1, help="Requests on which losslessness is checked."
+    ),
+    max_new_tokens: int = typer.Option(
+        24, "--max-new-tokens", metavar="N", min=1, help="Tokens of each request."
+    ),
+    image: list[Path] = typer.Option(
+        None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."
+    ),
+    parity_memory: str = typer.Option("4GiB", "--parity-memory", metavar="SIZE", help="As in `build`."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+) -> None:
+    """Compare a bundle with its model: parity and losslessness."""
+    from ...runtime.commands.output import console, print_json
+    from ..parity.verify import verify_bundle
+
+    with _quiet_libraries(), _progress(as_json) as progress:
+        report = verify_bundle(
+            bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
+            images=list(image or []), parity_memory=parse_size(parity_memory, "--parity-memory"), progress=progress,
+        )  # fmt: skip
+    if as_json:
+        print_json({"schema_version": 1, **report.to_dict()})
+    else:
+        from ..parity.verify import verify_tables
+
+        for table in verify_tables(report):
+            console().print(table)
+        sys.stdout.write(("Verified." if report.ok else "NOT verified.") + "\n")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def parse_size(text: str, option: str) -> int:
+    """`4GiB`, `512M`, `0` → bytes (binary units). Raises OptionError."""
+    import re
+
+    from ...runtime.errors import OptionError
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    if match is None:
+        raise OptionError(f"{option} {text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * _SIZE[match[2]])
+
+
+def _request(**values: Any) -> Any:
+    """A BuildRequest; wrong values become one-line errors."""
+    from pydantic import ValidationError
+
+    from ...runtime.errors import OptionError
+    from ..build.build import BuildRequest
+
+    try:
+        return BuildRequest(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + str(first["loc"][0]).replace("_", "-")
+        raise OptionError(f"{name}: {first['msg']} (given {first.get('input')!r})") from error
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keeps notes and progress bars of PyTorch and transformers off the terminal."""
+    import logging
+    import os
+    import warnings
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+STAGES = {
+    "graphs": "Tracing graphs",
+    "weights": "Writing weights",
+    "checks": "Checking graphs",
+    "checksums": "Checksums",
+    "parity": "Comparing with PyTorch",
+    "plans": "Building TensorRT plans",
+    "lossless": "Checking losslessness",
+}
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A progress bar per stage on stderr; none with --json, plain lines where stderr is no terminal."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        seen: set[str] = set()
+
+        def line(stage: str, done: int, total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                sys.stderr.write(STAGES.get(stage, stage) + "\n")
+
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ...runtime.commands.output import console
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]:>12}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            from ...runtime.commands.output import size
+
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(STAGES.get(stage, stage), total=total or None, count="")
+            in_bytes = stage in ("weights", "checksums")
+            count = size(done) if in_bytes else f"{done}/{total}" if total else str(done)
+            bars.update(tasks[stage], completed=done, total=total or None, count=count)
+
+        yield show
+        for task in bars.tasks:  # stages without a known end are over now
+            if task.total is None:
+                bars.update(task.id, total=task.completed)
+
+
+def _print_plan(plan: Any) -> None:
+    from ...runtime.commands.output import console
+    from ..build.dry_run import plan_tables
+
+    for table in plan_tables(plan):
+        console().print(table)
+    for notice in plan.notices:
+        console().print(notice, markup=False)
+    console().print("Nothing was written.")
+
+
+def _print_report(report: Any) -> None:
+    from ...runtime.commands.output import console, quantity, size
+    from ..parity import parity_table
+
+    out = console()
+    if report.parity:
+        out.print(parity_table(report.parity))
+    if report.plans:
+        out.print(_plans_table(report.plans))
+    drafts = ", ".join(report.drafts) or "none"
+    out.print(
+        f"{report.output}: {report.family}, {quantity(report.parameters)} parameters, {size(report.bytes)}, decoder cut at "
+        f"{report.cuts}, drafts: {drafts}{'' if report.speculative else ' (speculation off)'}, {report.seconds:.0f} s",
+        markup=False,
+    )
+    for notice in report.notices:
+        out.print(notice, markup=False)
+    example = "--image IMAGE" if report.family not in ("llama", "t5") else '--prompt "…"'
+    out.print(f"Next: vlmexport run {report.output} {example}", markup=False)
+
+
+def _plans_table(plans: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    from ...runtime.commands.output import size
+
+    first = plans[0]
+    table = Table(
+        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}), not run"
+    )
+    table.add_column("graph")
+    for name in ("plan", "weights in it", "overhead", "attention", "cache updates"):
+        table.add_column(name, justify="right")
+    for p in plans:
+        attention = {True: "fused", False: "decomposed", None: ""}[p["fused_attention"]]
+        updates = p["layers"].get("KV_CACHE_UPDATE", 0)
+        table.add_row(
+            p["graph"],
+            size(p["bytes"]),
+            size(p["weight_bytes"]),
+            size(p["overhead_bytes"]),
+            attention,
+            str(updates or ""),
+        )
+    return table

@@ -1,0 +1,178 @@
+"""Plain against speculative decoding of one bundle, token by token, with every draft and with one that is always wrong.
+
+The rule: the same tokens. At another width a float32 kernel may add in another order, so where plain decoding had
+two best logits closer than `NEAR_TIE`, a divergence is a near-tie; those are listed, and more than one per 10,000
+tokens is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...runtime.bundle.folder import Bundle
+from ...runtime.proposers import always_wrong
+from ...runtime.session import Session
+from .capture import SENTENCE, sample_picture
+from .generation import NEAR_TIE, first_difference
+
+WRONG = "always-wrong"
+QUESTIONS = (None, "what is on the table", "how many objects are there", "describe the scene")
+TOKENS_PER_NEAR_TIE = 10_000
+
+
+@dataclass
+class NearTie:
+    """A divergence where plain decoding itself was undecided."""
+
+    request: int
+    token: int
+    margin: float
+    """Difference of the two best logits of plain decoding at that token."""
+
+
+@dataclass
+class LosslessRow:
+    """Plain against speculative decoding with one draft, over all requests."""
+
+    draft: str
+    requests: int
+    tokens: int
+    different: int = 0
+    """Requests that differ, near-ties excepted."""
+    first_difference: tuple[int, int] | None = None
+    """(request, token) of the first divergence that is no near-tie."""
+    near_ties: list[NearTie] = field(default_factory=list)
+    alpha: float | None = None
+    tau: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON object."""
+        first = list(self.first_difference) if self.first_difference else None
+        ties = [tie.__dict__ for tie in self.near_ties]
+        return {**self.__dict__, "first_difference": first, "near_ties": ties}
+
+    def notes(self) -> list[str]:
+        """A sentence for every near-tie."""
+        return [
+            f"near-tie with draft {self.draft}: request {tie.request} leaves plain decoding at token {tie.token}, "
+            f"where its two best logits differ by {tie.margin:.2g}"
+            for tie in self.near_ties
+        ]
+
+
+def check_losslessness(
+    bundle: Bundle,
+    requests: int,
+    max_new_tokens: int,
+    images: Sequence[Path] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[LosslessRow]:
+    """A row for every draft of the bundle and one for a draft that is always wrong; none if it has no draft."""
+    manifest = bundle.manifest
+    drafts = [d.name for d in manifest.drafts]
+    if not drafts:
+        return []
+    asked = list(_requests(manifest.to_dict(), requests, images))
+    arms = [*drafts, *(f"{WRONG} ({d})" for d in drafts[:1])]
+    done, total = 0, len(asked) * (1 + len(arms))
+    budget = min(max_new_tokens, manifest.limits.max_length // 2)
+    rows = []
+    with Session.load(bundle) as session:
+
+        def generate(request: tuple[Any, Any], **options: Any) -> Any:
+            nonlocal done
+            image, prompt = request
+            result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, **options)
+            done += 1
+            if progress:
+                progress("lossless", done, total)
+            return result
+
+        plain = [generate(request, speculative=False).tokens for request in asked]
+        for arm in arms:
+            name = arm.partition("(")[2].rstrip(")") or arm
+            with _arm(session, arm):
+                results = [generate(request, draft=name) for request in asked]
+            rows.append(
+                _compare(arm, plain, results, lambda at, token: plain_margin(session, asked[at], token))
+            )
+    return rows
+
+
+def failures(rows: Sequence[LosslessRow]) -> list[str]:
+    """What breaks the rule, as sentences; none means lossless."""
+    found = [
+        f"with draft {row.draft}, {row.different} of {row.requests} requests differ from plain decoding"
+        for row in rows
+        if row.different
+    ]
+    ties, tokens = sum(len(row.near_ties) for row in rows), sum(row.tokens for row in rows)
+    allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
+    if ties > allowed:
+        found.append(
+            f"{ties} near-ties in {tokens} tokens; at most {allowed} (1 per {TOKENS_PER_NEAR_TIE:,}) can be chance"
+        )
+    return found
+
+
+def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> float:
+    """Difference of the two best logits of plain decoding at output position `token`; infinite if it ends before."""
+    image, prompt = request
+    result = session.generate(image=image, prompt=prompt, max_new_tokens=token + 1, speculative=False)
+    if len(result.tokens) <= token:
+        return float("inf")
+    second, best = np.partition(session.decoder.last_logits(), -2)[-2:]
+    return float(best - second)
+
+
+@contextmanager
+def _arm(session: Session, name: str) -> Iterator[None]:
+    if name.startswith(WRONG):
+        with always_wrong(session):
+            yield
+    else:
+        yield
+
+
+def _compare(
+    arm: str, plain: list[list[int]], results: list[Any], margin: Callable[[int, int], float]
+) -> LosslessRow:
+    row = LosslessRow(arm, len(plain), sum(len(tokens) for tokens in plain))
+    for index, (tokens, result) in enumerate(zip(plain, results, strict=True)):
+        at = first_difference(tokens, result.tokens)
+        if at is None:
+            continue
+        found = margin(index, at)
+        if found < NEAR_TIE:
+            row.near_ties.append(NearTie(index, at, found))
+        else:
+            row.different += 1
+            row.first_difference = row.first_difference or (index, at)
+    accepted = sum(r.stats.accepted for r in results)
+    evaluated = sum(r.stats.evaluated for r in results)
+    cycles = sum(r.stats.cycles for r in results)
+    row.alpha = accepted / evaluated if evaluated else None
+    row.tau = (accepted + cycles) / cycles if cycles else None
+    return row
+
+
+def _requests(manifest: dict[str, Any], count: int, images: Sequence[Path]) -> Iterator[tuple[Any, Any]]:
+    """(image, prompt) pairs: given images, or drawn pictures; a text model gets parts of a sentence."""
+    random = np.random.default_rng(17)
+    words = SENTENCE.split()
+    for index in range(count):
+        if manifest["image"] is None:
+            yield None, " ".join(words[index % len(words) :][: 6 + index % 5] or words)
+            continue
+        prompt = QUESTIONS[index % len(QUESTIONS)]
+        if images:
+            yield str(images[index % len(images)]), prompt
+            continue
+        picture = sample_picture(manifest["image"]["height"], manifest["image"]["width"])
+        yield np.roll(picture, tuple(random.integers(0, picture.shape[0], 2)), (0, 1)), prompt

@@ -1,0 +1,146 @@
+"""`vlmexport verify`: checksums, identity, parity with PyTorch, and losslessness of every draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...runtime.bundle.folder import Bundle
+from ...runtime.errors import ExportError
+from ...runtime.families import FAMILIES
+from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ..drafts.imitation import ImitationDraft
+from . import check_parity
+from .losslessness import LosslessRow, check_losslessness, failures
+
+
+@dataclass
+class VerifyReport:
+    """The outcome. `failures` are sentences; none means verified. `notes` say what could not be compared."""
+
+    bundle: str
+    model: str
+    files_checked: int = 0
+    parity: list[dict[str, Any]] = field(default_factory=list)
+    lossless: list[LosslessRow] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was compared agrees."""
+        return not self.failures
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON object."""
+        return {
+            "bundle": self.bundle, "model": self.model, "ok": self.ok, "files_checked": self.files_checked,
+            "parity": self.parity, "lossless": [row.to_dict() for row in self.lossless],
+            "failures": self.failures, "notes": self.notes,
+        }  # fmt: skip
+
+
+def verify_bundle(
+    folder: Path,
+    model: str,
+    *,
+    draft_folders: Sequence[Path] = (),
+    prompts: int = 3,
+    max_new_tokens: int = 24,
+    images: Sequence[Path] = (),
+    parity_memory: int = 4 << 30,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> VerifyReport:
+    """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
+    OptionError for an unknown model; differences are reported, not raised."""
+    bundle = Bundle.open(folder)
+    report = VerifyReport(str(folder), model)
+    total = len(bundle.manifest.files)
+    begun: set[str] = set()
+
+    def checked(name: str, _bytes: int) -> None:
+        begun.add(name)
+        if progress:
+            progress("checksums", len(begun), total)
+
+    report.files_checked = bundle.check_sums(progress=checked)
+    checkpoint = open_checkpoint(model)
+    found = fingerprint(checkpoint)
+    if found != bundle.manifest.model.fingerprint:
+        report.failures.append(
+            f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({found[:19]})"
+        )
+        return report
+    networks = _networks(bundle, checkpoint, draft_folders, report)
+    runnable = bundle.manifest.model.family in FAMILIES
+    try:
+        report.parity = check_parity(
+            Path(folder),
+            checkpoint,
+            networks=networks,
+            memory_limit=parity_memory,
+            generation=runnable,
+            progress=(lambda _name, done, total: progress("parity", done, total)) if progress else None,
+        )
+    except ExportError as error:
+        report.failures.append(str(error))
+    if runnable:
+        rows = check_losslessness(bundle, prompts, max_new_tokens, images, progress)
+        report.lossless = rows
+        if not rows:
+            report.notes.append("the bundle has no draft: losslessness was not checked")
+        report.failures += failures(rows)
+        report.notes += [note for row in rows for note in row.notes()]
+    else:
+        report.notes.append(
+            f"the runtime has no family {bundle.manifest.model.family!r}: losslessness was not checked"
+        )
+    return report
+
+
+def _networks(
+    bundle: Bundle, checkpoint: Checkpoint, folders: Sequence[Path], report: VerifyReport
+) -> dict[str, Any]:
+    """The PyTorch network of every imitation graph for which a draft folder is known."""
+    shipped = () if checkpoint.alias is None else checkpoint.alias.drafts().values()
+    known = [(path, True) for path in folders] + [(path, False) for path in shipped]
+    wanted = {d.graph: d for d in bundle.manifest.drafts if d.graph is not None}
+    networks: dict[str, Any] = {}
+    for path, given in known:
+        draft = ImitationDraft.load(path)
+        name = f"imitation.{draft.layer}"
+        if name in wanted and wanted[name].fingerprint in (None, draft.fingerprint):
+            networks.setdefault(name, draft.network)
+        elif given:
+            report.failures.append(
+                f"--draft {path}: the bundle holds no draft of these weights (layer {draft.layer}, {draft.fingerprint[:19]})"
+            )
+    for name in wanted:
+        if name not in networks:
+            report.notes.append(f"{name} was not compared: give its draft's folder with --draft")
+    return networks
+
+
+def verify_tables(report: VerifyReport) -> list[Any]:
+    """The report as rich renderables."""
+    from rich.table import Table
+
+    from . import parity_table
+
+    shown: list[Any] = [f"{report.bundle}: {report.files_checked} files match their checksums"]
+    if report.parity:
+        shown.append(parity_table(report.parity))
+    if report.lossless:
+        table = Table(title="Plain against speculative decoding")
+        table.add_column("draft")
+        for name in ("requests", "tokens", "different", "near ties", "alpha", "tau"):
+            table.add_column(name, justify="right")
+        for row in report.lossless:
+            table.add_row(
+                row.draft, str(row.requests), str(row.tokens), str(row.different), str(len(row.near_ties)),
+                "–" if row.alpha is None else f"{row.alpha:.2f}", "–" if row.tau is None else f"{row.tau:.2f}",
+            )  # fmt: skip
+        shown.append(table)
+    return shown + report.notes + report.failures

@@ -1,0 +1,196 @@
+"""Open a deployment bundle: check it, then hand out its graphs, tensors and tokenizer. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import BundleError
+from ..text.tokenizer import Tokenizer
+from .manifest import FileInfo, Manifest, TensorInfo
+
+MANIFEST = "manifest.json"
+MANIFEST_LIMIT = 64 << 20
+"""Bytes. A manifest of a 96-layer model with plans is below 4 MB; anything near this is not one."""
+SMALL = 4 << 20
+"""Files up to this many bytes are always compared with their checksum: it costs milliseconds."""
+
+_REBUILD = "build it again with `vlmexport build`, or copy the whole folder again"
+_DTYPES: dict[str, str] = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
+
+
+class Bundle:
+    """A checked bundle. Construct with `Bundle.open`; tensors are read-only views of the file on disk."""
+
+    def __init__(self, path: Path, manifest: Manifest):
+        self.path = path
+        self.manifest = manifest
+        self._tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def open(cls, path: Path | str, check: Literal["size", "sha256"] = "size") -> Bundle:
+        """Open the bundle in the folder `path`.
+
+        Every listed file must be there with its size, nothing else may be there, and files up to 4 MiB must
+        have their checksum; `check="sha256"` compares the checksum of the big ones too (reads every byte).
+        Raises `BundleError` with the first thing that is wrong.
+        """
+        try:
+            folder = Path(path)
+            found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"
+        except (OSError, TypeError, ValueError) as error:  # a name that no file can have, or no name at all
+            reason = getattr(error, "strerror", None) or error
+            raise BundleError(f"{path!r:.80} is not a path ({reason})") from error
+        if found != "folder":
+            what = "is a file, not a bundle folder" if found == "file" else "does not exist"
+            raise BundleError(f"{folder}: {what}; give the folder that `vlmexport build -o` wrote")
+        manifest = Manifest.from_dict(read_manifest(folder / MANIFEST))
+        if manifest.weights.bytes != manifest.files[manifest.weights.file].bytes:
+            raise BundleError(
+                f"manifest field 'weights.bytes': {manifest.weights.bytes} is not the size under 'files' "
+                f"({manifest.files[manifest.weights.file].bytes}); {_REBUILD}"
+            )
+        bundle = cls(folder, manifest)
+        for name, info in manifest.files.items():
+            bundle._check_file(name, info)
+        bundle._check_nothing_else()
+        bundle.check_sums(None if check == "sha256" else SMALL)
+        return bundle
+
+    def graph_path(self, name: str) -> Path:
+        """The ONNX file of a graph, e.g. `segment.0`. Raises `BundleError` for a name that is not in it."""
+        graph = self.manifest.graphs.get(name)
+        if graph is None:
+            known = ", ".join(self.manifest.graphs)
+            raise BundleError(f"{self.path}: there is no graph {name!r}; there are {known}")
+        return self.path / graph.file
+
+    @property
+    def weights_path(self) -> Path:
+        """The file that holds every weight once."""
+        return self.path / self.manifest.weights.file
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the bundle, read on first use."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.open(self.path / self.manifest.text.tokenizer)
+        return self._tokenizer
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A read-only view into `weights.bin`; costs no memory until read. bfloat16 comes as uint16 bits."""
+        info: TensorInfo | None = self.manifest.tensors.get(name)
+        if info is None:
+            known = ", ".join(self.manifest.tensors)
+            raise BundleError(f"{self.path}: there is no tensor {name!r}; there are {known}")
+        dtype = np.dtype(_DTYPES.get(info.dtype, info.dtype))
+        end = info.offset + info.bytes
+        # A plain ndarray view: memmap's own subclass makes every small operation slower.
+        return np.asarray(self._weights)[info.offset : end].view(dtype).reshape(info.shape)
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        return np.memmap(self.weights_path, dtype=np.uint8, mode="r")
+
+    def check_sums(self, limit: int | None = None, progress: Callable[[str, int], None] | None = None) -> int:
+        """Compare the SHA-256 of every file of at most `limit` bytes; returns how many were compared.
+
+        `progress(file, bytes)` is called after each block. Raises `BundleError` at the first difference.
+        """
+        compared = 0
+        for name, info in self.manifest.files.items():
+            if limit is not None and info.bytes > limit:
+                continue
+            digest = hashlib.sha256()
+            with self._open(name) as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+                    if progress is not None:
+                        progress(name, len(block))
+            if digest.hexdigest() != info.sha256:
+                raise BundleError(
+                    f"{self.path / name}: SHA-256 is {digest.hexdigest()[:12]}…, the manifest says "
+                    f"{info.sha256[:12]}…: the file was changed; {_REBUILD}"
+                )
+            compared += 1
+        return compared
+
+    def _open(self, name: str) -> Any:
+        try:
+            return (self.path / name).open("rb")
+        except OSError as error:
+            raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
+
+    def _check_file(self, name: str, info: FileInfo) -> None:
+        path = self.path / name
+        try:
+            real = path.resolve(strict=True)
+            status = real.stat()
+        except FileNotFoundError:
+            raise BundleError(f"{path}: listed in the manifest but missing; {_REBUILD}") from None
+        except (OSError, RuntimeError) as error:
+            raise BundleError(f"{path}: cannot be read ({error})") from error
+        if not real.is_relative_to(self.path.resolve()):
+            raise BundleError(
+                f"{path}: leads out of the bundle to {real}; copy the file in instead of linking it"
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise BundleError(f"{path}: is not a regular file; {_REBUILD}")
+        if status.st_size != info.bytes:
+            raise BundleError(
+                f"{path}: {status.st_size} bytes, the manifest says {info.bytes}: cut off or changed; {_REBUILD}"
+            )
+
+    def _check_nothing_else(self) -> None:
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                relative = (Path(folder) / name).relative_to(self.path).as_posix()
+                if relative != MANIFEST and relative not in self.manifest.files:
+                    raise BundleError(
+                        f"{self.path / relative}: not listed in the manifest; move it out of the bundle"
+                    )
+
+
+def read_manifest(path: Path) -> Any:
+    """Parse `manifest.json` strictly: UTF-8, at most 64 MiB, no duplicate names, no NaN or infinity."""
+    try:
+        if path.is_symlink():
+            raise BundleError(f"{path}: is a link; copy the file in instead of linking it")
+        size = path.stat().st_size
+        if size > MANIFEST_LIMIT:
+            raise BundleError(f"{path}: {size} bytes; a manifest has at most {MANIFEST_LIMIT}; {_REBUILD}")
+        text = path.read_bytes().decode("utf-8")
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
+    except FileNotFoundError:
+        raise BundleError(
+            f"{path.parent}: holds no {MANIFEST}, so it is not a bundle; give the folder that "
+            "`vlmexport build -o` wrote"
+        ) from None
+    except (UnicodeDecodeError, ValueError, RecursionError, OSError) as error:
+        raise BundleError(f"{path}: not a readable manifest ({error}); {_REBUILD}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
+        raise ValueError(f"{twice!r} appears twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 30:
+        raise ValueError(f"{digits[:30]}… is not a sensible number")
+    return int(digits)

@@ -1,0 +1,241 @@
+"""ONNX Runtime on a CPU: prebound calls on fixed buffers, one thread pool for the whole process."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ..errors import BundleError, CapacityError, OptionError
+from .base import DTYPES, Buffer, Call, View
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import Manifest, ValueInfo
+
+MAX_CALLS = 512
+"""Bound calls kept; the least recently used one is dropped beyond this."""
+
+SINGLE_THREAD_BYTES = 32 << 20
+"""Bundles with fewer bytes of weights run on the caller's thread unless `threads` is given."""
+
+MOST_THREADS = 16
+"""Threads that may be asked for on any machine: far more than it has cores wait for each other without end."""
+
+_ALIGNMENT = 64
+_ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
+_TYPE_NAMES = {f"tensor({name})": name for name in DTYPES} | {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+}
+
+_pool_threads: int | None = None
+
+
+def use_global_pool(threads: int | None = None) -> int:
+    """Create the one thread pool that every session of this process uses; returns its size.
+
+    Sessions with pools of their own make each other wait (1.7 to 1.9 times slower with two on two cores).
+    The size is fixed by the first call; another explicit size later raises `OptionError`.
+    """
+    global _pool_threads
+    most = max(MOST_THREADS, _available_cores())
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= most):
+        raise OptionError(f"threads: {threads!r} is not an integer in 1..{most}")
+    if _pool_threads is None:
+        wanted = threads or _available_cores()
+        try:
+            ort.set_global_thread_pool_sizes(wanted, 1)
+        except Exception as error:  # the pool belongs to other code in this process
+            if threads is not None:
+                raise OptionError(
+                    f"threads: {threads} cannot be set, other code in this process already created "
+                    "ONNX Runtime's thread pool"
+                ) from error
+        _pool_threads = wanted
+    elif threads is not None and threads != _pool_threads:
+        raise OptionError(f"threads: {threads} asked for, but this process already uses {_pool_threads}")
+    return _pool_threads
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _BoundCall:
+    """A session and its filled IOBinding. `keep` holds the buffers behind the bound addresses."""
+
+    __slots__ = ("_binding", "_file", "_keep", "_run")
+
+    def __init__(
+        self, file: str, session: ort.InferenceSession, binding: ort.IOBinding, keep: tuple[Buffer, ...]
+    ):
+        self._file, self._run, self._binding, self._keep = file, session.run_with_iobinding, binding, keep
+
+    def run(self) -> None:
+        try:
+            self._run(self._binding)
+        except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            raise _failure("run", self._file, error) from error
+
+
+class OnnxRuntimeCpu:
+    """`Engine` on ONNX Runtime's CPU provider. Graphs are loaded when first bound, or by `load`.
+
+    Weights stay single: ONNX Runtime maps `weights.bin`, repacks each matrix once for its kernels and lets the
+    mapped pages go; no two graphs of a bundle hold the same matrix.
+    """
+
+    name = "onnxruntime-cpu"
+    static_cache = False
+    host_memory = True
+
+    def __init__(self, folder: Path, manifest: Manifest, threads: int | None = None):
+        self._folder, self._graphs = Path(folder), manifest.graphs
+        # Handing out parts of a small matrix takes longer than multiplying it: a 17 MB model is as fast on one
+        # thread as on two, and does not stumble when other programs take a core.
+        self._pooled = threads is not None or manifest.weights.bytes >= SINGLE_THREAD_BYTES
+        self.threads = use_global_pool(threads) if self._pooled else 1
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()
+
+    def load(self, *graphs: str) -> None:
+        """Load graphs now instead of at their first use. Raises `BundleError` for what cannot be loaded."""
+        for graph in graphs:
+            self._session(graph)
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
+        size = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        try:
+            raw = np.zeros(size + _ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise CapacityError(
+                f"no memory for {name!r} ({size / 1e9:.1f} GB); load with a smaller max_length or max_batch"
+            ) from None
+        start = -raw.ctypes.data % _ALIGNMENT
+        flat = raw[start : start + size].view(DTYPES[dtype])
+        return Buffer(name, tuple(shape), dtype, flat.ctypes.data, flat)
+
+    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
+        return View(buffer, tuple(shape), offset).check()
+
+    def constant(self, name: str, array: np.ndarray) -> View:
+        flat = np.ascontiguousarray(array).reshape(-1)
+        dtype = next(key for key, value in DTYPES.items() if value == flat.dtype and key != "bfloat16")
+        return View(Buffer(name, array.shape, dtype, flat.ctypes.data, flat), array.shape)
+
+    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        key = (
+            graph,
+            *((name, view.address, view.shape) for name, view in inputs.items()),
+            *((name, view.address, view.shape) for name, view in outputs.items()),
+        )
+        call = self._calls.get(key)
+        if call is not None:
+            self._calls.move_to_end(key)
+            return call
+        session = self._session(graph)
+        binding = session.io_binding()
+        file = self._graphs[graph].file
+        try:
+            for name, view in inputs.items():
+                binding.bind_input(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+            for name, view in outputs.items():
+                binding.bind_output(
+                    name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address
+                )
+        except Exception as error:
+            raise _failure("bind", file, error) from error
+        keep = tuple(view.buffer for view in (*inputs.values(), *outputs.values()))
+        call = self._calls[key] = _BoundCall(file, session, binding, keep)
+        if len(self._calls) > MAX_CALLS:
+            self._calls.popitem(last=False)
+        return call
+
+    def write(self, view: View, array: np.ndarray) -> None:
+        np.copyto(self.read(view), array)
+
+    def read(self, view: View) -> np.ndarray:
+        return view.buffer.data[view.offset : view.offset + view.size].reshape(view.shape)
+
+    def close(self) -> None:
+        """Drop every session and bound call."""
+        self._calls.clear()
+        self._sessions.clear()
+
+    def _session(self, graph: str) -> ort.InferenceSession:
+        session = self._sessions.get(graph)
+        if session is None:
+            session = self._sessions[graph] = self._load(graph)
+        return session
+
+    def _load(self, graph: str) -> ort.InferenceSession:
+        if graph not in self._graphs:
+            raise BundleError(f"the bundle has no graph {graph!r}; it has {', '.join(sorted(self._graphs))}")
+        info = self._graphs[graph]
+        try:
+            session = ort.InferenceSession(
+                str(self._folder / info.file),
+                # Once the process has a pool (another bundle's), sessions without it are refused.
+                _session_options(self._pooled or _pool_threads is not None),
+                providers=["CPUExecutionProvider"],
+            )
+        except Exception as error:
+            raise _failure("load", info.file, error) from error
+        for kind, declared, found in (
+            ("inputs", info.inputs, session.get_inputs()),
+            ("outputs", info.outputs, session.get_outputs()),
+        ):
+            expected, actual = (
+                {value.name: value for value in declared},
+                {value.name: value for value in found},
+            )
+            odd = sorted(set(expected) ^ set(actual)) or [
+                name for name, value in expected.items() if not _same_kind(value, actual[name])
+            ]
+            if odd:
+                raise BundleError(
+                    f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {', '.join(odd[:4])}"
+                    f"{', …' if len(odd) > 4 else ''}; build the bundle again"
+                )
+        return session
+
+
+def _failure(step: str, file: str, error: Exception) -> BundleError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return BundleError(
+        f"ONNX Runtime cannot {step} {file}: {reason}; build the bundle again with `vlmexport build`"
+    )
+
+
+def _same_kind(declared: ValueInfo, found: Any) -> bool:
+    """Whether dtype, rank and fixed dimensions of a graph's value are as declared."""
+    shape = list(found.shape)
+    return _TYPE_NAMES.get(found.type) == declared.dtype and (
+        len(shape) == len(declared.shape)
+        and all(
+            have == want
+            for have, want in zip(shape, declared.shape, strict=True)
+            if isinstance(have, int) or isinstance(want, int)
+        )
+    )
+
+
+def _session_options(pooled: bool) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.use_per_session_threads = not pooled
+    if not pooled:
+        options.intra_op_num_threads = 1  # no pool at all
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    # Memory patterns are cached per input shape: with a mask that grows, memory would grow with them.
+    options.enable_mem_pattern = False
+    # Weights bypass the arena, whose chunks grow by doubling: they take their own size and no more.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    return options

@@ -1,0 +1,1 @@
+"""Measuring: benchmark, graph timings, speed model, machine."""

@@ -1,0 +1,75 @@
+"""Facts about a bundle, read from its manifest: what `vlmexport inspect` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..bundle.folder import Bundle
+from ..bundle.manifest import ITEM_SIZES, Manifest
+
+
+def kv_bytes_per_token(manifest: Manifest) -> int:
+    """Bytes that one position adds to the key/value buffers of all decoder layers."""
+    decoder = manifest.decoder
+    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[decoder.cache_dtype]
+
+
+def kv_bytes(manifest: Manifest) -> int:
+    """Bytes of the whole key/value arena: capacity = max_length + max_width positions per sequence."""
+    limits = manifest.limits
+    return limits.max_batch * (limits.max_length + limits.max_width) * kv_bytes_per_token(manifest)
+
+
+def facts(bundle: Bundle) -> dict[str, Any]:
+    """Everything about a bundle as one JSON object (schema: `schemas/inspect-1.json`)."""
+    manifest = bundle.manifest
+    text, decoder = manifest.text, manifest.decoder
+    files = manifest.files
+    return {
+        "schema_version": 1,
+        "path": str(bundle.path),
+        "model": manifest.model.to_dict(),
+        "producer": manifest.producer,
+        "precision": manifest.precision,
+        "limits": manifest.limits.to_dict(),
+        "decoder": {
+            "num_layers": decoder.num_layers,
+            "hidden_size": decoder.hidden_size,
+            "num_heads": decoder.num_heads,
+            "num_kv_heads": decoder.num_kv_heads,
+            "head_dim": decoder.head_dim,
+            "position": decoder.position,
+            "cross_attention": decoder.cross_attention,
+            "cuts": decoder.cuts,
+            "cache_dtype": decoder.cache_dtype,
+        },
+        "kv": {"bytes_per_token": kv_bytes_per_token(manifest), "bytes": kv_bytes(manifest)},
+        "text": {
+            "vocab_size": text.vocab_size,
+            "eos_token_ids": text.eos_token_ids,
+            "chat_template": text.chat_template is not None,
+            "default_prompt": text.default_prompt,
+            "image_rows": text.image_rows,
+        },
+        "image": None if manifest.image is None else manifest.image.to_dict(),
+        "graphs": [
+            {
+                "name": name,
+                "role": graph.role,
+                "file": graph.file,
+                "bytes": files[graph.file].bytes,
+                "layers": graph.layers,
+                "inputs": [value.to_dict() for value in graph.inputs],
+                "outputs": [value.to_dict() for value in graph.outputs],
+            }
+            for name, graph in manifest.graphs.items()
+        ],
+        "weights": manifest.weights.to_dict(),
+        "bytes": sum(info.bytes for info in files.values()),
+        "drafts": [draft.to_dict() for draft in manifest.drafts],
+        "policy": manifest.policy.to_dict(),
+        "verify_width": manifest.verify_width,
+        "parity": manifest.parity,
+        "plans": manifest.plans,
+        "files": {name: info.to_dict() for name, info in files.items()},
+    }

@@ -1,0 +1,149 @@
+"""Time the graphs of a bundle alone, through the engine interface, on buffers of their own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..decode.kv import BUCKET
+from .speed_model import Costs
+
+if TYPE_CHECKING:
+    from ..bundle.folder import Bundle
+    from ..engines.base import Call, Engine, View
+
+BUDGET = 8.0
+"""Seconds spent on all passes together, so that large models are timed in bearable time."""
+
+BLOCK = 5
+"""Runs of the same pass in a row, as decoding does them: their weights are then in the processor's caches."""
+
+Arm = TypeVar("Arm", bound=Hashable)
+
+
+class GraphTimer:
+    """Binds graphs of one session's engine for a given width; nothing of the session's state is touched."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, cache: int, source: int):
+        """`cache`: key/value rows in use, rounded up to the arena's steps of 128; `source`: encoder rows (ignored
+        without an encoder)."""
+        limits = bundle.manifest.limits
+        self._manifest, self._engine = bundle.manifest, engine
+        self._table = np.asarray(bundle.tensor("embedding_table"))
+        capacity = limits.max_length + limits.max_width
+        rows = min(-(-max(cache, 1) // BUCKET) * BUCKET, capacity)
+        self._sizes = {
+            "batch": 1,
+            "cache": capacity if engine.static_cache else rows,
+            "source": max(source, 1),
+        }
+        self._views: dict[Any, View] = {}
+        self._rng = np.random.default_rng(0)
+
+    def calls(self, graphs: Iterable[str], width: int) -> list[Call]:
+        """Calls of these graphs over `width` new positions at the end of the cache."""
+        return [self._bind(graph, width) for graph in graphs]
+
+    def costs(self, layer: int | None, imitation: str | None, widths: Iterable[int]) -> Costs:
+        """Median seconds of the passes of plain and of speculative decoding with the trunk cut at `layer`.
+
+        Without a draft (`layer` None) only the plain passes are timed.
+        """
+        segments = self._manifest.segments
+        cut = 0 if layer is None else self._manifest.decoder.cuts.index(layer)
+        # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
+        embed = [] if getattr(self._engine, "host_memory", False) else ["embed"]
+        arms: dict[tuple[str, int], list[Call]] = {}
+        for width in sorted(set(widths)):
+            arms["plain", width] = self.calls([*embed, *segments, "head"], width)
+            if layer is not None:
+                arms["tail", width] = self.calls([*segments[cut:], "head"], width)
+        if layer is not None:
+            arms["trunk", 1] = self.calls([*embed, *segments[:cut]], 1)
+            arms["propose", 1] = self.calls([*([imitation] if imitation else []), "head"], 1)
+        seconds = median_seconds(arms)
+        return Costs(
+            plain={width: value for (name, width), value in seconds.items() if name == "plain"},
+            tail={width: value for (name, width), value in seconds.items() if name == "tail"},
+            trunk=seconds.get(("trunk", 1), 0.0),
+            propose=seconds.get(("propose", 1), 0.0),
+        )
+
+    def _bind(self, graph: str, width: int) -> Call:
+        info = self._manifest.graphs[graph]
+        inputs = {
+            value.name: self._view(value.name, value.dtype, value.shape, width) for value in info.inputs
+        }
+        outputs = {}
+        for value in info.outputs:
+            # A cache is written in place: the output is the input's address.
+            before = value.name.removeprefix("updated_")
+            outputs[value.name] = (
+                inputs[before]
+                if before in inputs
+                else self._view(value.name, value.dtype, value.shape, width)
+            )
+        return self._engine.bind(graph, inputs, outputs)
+
+    def _view(self, name: str, dtype: str, shape: Iterable[int | str], width: int) -> View:
+        if name == "embedding_table":
+            return self._engine.constant(name, self._table)
+        sizes = self._sizes | {"width": width, "rows": width}
+        actual = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
+        key = (name, dtype, actual)
+        if key not in self._views:
+            buffer = self._engine.allocate(f"timing.{name}.{len(self._views)}", actual, dtype)
+            view = self._engine.view(buffer, actual)
+            content = self._content(name, dtype, actual, width)
+            if content is not None:
+                self._engine.write(view, content)
+            self._views[key] = view
+        return self._views[key]
+
+    def _content(self, name: str, dtype: str, shape: tuple[int, ...], width: int) -> np.ndarray | None:
+        """Values that cost what real ones cost: everything visible, no zeros or denormals in hidden rows."""
+        cache = self._sizes["cache"]
+        if dtype == "bool":
+            return np.ones(shape, bool)
+        if name == "row_index":
+            return np.arange(width, dtype=np.int64)
+        if name == "write_indices":
+            return None  # slot 0: where rows are written does not change what a pass costs
+        if name == "positions":
+            return np.arange(cache - width, cache, dtype=np.int64).reshape(shape)
+        if name.endswith("mask"):
+            return None  # a float mask of zeros: everything is visible
+        if dtype in ("float32", "float16"):
+            return self._rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        return None
+
+
+def median_seconds(arms: Mapping[Arm, list[Call]], budget: float = BUDGET) -> dict[Arm, float]:
+    """Median seconds of running each arm's calls in order.
+
+    The arms take turns, so that a machine that slows down slows all of them; 2 rounds warm up, then 3 to 40
+    rounds are measured within the budget.
+    """
+    seconds: dict[Arm, list[float]] = {arm: [] for arm in arms}
+
+    def round_seconds() -> float:
+        start = time.perf_counter()
+        for arm, calls in arms.items():
+            for _ in range(BLOCK):
+                begin = time.perf_counter()
+                for call in calls:
+                    call.run()
+                seconds[arm].append(time.perf_counter() - begin)
+        return time.perf_counter() - start
+
+    round_seconds()
+    rounds = max(3, min(40, int(budget / max(round_seconds(), 1e-9))))
+    for taken in seconds.values():
+        taken.clear()
+    for _ in range(rounds):
+        round_seconds()
+    return {arm: statistics.median(taken) for arm, taken in seconds.items()}

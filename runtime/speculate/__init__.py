@@ -1,0 +1,1 @@
+"""The speculative cycle: proposals, acceptance, sampling, policies, counters."""

@@ -1,0 +1,98 @@
+"""Which drafted tokens survive: pure functions of a token tree and the target's answers.
+
+Three entry points: `verify_greedy`, `verify_draws` for proposals that are a
+deterministic function of what was already fixed (chains and trees: one draw y ~ p per visited node, descend
+when y is a child, else emit y; the emitted stream equals plain sampling with the same uniforms), and
+`verify_sampled` for chains whose tokens were drawn from q (Leviathan et al. 2023: accept with min(1, p/q),
+else draw from the residual max(p − q, 0)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..decode.tree import TokenTree
+from .sampling import draw
+
+
+class Verdict(NamedTuple):
+    """Outcome of one verification."""
+
+    path: list[int]
+    """Accepted nodes below the root, from the root down: tree indices."""
+    token: int
+    """The target's own token after the path: a correction, or the bonus after a leaf."""
+    evaluated: int
+    """Drafted positions that were judged: accepted ones, and the one that was rejected if any."""
+
+
+def verify_greedy(tree: TokenTree, best: Sequence[int]) -> Verdict:
+    """`best[i]` is the target's most likely token after node i (lowest id among equals)."""
+    return verify_draws(tree, lambda node, depth: int(best[node]))
+
+
+def verify_draws(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
+    """Draw-and-match. `choose(node, depth)` draws the target's token after `node`; it is called once per depth."""
+    node, path = 0, []
+    if tree.is_chain:
+        tokens, last = tree.tokens, len(tree.tokens) - 1
+        while True:
+            token = choose(node, node)
+            if node == last:
+                return Verdict(path, token, node)
+            if token != tokens[node + 1]:
+                return Verdict(path, token, node + 1)
+            node += 1
+            path.append(node)
+    children = tree.children
+    while True:
+        token = choose(node, len(path))
+        child = children[node].get(token)
+        if child is None:
+            return Verdict(path, token, len(path) + (1 if children[node] else 0))
+        node = child
+        path.append(node)
+
+
+def verify_sampled(
+    tree: TokenTree,
+    target: Sequence[np.ndarray],
+    proposal: Sequence[np.ndarray],
+    uniforms: Sequence[tuple[float, float]],
+) -> Verdict:
+    """A chain whose token i + 1 was drawn from `proposal[i]` [V]; `target[i]` [V] is p after node i.
+
+    Both are the distributions after temperature, top-k and top-p. `uniforms[i]` is one uniform for accepting
+    and one for the residual or bonus at depth i. Accepts when u·q(x) < p(x): no division, p = 0 never accepted.
+    """
+    if not tree.is_chain:
+        raise ValueError("sampled proposals are verified as chains")
+    path: list[int] = []
+    for node in range(tree.proposed):
+        token, p, q = tree.tokens[node + 1], target[node], proposal[node]
+        accept, redraw = uniforms[node]
+        if not accept * q[token] < p[token]:
+            residual = np.maximum(p - q, 0)
+            return Verdict(path, draw(residual if residual.sum() > 1e-12 else p, redraw), node + 1)
+        path.append(node + 1)
+    last = tree.proposed
+    return Verdict(path, draw(target[last], uniforms[last][1]), last)
+
+
+def verify_forced(
+    tree: TokenTree, choose: Callable[[int, int], int], uniforms: Sequence[float], rate: float
+) -> Verdict:
+    """Accept each token of a chain with probability `rate`, whatever it is: for timing random weights only.
+
+    The output is not text. A rejected position, or the bonus, takes the target's token.
+    """
+    if not tree.is_chain:
+        raise ValueError("forced acceptance is for chains")
+    accepted = 0
+    while accepted < tree.proposed and uniforms[accepted] < rate:
+        accepted += 1
+    path = list(range(1, accepted + 1))
+    return Verdict(path, choose(accepted, accepted), accepted + (accepted < tree.proposed))
