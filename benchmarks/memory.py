@@ -47,7 +47,7 @@ def probe(bundle: str) -> None:
         if request in (1, 20, 220):
             marks[f"request_{request}"] = pss_bytes()
     manifest = session.bundle.manifest
-    size = {"float32": 4, "float16": 2, "bfloat16": 2}[manifest.precision]
+    size = {"float32": 4, "float16": 2, "bfloat16": 2}[manifest.cache_dtype]
     base = manifest.model.parameters * size
     disk = sum(f.stat().st_size for f in Path(bundle).rglob("*") if f.is_file() and f.suffix != ".plan")
     print(json.dumps({"base": base, "disk": disk, **marks}))

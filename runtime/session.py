@@ -220,8 +220,8 @@ class Session:
             *(n for n in ("vision", "encoder", "cross_kv") if n in manifest.graphs),
         ]
         draft = manifest.draft(manifest.policy.draft) if manifest.policy.draft else None
-        if draft is not None and draft.graph is not None and manifest.policy.speculative:
-            names.append(draft.graph)
+        if draft is not None and manifest.policy.speculative:
+            names.extend(draft.graphs.values())
         load = getattr(self.decoder.engine, "load", None)
         if load is not None:
             load(*names)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...runtime.bundle.manifest import SCHEMA_VERSION
 from ...runtime.errors import ExportError, OptionError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from .write import (MANIFEST, Progress, check_description, check_output, check_space, describe_files, describe_graph, describe_tensors, replaced_folder, write_graphs, write_manifest)
@@ -243,7 +244,7 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
     )
     return {
         "format": "vlmexport-bundle",
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "producer": _producer(),
         "model": {
             "source": source,
@@ -253,7 +254,9 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
             "fingerprint": prepared.fingerprint,
             "parameters": exported.parameters,
         },
-        "precision": request.precision,
+        "weights_dtype": request.precision,
+        "compute_dtype": request.precision,
+        "cache_dtype": request.precision,
         "limits": {
             "max_length": request.max_length,
             "max_batch": request.max_batch,
@@ -265,7 +268,6 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
         "decoder": {
             **decoder,
             "cuts": prepared.cuts,
-            "cache_dtype": request.precision,
             "relative_bias": bias,
         },
         "encoder": family.encoder(),
@@ -277,7 +279,8 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
                 "name": d.name,
                 "kind": d.kind,
                 "layer": d.layer,
-                "graph": d.graph,
+                "graphs": {} if d.graph is None else {"imitation": d.graph},
+                "weights_dtype": None if d.network is None else request.precision,
                 "trained": d.trained,
                 "fingerprint": None if d.network is None else d.network.fingerprint,
             }

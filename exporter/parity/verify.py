@@ -106,7 +106,7 @@ def _networks(
     """The PyTorch network of every imitation graph for which a draft folder is known."""
     shipped = () if checkpoint.alias is None else checkpoint.alias.drafts().values()
     known = [(path, True) for path in folders] + [(path, False) for path in shipped]
-    wanted = {d.graph: d for d in bundle.manifest.drafts if d.graph is not None}
+    wanted = {d.graphs["imitation"]: d for d in bundle.manifest.drafts if "imitation" in d.graphs}
     networks: dict[str, Any] = {}
     for path, given in known:
         draft = ImitationDraft.load(path)

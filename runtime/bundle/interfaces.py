@@ -18,84 +18,110 @@ Shape: TypeAlias = "tuple[int | str, ...]"
 Values: TypeAlias = "dict[str, tuple[str, Shape]]"
 """Name → (dtype, shape)."""
 
-FLOATS = ("float32", "float16", "bfloat16")
+ROLES = ("vision", "encoder", "cross_kv", "embed", "segment", "head", "imitation", "commit")
+"""Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
 
 def check_interfaces(manifest: Manifest) -> None:
     """Raise `BundleError` at the first graph whose inputs or outputs are not those that the manifest implies."""
-    rows = _float_dtype(manifest.graphs["head"])
     for name, graph in manifest.graphs.items():
-        # Rows pass from graph to graph without a conversion; only the vision tower may compute in another type.
-        dtype = _float_dtype(graph) if graph.role == "vision" else rows
-        inputs, outputs = interface(manifest, name, graph, dtype)
-        for side, expected, found in (
-            ("inputs", inputs, graph.inputs),
-            ("outputs", outputs, graph.outputs),
-        ):
-            _compare(f"graphs.{name}.{side}", expected, found)
+        if graph.role == "vision":
+            _check_vision(manifest, name, graph)
+        elif graph.role in ROLES:
+            inputs, outputs = interface(manifest, graph.role, graph.layers)
+            _compare(f"graphs.{name}.inputs", inputs, graph.inputs)
+            _compare(f"graphs.{name}.outputs", outputs, graph.outputs)
 
 
-def interface(
-    manifest: Manifest, name: str, graph: GraphInfo, dtype: str = "float32"
-) -> tuple[Values, Values]:
-    """(inputs, outputs) of the graph called `name`; `dtype` is that of its rows."""
-    decoder, text = manifest.decoder, manifest.text
+def positions_shape(position: str, first_layer: int) -> Shape | None:
+    """Shape of a segment's input `positions` (int64), or None where it takes none.
+
+    Rotary angles are computed in every segment, from one position per row or, with M-RoPE, from three; a table of
+    learned positions is added to the rows once, by the segment that starts at layer 0.
+    """
+    if position == "rotary" or (position == "learned" and first_layer == 0):
+        return ("batch", "width")
+    return (3, "batch", "width") if position == "mrope" else None
+
+
+def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None) -> tuple[Values, Values]:
+    """(inputs, outputs) of a graph of `role`, but `vision`; `layers` is [first, end) of a segment."""
+    decoder, dtype = manifest.decoder, manifest.compute_dtype
     width = decoder.hidden_size
     hidden: Shape = ("batch", "width", width)
     rows: Shape = ("batch", "source", width)
     table = manifest.tensors["embedding_table"]
-    if graph.role == "vision":
-        image = manifest.image
-        if image is None or not text.image_rows:
-            raise BundleError(
-                "manifest fields 'image' and 'text.image_rows' must be set for a bundle with a graph 'vision'; "
-                "build it again"
-            )
-        return (
-            {"pixel_values": (dtype, ("batch", 3, image.height, image.width))},
-            {"image_rows": (dtype, ("batch", text.image_rows, width))},
-        )
-    if graph.role == "encoder":
+    if role == "encoder":
         heads = decoder.num_heads if manifest.encoder is None else manifest.encoder.num_heads
         mask: Shape = ("batch", heads, "source", "source")
         return {"encoder_rows": (dtype, rows), "encoder_mask": (dtype, mask)}, {
             "encoder_states": (dtype, rows)
         }
-    if graph.role == "cross_kv":
+    if role == "cross_kv":
         return {"encoder_states": (dtype, rows)}, _cross(manifest, (0, decoder.num_layers), dtype)
-    if graph.role == "embed":
+    if role == "embed":
         tokens = {"token_ids": ("int64", ("batch", "width"))}
         return (
             {**tokens, "embedding_table": (table.dtype, tuple(table.shape))},
             {"hidden": (dtype, hidden)},
         )
-    if graph.role == "head":
+    if role == "head":
         return (
             {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
             {"logits": ("float32", ("rows", table.shape[0]))},
         )
-    if graph.role == "imitation":
+    if role == "imitation":
         return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}
-    first, end = graph.layers or (0, decoder.num_layers)
+    first, end = layers or (0, decoder.num_layers)
     inputs: Values = {"write_indices": ("int64", ("batch",)), **_caches(manifest, (first, end), "")}
     outputs = _caches(manifest, (first, end), "updated_")
-    if graph.role == "commit":
+    if role == "commit":
         return inputs | {"source_rows": ("int64", ("batch", "width"))}, outputs
     inputs["hidden"] = (dtype, hidden)
     inputs["attn_mask"] = (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache"))
-    if decoder.position == "rotary":
-        inputs["positions"] = ("int64", ("batch", "width"))
+    positions = positions_shape(decoder.position, first)
+    if positions is not None:
+        inputs["positions"] = ("int64", positions)
     if decoder.cross_attention:
         inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
         inputs |= _cross(manifest, (first, end), dtype)
     return inputs, outputs | {"hidden_out": (dtype, hidden)}
 
 
+def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
+    """A vision graph takes what its family declares; it gives rows for the decoder (or its cross-attention)."""
+    if manifest.image is None:
+        raise BundleError(
+            "manifest field 'image' must be set for a bundle with a graph 'vision'; build it again"
+        )
+    side, image = [manifest.image.height, manifest.image.width], manifest.image
+    for value in graph.inputs:
+        if value.name == "pixel_values" and image.height is not None and value.shape[-2:] != side:
+            raise BundleError(
+                f"manifest field 'graphs.{name}.inputs': pixel_values {value.shape!r:.120} does not fit the image size "
+                f"{side}; build the bundle again"
+            )
+    shape = graph.outputs[0].shape if len(graph.outputs) == 1 else []
+    fits = (
+        len(shape) >= 2
+        and shape[-1] == manifest.decoder.hidden_size
+        and graph.outputs[0].name == "image_rows"
+        and graph.outputs[0].dtype == manifest.compute_dtype
+        and (manifest.text.image_rows is None or shape[-2] == manifest.text.image_rows)
+    )
+    if not fits:
+        raise BundleError(
+            f"manifest field 'graphs.{name}.outputs' does not fit the rest of the manifest: image_rows "
+            f"{manifest.compute_dtype} [..., {manifest.text.image_rows or 'rows'}, {manifest.decoder.hidden_size}] is "
+            "implied; build the bundle again"
+        )
+
+
 def _caches(manifest: Manifest, layers: Sequence[int], prefix: str) -> Values:
     decoder = manifest.decoder
     shape: Shape = ("batch", decoder.num_kv_heads, "cache", decoder.head_dim)
     return {
-        f"{prefix}{kind}_cache.{layer}": (decoder.cache_dtype, shape)
+        f"{prefix}{kind}_cache.{layer}": (manifest.cache_dtype, shape)
         for kind in ("key", "value")
         for layer in range(*layers)
     }
@@ -105,11 +131,6 @@ def _cross(manifest: Manifest, layers: Sequence[int], dtype: str) -> Values:
     decoder = manifest.decoder
     shape: Shape = ("batch", decoder.num_heads, "source", decoder.head_dim)
     return {f"cross_{kind}.{layer}": (dtype, shape) for kind in ("key", "value") for layer in range(*layers)}
-
-
-def _float_dtype(graph: GraphInfo) -> str:
-    """The dtype of a graph's first floating-point input: the manifest has no field of its own for it."""
-    return next((value.dtype for value in graph.inputs if value.dtype in FLOATS), "float32")
 
 
 def _compare(where: str, expected: Values, found: Sequence[ValueInfo]) -> None:

@@ -27,7 +27,13 @@ class KVArena:
     """
 
     def __init__(
-        self, engine: Engine, decoder: DecoderInfo, max_length: int, max_width: int, max_batch: int = 1
+        self,
+        engine: Engine,
+        decoder: DecoderInfo,
+        max_length: int,
+        max_width: int,
+        max_batch: int = 1,
+        cache_dtype: str = "float32",
     ):
         self.capacity = max_length + max_width
         self.max_batch = max_batch
@@ -40,8 +46,8 @@ class KVArena:
         self.keys: list[Buffer] = []
         self.values: list[Buffer] = []
         for layer in range(decoder.num_layers):
-            self.keys.append(engine.allocate(f"key_cache.{layer}", shape, decoder.cache_dtype))
-            self.values.append(engine.allocate(f"value_cache.{layer}", shape, decoder.cache_dtype))
+            self.keys.append(engine.allocate(f"key_cache.{layer}", shape, cache_dtype))
+            self.values.append(engine.allocate(f"value_cache.{layer}", shape, cache_dtype))
         self.reset()
 
     @property

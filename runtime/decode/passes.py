@@ -65,7 +65,7 @@ class Decoder:
                 f"manifest field 'verify_width': {manifest.verify_width} is not supported by engine {engine.name}"
             )
         info = self._info = manifest.decoder
-        self.arena = KVArena(engine, info, self.max_length, self.max_width, max_batch)
+        self.arena = KVArena(engine, info, self.max_length, self.max_width, max_batch, manifest.cache_dtype)
         self._segments = manifest.segments
         prefill = self.max_width if info.cross_attention else min(PREFILL_WIDTH, self.arena.capacity)
         self._widest = max(prefill, self.max_width)

@@ -170,7 +170,7 @@ def _report(
         "schema_version": 1,
         "bundle": str(session.bundle.path),
         "model": manifest.model.source,
-        "precision": manifest.precision,
+        "precision": manifest.weights_dtype,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
         "draft_length": length,
         "max_new_tokens": options["max_new_tokens"],
@@ -248,7 +248,7 @@ def _bound(
         rows += prompt
     engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
     timer = GraphTimer(session.bundle, engine, cache=rows, source=prompt)
-    costs = timer.costs(draft.layer, draft.graph, widths)
+    costs = timer.costs(draft.layer, draft.graphs.get("imitation"), widths)
     if not alphas or length + 1 not in costs.tail:
         return costs, None
     expected, seconds = expected_tokens(alphas, length), cycle_seconds(costs, length)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..bundle.folder import Bundle
-from ..bundle.manifest import ITEM_SIZES, Manifest
+from ..bundle.manifest import Manifest
+from ..bundle.schema import ITEM_SIZES
 
 
 def kv_bytes_per_token(manifest: Manifest) -> int:
     """Bytes that one position adds to the key/value buffers of all decoder layers."""
     decoder = manifest.decoder
-    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[decoder.cache_dtype]
+    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[manifest.cache_dtype]
 
 
 def kv_bytes(manifest: Manifest) -> int:
@@ -30,7 +31,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
         "path": str(bundle.path),
         "model": manifest.model.to_dict(),
         "producer": manifest.producer,
-        "precision": manifest.precision,
+        "precision": manifest.weights_dtype,
         "limits": manifest.limits.to_dict(),
         "decoder": {
             "num_layers": decoder.num_layers,
@@ -41,7 +42,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
             "position": decoder.position,
             "cross_attention": decoder.cross_attention,
             "cuts": decoder.cuts,
-            "cache_dtype": decoder.cache_dtype,
+            "cache_dtype": manifest.cache_dtype,
         },
         "kv": {"bytes_per_token": kv_bytes_per_token(manifest), "bytes": kv_bytes(manifest)},
         "text": {

@@ -28,7 +28,7 @@ class SelfDraft:
         self.name = draft.name
         assert draft.layer is not None
         self.cut: int | None = list(cuts).index(draft.layer)
-        self._graph = draft.graph
+        self._graph = draft.graphs.get("imitation")
         self._pick = pick
 
     def begin(self, request: Request) -> None:

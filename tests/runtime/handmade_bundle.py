@@ -14,7 +14,6 @@ from vlmexport.runtime.bundle.interfaces import interface
 from vlmexport.runtime.bundle.manifest import (
     DecoderInfo,
     EncoderInfo,
-    GraphInfo,
     ImageInfo,
     TensorInfo,
     TextInfo,
@@ -82,11 +81,19 @@ def _add_interfaces(data: dict[str, Any]) -> dict[str, Any]:
         "decoder": DecoderInfo, "text": TextInfo, "image": ImageInfo, "encoder": EncoderInfo,
     }  # fmt: skip
     made: dict[str, Any] = {
-        name: None if data[name] is None else part._parse(data[name], name) for name, part in parts.items()
+        name: None if data[name] is None else part.parse(data[name], name) for name, part in parts.items()
     }
-    made["tensors"] = {"embedding_table": TensorInfo._parse(data["tensors"]["embedding_table"], "")}
-    for name, graph in data["graphs"].items():
-        sides = interface(SimpleNamespace(**made), name, GraphInfo._parse(graph, name))  # type: ignore[arg-type]
+    made["compute_dtype"] = made["cache_dtype"] = "float32"
+    made["tensors"] = {"embedding_table": TensorInfo.parse(data["tensors"]["embedding_table"], "")}
+    for graph in data["graphs"].values():
+        if graph["role"] == "vision":
+            image, text = made["image"], made["text"]
+            sides: Any = (
+                {"pixel_values": ("float32", ("batch", 3, image.height, image.width))},
+                {"image_rows": ("float32", ("batch", text.image_rows, made["decoder"].hidden_size))},
+            )
+        else:
+            sides = interface(SimpleNamespace(**made), graph["role"], graph.get("layers"))  # type: ignore[arg-type]
         for side, values in zip(("inputs", "outputs"), sides, strict=True):
             graph[side] = [
                 {"name": key, "dtype": dtype, "shape": list(shape)} for key, (dtype, shape) in values.items()
@@ -118,13 +125,13 @@ def manifest(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
     }  # fmt: skip
     data = {
         "format": "vlmexport-bundle",
-        "schema_version": 1,
+        "schema_version": 2,
         "producer": {"vlmexport": "0.1.0", "created": "2026-01-01T00:00:00Z"},
         "model": {
             "source": "handmade", "family": family, "architecture": "Handmade", "fingerprint": "sha256:0",
             "decoder": "t5" if seeing else "llama", "parameters": 1234,
         },
-        "precision": "float32",
+        "weights_dtype": "float32", "compute_dtype": "float32", "cache_dtype": "float32",
         "limits": {"max_length": 64, "max_batch": 1, "max_width": 8, "max_source": 20 if seeing else None},
         "text": {
             "tokenizer": "tokenizer.json", "vocab_size": vocab, "eos_token_ids": [1], "pad_token_id": 0,
@@ -137,15 +144,15 @@ def manifest(tokenizer: Tokenizer, family: str) -> dict[str, Any]:
             "num_layers": 2, "hidden_size": 8, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4,
             "position": "relative_bias" if seeing else "rotary", "mask_dtype": "float32" if seeing else "bool",
             "mask_heads": 2 if seeing else 1, "cross_attention": seeing, "cuts": [0, 1, 2],
-            "cache_dtype": "float32", "relative_bias": bias if seeing else None,
+            "relative_bias": bias if seeing else None,
         },
         "encoder": {"num_heads": 2, "relative_bias": bias | {"tensor": "encoder.relative_bias"}} if seeing else None,
         "graphs": graphs,
         "weights": {"file": "weights.bin", "bytes": end},
         "tensors": tensors,
         "drafts": [
-            {"name": "imitation@1", "kind": "imitation", "layer": 1, "graph": "imitation.1", "trained": True},
-            {"name": "early-exit@1", "kind": "early-exit", "layer": 1, "graph": None, "trained": False},
+            {"name": "imitation@1", "kind": "imitation", "layer": 1, "graphs": {"imitation": "imitation.1"}, "trained": True},
+            {"name": "early-exit@1", "kind": "early-exit", "layer": 1, "graphs": {}, "trained": False},
         ],
         "policy": {"draft": "imitation@1", "speculative": True, "draft_length": 5, "confidence_threshold": None},
         "verify_width": None,

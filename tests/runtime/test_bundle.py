@@ -115,7 +115,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "link out of the bundle": (_link_outside, r"head\.onnx: leads out of the bundle"),
     "folder instead of a file": (_folder_instead_of_file, "not a regular file"),
-    "newer schema": (_set("schema_version", 2), r"'schema_version': 2 is newer .* upgrade"),
+    "newer schema": (_set("schema_version", 3), r"'schema_version': 3 is newer .* upgrade"),
+    "older schema": (
+        _set("schema_version", 1),
+        r"'schema_version': 1 is of an older .* build the bundle again",
+    ),
     "other format": (_set("format", "zip"), "'format': 'zip'"),
     "parent path": (_set("files/..%2f", _FILE), "files"),
     "parent folder": (_edit(lambda d: d["files"].update({"../x": _FILE})), r"'\.\./x'"),

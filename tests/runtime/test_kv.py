@@ -38,7 +38,7 @@ class Memory:
 def info(layers: int = 2, heads: int = 2, size: int = 3) -> DecoderInfo:
     return DecoderInfo(
         num_layers=layers, hidden_size=8, num_heads=4, num_kv_heads=heads, head_dim=size, position="rotary",
-        mask_dtype="bool", mask_heads=1, cross_attention=False, cuts=[0, layers], cache_dtype="float32",
+        mask_dtype="bool", mask_heads=1, cross_attention=False, cuts=[0, layers],
     )  # fmt: skip
 
 

@@ -38,9 +38,8 @@ def test_round_trip_keeps_everything(valid: dict[str, Any]) -> None:
     assert written["later"] == {"new": 1}
     assert written["decoder"]["later"] == [1, 2]
     assert Manifest.from_dict(json.loads(json.dumps(written))).to_dict() == written
-    assert {key: written[key] for key in valid} == Manifest.from_dict(valid).to_dict() | {
-        "decoder": written["decoder"],
-    }
+    again = Manifest.from_dict(valid).to_dict()
+    assert written == again | {"decoder": again["decoder"] | {"later": [1, 2]}, "later": {"new": 1}}
 
 
 def test_documented_example_is_the_format() -> None:
@@ -68,7 +67,7 @@ def test_documented_example_is_the_format() -> None:
         ("decoder/cuts", [0, 1], "decoder.cuts"),
         ("decoder/position", "alibi", "decoder.position"),
         ("decoder/relative_bias", None, "decoder.relative_bias"),
-        ("encoder", None, "encoder"),
+        ("encoder", None, "graphs.encoder"),
         ("image/std", [0.2, 0.0, 0.2], r"image.std\[1\]"),
         ("image/rescale_factor", float("nan"), "image.rescale_factor"),
         ("graphs/head/role", "tail", "graphs.head.role"),
@@ -87,7 +86,7 @@ def test_documented_example_is_the_format() -> None:
         ("tensors/embedding_table/shape", [1, 2], "tensors.embedding_table"),
         ("tensors/decoder.relative_bias/shape", [2, 32], "tensors.decoder.relative_bias.shape"),
         ("drafts/0/layer", 2, r"drafts\[0\].layer"),
-        ("drafts/0/graph", "imitation.9", r"drafts\[0\].graph"),
+        ("drafts/0/graphs/imitation", "imitation.9", r"drafts\[0\].graphs.imitation"),
         ("drafts/1/name", "imitation@1", "name"),
         ("policy/draft", "medusa@1", "policy.draft"),
         ("policy/confidence_threshold", 1.5, "policy.confidence_threshold"),
@@ -95,18 +94,18 @@ def test_documented_example_is_the_format() -> None:
         # numbers that fit their own range but nothing else in the manifest
         ("image/mean", [10**400, 0, 0], r"image.mean\[0\]"),
         ("image/rescale_factor", 0, "image.rescale_factor"),
-        ("image/height", 17, r"graphs.vision.inputs\[0\]'.*implies float32 \['batch', 3, 17, 24\]"),
-        ("text/image_rows", 5, r"graphs.vision.outputs\[0\]"),
-        ("text/image_rows", None, "text.image_rows"),
+        ("image/height", 17, r"graphs.vision.inputs.*\[17, 24\]"),
+        ("text/image_rows", 5, r"graphs.vision.outputs"),
+        ("text/image_rows", None, "limits.max_image_rows"),
         ("text/vocab_size", 5, "text.vocab_size"),
         ("text/decoder_start_token_id", 10**6, "text.decoder_start_token_id"),
         ("decoder/head_dim", 5, "graphs.cross_kv.outputs|graphs.commit.inputs"),
         ("decoder/mask_dtype", "bool", "attn_mask is float32"),
-        ("decoder/cache_dtype", "float16", "key_cache"),
+        ("cache_dtype", "float16", "key_cache"),
         ("decoder/position", "rotary", "positions"),
         ("decoder/relative_bias/max_distance", 16, "max_distance': 16 is not above half"),
         ("tensors/embedding_table/offset", 1, "offset': 1 is not a multiple of 64"),
-        ("drafts/0/graph", "segment.0", r"drafts\[0\].graph"),
+        ("drafts/0/graphs/imitation", "segment.0", r"drafts\[0\].graphs.imitation"),
         ("graphs/head/outputs", [], "graphs.head.outputs.*logits"),
         ("graphs/head/outputs/0/shape", ["rows"], r"graphs.head.outputs\[0\]"),
         ("graphs/head/inputs/0/dtype", "int64", "graphs.head.inputs"),

@@ -38,15 +38,15 @@ def test_every_schema_is_a_valid_schema(path: Path) -> None:
 @pytest.mark.parametrize("family", ["blip2", "llama"])
 def test_manifests_and_inspect_output_are_valid(tmp_path: Path, family: str) -> None:
     folder = handmade_bundle.write_bundle(tmp_path / "bundle", family)
-    assert errors("manifest-1", handmade_bundle.read(folder)) == []
+    assert errors("manifest-2", handmade_bundle.read(folder)) == []
     bundle = Bundle.open(folder)
-    assert errors("manifest-1", bundle.manifest.to_dict()) == []
+    assert errors("manifest-2", bundle.manifest.to_dict()) == []
     assert errors("inspect-1", facts(bundle) | {"checked": {"sizes": 9, "sha256": None}}) == []
 
 
 WRONG = {
-    "limits/max_length": 0, "limits/max_width": "8", "format": "zip", "schema_version": 2, "decoder/head_dim": -1,
-    "decoder/position": "alibi", "graphs/head/role": "tail", "graphs/head/file": "../head.onnx", "drafts": {},
+    "limits/max_length": 0, "limits/max_width": "8", "format": "zip", "schema_version": 3, "decoder/head_dim": -1,
+    "decoder/position": "alibi", "graphs/head/role": 7, "graphs/head/file": "../head.onnx", "drafts": {},
     "weights/bytes": -1, "text/eos_token_ids": None, "image/mean": [1.0], "verify_width": 0, "model": None,
 }  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_schema_and_reader_refuse_the_same(tmp_path: Path, path: str) -> None:
     for name in parents:
         part = part[name]
     part[last] = WRONG[path]
-    assert errors("manifest-1", data)
+    assert errors("manifest-2", data)
     with pytest.raises(BundleError):
         Manifest.from_dict(data)
 
@@ -70,7 +70,7 @@ def test_schema_and_reader_refuse_the_same(tmp_path: Path, path: str) -> None:
 def test_required_fields(tmp_path: Path, name: str) -> None:
     data = handmade_bundle.read(handmade_bundle.write_bundle(tmp_path / "bundle"))
     del data[name]
-    assert errors("manifest-1", data)
+    assert errors("manifest-2", data)
     with pytest.raises(BundleError):
         Manifest.from_dict(data)
 
@@ -79,5 +79,5 @@ def test_unknown_fields_of_later_versions_are_accepted(tmp_path: Path) -> None:
     data = handmade_bundle.read(handmade_bundle.write_bundle(tmp_path / "bundle"))
     data["later"] = {"x": 1}
     data["decoder"]["later"] = 1
-    assert errors("manifest-1", data) == []
+    assert errors("manifest-2", data) == []
     assert Manifest.from_dict(data).to_dict()["later"] == {"x": 1}

@@ -1,0 +1,155 @@
+"""Checks between the fields of a manifest: every name that points to something must be found."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..errors import BundleError
+from .interfaces import ROLES, check_interfaces
+from .schema import ITEM_SIZES, failure
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+NUMBERED = ("segment", "imitation")
+"""Roles of graphs named `role.number`; the other known ones carry the name of their role."""
+
+
+def check_references(manifest: Manifest) -> None:
+    """Checks between fields; every name that points to something must be found."""
+    decoder, graphs = manifest.decoder, manifest.graphs
+    cuts = decoder.cuts
+    if len(cuts) < 2 or cuts[0] != 0 or cuts[-1] != decoder.num_layers or cuts != sorted(set(cuts)):
+        raise failure("decoder.cuts", cuts, f"a rising list from 0 to num_layers ({decoder.num_layers})")
+    if decoder.num_heads % decoder.num_kv_heads:
+        raise failure(
+            "decoder.num_kv_heads", decoder.num_kv_heads, f"a divisor of num_heads ({decoder.num_heads})"
+        )
+    if decoder.mask_heads not in (1, decoder.num_heads):
+        raise failure("decoder.mask_heads", decoder.mask_heads, f"1 or num_heads ({decoder.num_heads})")
+    if decoder.position == "relative_bias" and decoder.relative_bias is None:
+        raise BundleError(
+            "manifest field 'decoder.relative_bias' is null although decoder.position is relative_bias"
+        )
+    for name, graph in graphs.items():
+        base, _, number = name.partition(".")
+        numbered = graph.role in NUMBERED
+        if (graph.role in ROLES or base in ROLES) and (
+            base != graph.role or numbered != number.isdigit() or (not numbered and number)
+        ):
+            expected = f"{graph.role}.NUMBER" if numbered else graph.role
+            raise BundleError(
+                f"manifest field 'graphs.{name}.role': {graph.role!r} needs the graph name {expected}"
+            )
+        if graph.file not in manifest.files:
+            raise failure(f"graphs.{name}.file", graph.file, "listed under 'files'")
+    for index, name in enumerate(manifest.segments):
+        if name not in graphs:
+            raise BundleError(f"manifest field 'graphs.{name}' is missing although decoder.cuts is {cuts}")
+        expected_layers = [cuts[index], cuts[index + 1]]
+        if graphs[name].layers != expected_layers:
+            raise failure(
+                f"graphs.{name}.layers", graphs[name].layers, f"{expected_layers}, as decoder.cuts says"
+            )
+    if len([graph for graph in graphs.values() if graph.role == "segment"]) != len(cuts) - 1:
+        raise BundleError(f"manifest field 'graphs' holds other segments than decoder.cuts {cuts} names")
+    needed = ["embed", "head"]
+    needed += ["cross_kv"] if decoder.cross_attention else []
+    needed += ["encoder"] if manifest.encoder is not None else []
+    needed += ["vision"] if manifest.image is not None else []
+    for name in needed:
+        if name not in graphs:
+            raise BundleError(f"manifest field 'graphs.{name}' is missing; build the bundle again")
+    if decoder.cross_attention and manifest.encoder is None and manifest.image is None:
+        raise BundleError(
+            "manifest fields 'encoder' and 'image' are null although decoder.cross_attention is true"
+        )
+    if decoder.position == "learned" and decoder.max_positions is None:
+        raise BundleError(
+            "manifest field 'decoder.max_positions' is null although decoder.position is learned"
+        )
+    if "encoder" in graphs and manifest.encoder is None:
+        raise BundleError("manifest field 'encoder' is null although there is a graph 'graphs.encoder'")
+    if manifest.image is not None and not manifest.text.image_rows and manifest.limits.max_image_rows is None:
+        raise BundleError(
+            "manifest field 'limits.max_image_rows' is null although 'text.image_rows' is not set"
+        )
+    for where in (manifest.weights.file, manifest.text.tokenizer):
+        if where not in manifest.files:
+            raise BundleError(f"manifest field 'files' does not list {where!r}")
+    _check_tensors(manifest)
+    _check_tokens(manifest)
+    names = [draft.name for draft in manifest.drafts]
+    for index, draft in enumerate(manifest.drafts):
+        if names.count(draft.name) > 1:
+            raise failure(f"drafts[{index}].name", draft.name, "unique")
+        where = f"drafts[{index}]"
+        for role, graph in draft.graphs.items():
+            if graph not in graphs or graphs[graph].role != role:
+                raise failure(f"{where}.graphs.{role}", graph, f"a graph of role {role} of this bundle")
+        if draft.layer is not None and draft.layer not in cuts[1:-1]:
+            raise failure(f"{where}.layer", draft.layer, f"one of the cuts {cuts[1:-1]}")
+        if draft.vocabulary is not None:
+            d2t = manifest.tensors.get(draft.vocabulary.d2t)
+            if d2t is None or d2t.dtype != "int64" or d2t.shape != [draft.vocabulary.size]:
+                expected = f"an int64 [{draft.vocabulary.size}] tensor of this bundle"
+                raise failure(f"{where}.vocabulary.d2t", draft.vocabulary.d2t, expected)
+        if draft.tree is not None and any(
+            not -1 <= p < max(i, 1) - (i == 0) for i, p in enumerate(draft.tree)
+        ):
+            raise failure(f"{where}.tree", draft.tree, "a list of parents, each before its child")
+    if manifest.policy.draft is not None and manifest.policy.draft not in names:
+        raise failure("policy.draft", manifest.policy.draft, f"one of the drafts {names}")
+    check_interfaces(manifest)
+
+
+def _check_tokens(manifest: Manifest) -> None:
+    """Every token id has a row in the embedding table."""
+    text = manifest.text
+    rows = manifest.tensors["embedding_table"].shape[0]
+    if text.vocab_size != rows:
+        raise failure("text.vocab_size", text.vocab_size, f"{rows}, the rows of the embedding table")
+    names = ("pad_token_id", "bos_token_id", "decoder_start_token_id", "image_token_id")
+    tokens = {name: getattr(text, name) for name in names}
+    tokens |= {f"eos_token_ids[{index}]": token for index, token in enumerate(text.eos_token_ids)}
+    for name, token in tokens.items():
+        if token is not None and token >= text.vocab_size:
+            raise failure(f"text.{name}", token, f"below vocab_size ({text.vocab_size})")
+
+
+def _check_tensors(manifest: Manifest) -> None:
+    for name, tensor in manifest.tensors.items():
+        expected = math.prod(tensor.shape) * ITEM_SIZES[tensor.dtype]
+        if tensor.bytes != expected:
+            raise failure(
+                f"tensors.{name}.bytes", tensor.bytes, f"{expected}, which its shape and dtype need"
+            )
+        if tensor.offset + tensor.bytes > manifest.weights.bytes:
+            raise failure(
+                f"tensors.{name}.offset", tensor.offset, f"inside weights of {manifest.weights.bytes} bytes"
+            )
+        if tensor.offset % 64:
+            raise failure(f"tensors.{name}.offset", tensor.offset, "a multiple of 64")
+    table = manifest.tensors.get("embedding_table")
+    if table is None:
+        raise BundleError("manifest field 'tensors.embedding_table' is missing; build the bundle again")
+    width = manifest.decoder.hidden_size
+    if len(table.shape) != 2 or table.shape[1] != width:
+        raise failure("tensors.embedding_table.shape", table.shape, f"[vocabulary, {width}]")
+    sides = {"decoder": (manifest.decoder.relative_bias, manifest.decoder.num_heads)}
+    if manifest.encoder is not None:
+        sides["encoder"] = (manifest.encoder.relative_bias, manifest.encoder.num_heads)
+    for side, (bias, heads) in sides.items():
+        if bias is None:
+            continue
+        if bias.max_distance <= bias.num_buckets // 2:
+            expected = f"above half of num_buckets ({bias.num_buckets})"
+            raise failure(f"{side}.relative_bias.max_distance", bias.max_distance, expected)
+        if bias.tensor not in manifest.tensors:
+            raise failure(f"{side}.relative_bias.tensor", bias.tensor, "listed under 'tensors'")
+        if manifest.tensors[bias.tensor].shape != [bias.num_buckets, heads]:
+            shape = manifest.tensors[bias.tensor].shape
+            raise failure(
+                f"tensors.{bias.tensor}.shape", shape, f"[{bias.num_buckets}, {heads}] (buckets, heads)"
+            )
