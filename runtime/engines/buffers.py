@@ -15,24 +15,23 @@ class HostBuffer:
     Shapes are contiguous layouts from the start of the buffer: every (width, length) has its own.
     """
 
-    __slots__ = ("_direct", "_engine", "_flat", "buffer")
+    __slots__ = ("_direct", "_dtype", "_engine", "_flat", "buffer")
 
     def __init__(self, engine: Engine, name: str, size: int, dtype: str):
-        self._engine = engine
-        self._direct = getattr(engine, "host_memory", False)
-        self.buffer = engine.allocate(name, (size,), dtype)
-        self._flat: np.ndarray | None = (
-            engine.read(engine.view(self.buffer, (size,))) if self._direct else np.zeros(size, DTYPES[dtype])
-        )
+        """`size` counts elements of `dtype`."""
+        self._engine, self._dtype = engine, dtype
+        self._direct = engine.host_memory
+        self.buffer = engine.allocate(name, size * DTYPES[dtype].itemsize)
+        whole = self.buffer.view((size,), dtype)
+        self._flat: np.ndarray = engine.read(whole) if self._direct else np.zeros(size, DTYPES[dtype])
 
     def host(self, shape: tuple[int, ...]) -> np.ndarray:
         """The host side in this shape; writable."""
-        assert self._flat is not None
         return self._flat[: math.prod(shape)].reshape(shape)
 
     def view(self, shape: tuple[int, ...]) -> View:
         """The engine side in this shape."""
-        return self._engine.view(self.buffer, shape)
+        return self.buffer.view(shape, self._dtype)
 
     def push(self, shape: tuple[int, ...]) -> None:
         """Bring what the host wrote in this shape to the engine."""

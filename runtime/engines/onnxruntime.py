@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
-from .base import DTYPES, Buffer, Call, View
+from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest, ValueInfo
@@ -43,11 +43,11 @@ def use_global_pool(threads: int | None = None) -> int:
     The size is fixed by the first call; another explicit size later raises `OptionError`.
     """
     global _pool_threads
-    most = max(MOST_THREADS, _available_cores())
+    most = max(MOST_THREADS, cores())
     if threads is not None and (type(threads) is not int or not 1 <= threads <= most):
         raise OptionError(f"threads: {threads!r} is not an integer in 1..{most}")
     if _pool_threads is None:
-        wanted = threads or _available_cores()
+        wanted = threads or cores()
         try:
             ort.set_global_thread_pool_sizes(wanted, 1)
         except Exception as error:  # the pool belongs to other code in this process
@@ -60,12 +60,6 @@ def use_global_pool(threads: int | None = None) -> int:
     elif threads is not None and threads != _pool_threads:
         raise OptionError(f"threads: {threads} asked for, but this process already uses {_pool_threads}")
     return _pool_threads
-
-
-def _available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _BoundCall:
@@ -85,7 +79,7 @@ class _BoundCall:
             raise _failure("run", self._file, error) from error
 
 
-class OnnxRuntimeCpu:
+class OnnxRuntimeCpu(Engine):
     """`Engine` on ONNX Runtime's CPU provider. Graphs are loaded when first bound, or by `load`.
 
     Weights stay single: ONNX Runtime maps `weights.bin`, repacks each matrix once for its kernels and lets the
@@ -93,11 +87,11 @@ class OnnxRuntimeCpu:
     """
 
     name = "onnxruntime-cpu"
-    static_cache = False
     host_memory = True
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int | None = None):
-        self._folder, self._graphs = Path(folder), manifest.graphs
+        super().__init__(manifest.graphs)
+        self._folder = Path(folder)
         # Handing out parts of a small matrix takes longer than multiplying it: a 17 MB model is as fast on one
         # thread as on two, and does not stumble when other programs take a core.
         self._pooled = threads is not None or manifest.weights.bytes >= SINGLE_THREAD_BYTES
@@ -110,27 +104,23 @@ class OnnxRuntimeCpu:
         for graph in graphs:
             self._session(graph)
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
-        size = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+    def allocate(self, name: str, nbytes: int) -> Buffer:
         try:
-            raw = np.zeros(size + _ALIGNMENT, np.uint8)
+            raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
         except MemoryError:
             raise CapacityError(
-                f"no memory for {name!r} ({size / 1e9:.1f} GB); load with a smaller max_length or max_batch"
+                f"no memory for {name!r} ({nbytes / 1e9:.1f} GB); load with a smaller max_length or max_batch"
             ) from None
         start = -raw.ctypes.data % _ALIGNMENT
-        flat = raw[start : start + size].view(DTYPES[dtype])
-        return Buffer(name, tuple(shape), dtype, flat.ctypes.data, flat)
-
-    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
-        return View(buffer, tuple(shape), offset).check()
+        data = raw[start : start + nbytes]
+        return Buffer(name, nbytes, data.ctypes.data, data)
 
     def constant(self, name: str, array: np.ndarray) -> View:
         flat = np.ascontiguousarray(array).reshape(-1)
-        dtype = next(key for key, value in DTYPES.items() if value == flat.dtype and key != "bfloat16")
-        return View(Buffer(name, array.shape, dtype, flat.ctypes.data, flat), array.shape)
+        data = flat.view(np.uint8)
+        return Buffer(name, data.nbytes, data.ctypes.data, data).view(array.shape, dtype_name(flat))
 
-    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+    def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
         key = (
             graph,
             *((name, view.address, view.shape) for name, view in inputs.items()),
@@ -142,7 +132,7 @@ class OnnxRuntimeCpu:
             return call
         session = self._session(graph)
         binding = session.io_binding()
-        file = self._graphs[graph].file
+        file = self.graphs[graph].file
         try:
             for name, view in inputs.items():
                 binding.bind_input(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
@@ -162,7 +152,9 @@ class OnnxRuntimeCpu:
         np.copyto(self.read(view), array)
 
     def read(self, view: View) -> np.ndarray:
-        return view.buffer.data[view.offset : view.offset + view.size].reshape(view.shape)
+        dtype = DTYPES[view.dtype]
+        start = view.offset * dtype.itemsize
+        return view.buffer.data[start : start + view.nbytes].view(dtype).reshape(view.shape)
 
     def close(self) -> None:
         """Drop every session and bound call."""
@@ -176,9 +168,7 @@ class OnnxRuntimeCpu:
         return session
 
     def _load(self, graph: str) -> ort.InferenceSession:
-        if graph not in self._graphs:
-            raise BundleError(f"the bundle has no graph {graph!r}; it has {', '.join(sorted(self._graphs))}")
-        info = self._graphs[graph]
+        info = self.interface(graph)
         try:
             session = ort.InferenceSession(
                 str(self._folder / info.file),

@@ -8,15 +8,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from ..cores import cores
+
 PACKAGES = ("vlmexport", "numpy", "onnxruntime", "onnxruntime-gpu")
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        return os.cpu_count() or 1
 
 
 def describe() -> dict[str, Any]:
