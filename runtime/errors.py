@@ -31,6 +31,10 @@ class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 
 
+class NumericsError(VlmexportError):
+    """A graph gave NaN or infinity: a request ends rather than serve it."""
+
+
 class ExportError(VlmexportError):
     """A model could not be exported."""
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import proposers
 from .errors import OptionError
 from .options import integer, number
 from .speculate.policy import DraftPolicy, FixedLength
@@ -15,7 +14,6 @@ from .speculate.sampling import Sampling
 
 if TYPE_CHECKING:
     from .bundle.manifest import DraftInfo, Manifest
-    from .speculate.proposer import Proposer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class RequestOptions:
             raise OptionError(f"draft: {self.draft!r:.80} is not the name or kind of a draft")
         if self.draft_length is not None:
             found["draft_length"] = integer("draft_length", self.draft_length, 0)
-        if self.policy is not None and not callable(getattr(self.policy, "draft_length", None)):
+        if self.policy is not None and not callable(getattr(self.policy, "allot", None)):
             raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
@@ -71,15 +69,13 @@ class Settings:
     eos: frozenset[int]
     sampling: Sampling
     forced: float | None
-    draft_name: str | None = None
+    draft: DraftInfo | None = None
     draft_length: int = 0
-    proposer: Proposer | None = None
+    """Most tokens of a proposal; 0 where a policy of the caller's decides."""
     policy: DraftPolicy | None = None
 
 
-def resolve(
-    options: RequestOptions, manifest: Manifest, draft_pick: Callable[[Any], int] | None = None
-) -> Settings:
+def resolve(options: RequestOptions, manifest: Manifest) -> Settings:
     """Fill in what the manifest decides. Raises `OptionError` for a draft or a length that the bundle has not."""
     widest = manifest.limits.max_width
     if options.draft_length is not None and options.draft_length >= widest:
@@ -99,7 +95,7 @@ def resolve(
         "sampling": sampling,
         "forced": options.force_acceptance,
     }
-    chosen = choose_draft(manifest, options.draft) if options.speculative else None
+    chosen = manifest.choose_draft(options.draft) if options.speculative else None
     if chosen is None:
         return Settings(**request)
     defaults, length, threshold = manifest.policy, options.draft_length, options.confidence_threshold
@@ -109,23 +105,7 @@ def resolve(
         threshold = defaults.confidence_threshold
     return Settings(
         **request,
-        draft_name=chosen.name,
+        draft=chosen,
         draft_length=length,
-        proposer=proposers.create(chosen, manifest.decoder.cuts, draft_pick),
         policy=options.policy or FixedLength(length, threshold),
     )
-
-
-def choose_draft(manifest: Manifest, name: str | None) -> DraftInfo | None:
-    """By name, by kind, or the bundle's default, which is none when its policy says speculation is off."""
-    if name == "none":
-        return None
-    if name is None:
-        default = manifest.policy.draft if manifest.policy.speculative else None
-        return None if default is None else manifest.draft(default)
-    exact = manifest.draft(name)
-    of_kind = [draft for draft in manifest.drafts if draft.kind == name]
-    if exact is None and not of_kind:
-        known = ", ".join(draft.name for draft in manifest.drafts) or "no draft"
-        raise OptionError(f"draft: the bundle has no {name!r:.80}; it has {known}; none decodes plainly")
-    return exact or of_kind[0]

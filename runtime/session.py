@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from . import engines
+from . import engines, proposers
 from .bundle.folder import Bundle
 from .decode.passes import Decoder
-from .errors import OptionError, PromptError, VlmexportError
-from .families import get_family
+from .errors import InputError, OptionError, PromptError, VlmexportError
+from .families import Prepared, get_family
 from .options import integer
 from .request import RequestOptions, Settings, resolve
 from .result import Result
-from .speculate.cycle import Generation, Limits
-from .speculate.policy import DraftPolicy
+from .running import Running
+from .speculate.cycle import Cycle
+from .speculate.proposer import Proposer
+from .speculate.sequence import Sequence
 from .speculate.stats import Stats
-from .text.incremental import IncrementalDetokenizer
 
 INT64 = 2**63 - 1
 
@@ -58,17 +62,16 @@ class Stream:
 class Session:
     """One bundle on one device: weights, K/V arena, buffers. Construct with `Session.load`.
 
-    A session serves one request at a time. A second request, from another thread or from inside a running stream,
-    raises `VlmexportError` at once instead of waiting; load a second session (weights are then held twice) or queue.
-    `cancel` may be called from any thread.
+    A session serves one call at a time: a request, or a batch of them decoded together. A second call, from another
+    thread or from inside a running stream, raises `VlmexportError` at once instead of waiting; load a second session
+    (weights are then held twice) or queue. `cancel` may be called from any thread.
     """
 
     def __init__(self, bundle: Bundle, decoder: Decoder, threads: int | None):
         self.bundle, self.decoder, self.threads = bundle, decoder, threads
-        self.max_length = decoder.max_length
-        self.draft_pick: Callable[[np.ndarray], int] | None = None
-        """Replaces how self-drafts choose tokens; for tests (`proposers.always_wrong`)."""
+        self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
+        self._proposers: dict[str, Proposer] = {}
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False
@@ -82,8 +85,9 @@ class Session:
         max_batch: int = 1,
         threads: int | None = None,
     ) -> Session:
-        """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `threads` is the size
-        of the process's one thread pool, by default all cores, for small models only the caller's.
+        """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `max_batch` requests of
+        `generate_batch` are decoded together, each with a key/value cache of its own; `threads` is the size of the
+        process's one thread pool, by default all cores, for small models only the caller's.
 
         Raises `BundleError`, `OptionError`.
         """
@@ -95,7 +99,7 @@ class Session:
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
         engine = engines.create(bundle, device, threads)
         decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
-        session = cls(bundle, decoder, getattr(engine, "threads", threads))
+        session = cls(bundle, decoder, engine.threads)
         session._load_graphs()
         return session
 
@@ -106,36 +110,17 @@ class Session:
         image: Any = None,
         prompt: Any = None,
         *,
-        max_new_tokens: int = 128,
-        draft: str | None = None,
-        speculative: bool = True,
-        draft_length: int | None = None,
-        confidence_threshold: float | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: Sequence[str] | str = (),
-        deadline: float | None = None,
-        ignore_eos: bool = False,
         on_text: Callable[[str], object] | None = None,
-        policy: DraftPolicy | None = None,
-        force_acceptance: float | None = None,
+        **options: Any,
     ) -> Result:
         """Caption an image or answer a prompt.
 
         `image`: path, PIL image, uint8 array [H, W, 3], or None. `prompt`: text, chat messages, or None for the
-        bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
-        `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
-        between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
-        at this rate whatever they are: for timing only, the output is not text.
+        bundle's default. `on_text` receives each piece of text when it is certain. `options` are the fields of
+        `RequestOptions`: max_new_tokens, draft, speculative, draft_length, confidence_threshold, temperature, top_k,
+        top_p, seed, stop, deadline, ignore_eos, policy, force_acceptance.
         Raises `InputError` for the request, `OptionError` for an option.
         """
-        options = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("self", "on_text", "image", "prompt")
-        }
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
         stream = self.stream(image, prompt, **options)
@@ -153,12 +138,11 @@ class Session:
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
-            prepared = self._family.prepare(self.bundle, image, prompt)  # type: ignore[arg-type]
-            yield from self._run(found, prepared.token_ids, prepared.pixel_values, settings, begin)
+            yield from self._run(found, self._prepare(image, prompt), settings, begin)
 
         return Stream(self._guarded(pieces))
 
-    def generate_tokens(self, token_ids: Sequence[int], **options: Any) -> Result:
+    def generate_tokens(self, token_ids: Items[int], **options: Any) -> Result:
         """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template.
 
         Raises `PromptError` for ids outside the vocabulary.
@@ -172,12 +156,37 @@ class Session:
             raise PromptError(str(error)) from None
 
         def pieces(found: list[Result]) -> Iterator[str]:
-            yield from self._run(found, ids, None, settings, time.perf_counter())
+            yield from self._run(found, Prepared(ids), settings, time.perf_counter())
 
         stream = Stream(self._guarded(pieces))
         for _ in stream:
             pass
         return stream.result
+
+    def generate_batch(self, requests: Items[Mapping[str, Any]]) -> list[Result]:
+        """Serve any number of requests, `max_batch` of them decoded together; results in the order of the requests.
+
+        Each request is what `generate` takes, by name: `dict(image=…, prompt=…, max_new_tokens=…, draft=…, …)`, without
+        `on_text`. A finished request makes room for a waiting one at once. Every option is checked before any work;
+        a deadline counts from this call. The tokens are those of single requests, but for near-ties of float32 where
+        another width adds up in another order (docs/architecture.md, rule 1).
+        Raises `InputError` and `OptionError` with the number of the request.
+        """
+        begin = time.perf_counter()
+        waiting = []
+        for number, request in enumerate(requests):
+            if not isinstance(request, Mapping):
+                raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
+            options = {name: value for name, value in request.items() if name not in ("image", "prompt")}
+            try:
+                waiting.append((number, request, self._settings(options)))
+            except OptionError as error:
+                raise OptionError(f"requests[{number}]: {error}") from None
+        found: list[Result | None] = [None] * len(waiting)
+        run = self._guarded(lambda _: self._run_batch(waiting, found, begin))
+        for _ in run([]):
+            pass
+        return cast("list[Result]", found)
 
     def cancel(self) -> None:
         """End the running request after its current cycle with finish reason `cancelled`. For any thread."""
@@ -198,17 +207,37 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def proposer(self, name: str) -> Proposer:
+        """The proposer of the draft called `name`, made at its first use. Raises `OptionError`, `BundleError`."""
+        draft = self.bundle.manifest.draft(name)
+        if draft is None:
+            raise OptionError(f"draft: the bundle has no {name!r:.80}")
+        if name not in self._proposers:
+            self._proposers[name] = proposers.create(draft, self.decoder)
+        return self._proposers[name]
+
+    def replace_proposer(self, name: str, proposer: Proposer) -> None:
+        """Let `proposer` serve the draft called `name` from the next request on (a draft of your own; tests)."""
+        self._proposers[name] = proposer
+
     # --- private ---
 
     def _settings(self, options: dict[str, Any]) -> Settings:
-        return resolve(RequestOptions(**options), self.bundle.manifest, self.draft_pick)
+        unknown = sorted(set(options) - {field.name for field in dataclasses.fields(RequestOptions)})
+        if unknown:
+            raise OptionError(f"unknown option {', '.join(map(repr, unknown))}; see help(RequestOptions)")
+        return resolve(RequestOptions(**options), self.bundle.manifest)
+
+    def _prepare(self, image: Any, prompt: Any) -> Prepared:
+        return self._family.prepare(self.bundle, image, prompt)
 
     def _free_when_idle(self) -> None:
         if not self._busy.acquire(blocking=False):
             return  # the running request calls again when it ends
         decoder, self.decoder = self.decoder, cast(Decoder, None)
-        if decoder is not None and (close := getattr(decoder.engine, "close", None)) is not None:
-            close()
+        self._proposers.clear()
+        if decoder is not None:
+            decoder.engine.close()
         self._busy.release()
 
     def _load_graphs(self) -> None:
@@ -222,9 +251,7 @@ class Session:
         draft = manifest.draft(manifest.policy.draft) if manifest.policy.draft else None
         if draft is not None and manifest.policy.speculative:
             names.extend(draft.graphs.values())
-        load = getattr(self.decoder.engine, "load", None)
-        if load is not None:
-            load(*names)
+        self.decoder.engine.load(*names)
 
     def _guarded(
         self, pieces: Callable[[list[Result]], Iterator[str]]
@@ -238,6 +265,7 @@ class Session:
                 self._cancelled.clear()
                 if self._closed:
                     raise VlmexportError("this session is closed; load the bundle again")
+                self.decoder.reset(0)
                 yield from pieces(found)
             finally:
                 self._busy.release()
@@ -246,75 +274,69 @@ class Session:
 
         return run
 
-    def _run(
-        self,
-        found: list[Result],
-        token_ids: np.ndarray,
-        pixels: np.ndarray | None,
-        settings: Settings,
-        begin: float,
-    ) -> Iterator[str]:
-        stats = Stats(
-            prompt_tokens=len(token_ids), draft=settings.draft_name, forced=settings.forced is not None
-        )
-        stats.draft_length = settings.draft_length
-        logits = self._prefill(token_ids, pixels, stats)
-        limit = min(settings.max_new_tokens, self.max_length - self.decoder.arena.lengths[0] + 1)
-        deadline = None if settings.deadline is None else begin + settings.deadline
-        generation = Generation(
-            self.decoder,
-            logits[0],
-            Limits(limit, settings.eos, deadline, self._cancelled.is_set),
-            stats,
-            settings.proposer,
-            settings.policy,
-            settings.sampling,
-            token_ids.tolist(),
-            settings.forced,
-        )
-        text = IncrementalDetokenizer(self.bundle.tokenizer, settings.stop)
-        parts: list[str] = []
-        tokens = iter(generation)
-        try:
-            for token in tokens:
-                if len(generation.tokens) == 1:
-                    stats.time_to_first_token = time.perf_counter() - begin
-                piece = text.push(token)
-                if text.stopped:
-                    generation.stop("stop")  # also when the end token or the limit came with it
-                if piece:
-                    parts.append(piece)
-                    yield piece
-            rest = text.finish()
-            if text.stopped:  # also when the held-back end completed a stop string
-                generation.stop("stop")
-            if rest:
-                parts.append(rest)
-                yield rest
-        finally:
-            tokens.close()  # type: ignore[attr-defined]
-            stats.total_seconds = time.perf_counter() - begin
-            reason = generation.finish_reason or "cancelled"
-            found.append(Result("".join(parts), generation.tokens, reason, stats))
+    def _start(self, prepared: Prepared, settings: Settings, begin: float) -> Running:
+        proposer = None if settings.draft is None else self.proposer(settings.draft.name)
+        return Running(self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set)
 
-    def _prefill(self, token_ids: np.ndarray, pixels: np.ndarray | None, stats: Stats) -> np.ndarray:
-        decoder, manifest, seconds = self.decoder, self.bundle.manifest, stats.seconds
-        if len(token_ids) == 0:
-            raise PromptError("the prompt is empty; give at least one token")
-        start = time.perf_counter()
-        decoder.reset()
-        image_rows = None if pixels is None else decoder.image_rows(pixels)
-        vision = time.perf_counter()
-        seconds.vision = vision - start
-        rows = decoder.embed(token_ids, image_rows)
-        if manifest.decoder.cross_attention:
-            decoder.encode([rows])
-            first = manifest.text.decoder_start_token_id
-            rows = decoder.embed(np.asarray([0 if first is None else first], np.int64))
-        elif len(rows) > self.max_length:
-            raise PromptError(f"the prompt takes {len(rows)} positions, the session holds {self.max_length}")
-        encoded = time.perf_counter()
-        seconds.encoder = encoded - vision
-        logits = decoder.prefill(rows)
-        seconds.prefill = time.perf_counter() - encoded
-        return logits
+    def _run(
+        self, found: list[Result], prepared: Prepared, settings: Settings, begin: float
+    ) -> Iterator[str]:
+        """One request; its pieces of text."""
+        running = self._start(prepared, settings, begin)
+        sequence, cycle = running.sequence, Cycle(self.decoder)
+        cycle.join(sequence)
+        pieces = running.start()
+        try:
+            yield from pieces
+            while sequence.finish_reason is None and not sequence.interrupted():
+                pieces = running.take(cycle.run()[0])
+                yield from pieces
+            yield from running.last()
+        finally:
+            pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
+            found.append(running.close())
+
+    def _run_batch(
+        self, waiting: list[tuple[int, Mapping[str, Any], Settings]], found: list[Result | None], begin: float
+    ) -> Iterator[str]:
+        """All requests, a batch at a time; nothing is handed out before they are done."""
+        cycle, queue = Cycle(self.decoder), collections.deque(waiting)
+        active: dict[Sequence, tuple[int, Running]] = {}
+
+        def let_go(sequence: Sequence) -> None:
+            number, running = active.pop(sequence)
+            _exhaust(running.last())
+            cycle.leave(sequence)
+            found[number] = running.close()
+
+        try:
+            while queue or active:
+                for sequence in [s for s in active if s.finish_reason is not None or s.interrupted()]:
+                    let_go(sequence)
+                while queue and len(active) < self.max_batch:
+                    number, request, settings = queue.popleft()
+                    if self._cancelled.is_set():
+                        found[number] = Result("", [], "cancelled", Stats())
+                        continue
+                    try:
+                        prepared = self._prepare(request.get("image"), request.get("prompt"))
+                        running = self._start(prepared, settings, begin)
+                    except InputError as error:
+                        raise type(error)(f"requests[{number}]: {error}") from None
+                    cycle.join(running.sequence)
+                    active[running.sequence] = (number, running)
+                    _exhaust(running.start())
+                    if running.sequence.finish_reason is not None:
+                        let_go(running.sequence)
+                if active:
+                    for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
+                        _exhaust(active[sequence][1].take(tokens))
+        finally:
+            for _, running in active.values():  # an error ended the batch
+                running.close()
+        yield from ()
+
+
+def _exhaust(pieces: Iterator[str]) -> None:
+    for _ in pieces:
+        pass

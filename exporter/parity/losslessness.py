@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.proposers import always_wrong
+from ...runtime.proposers.wrong import always_wrong
 from ...runtime.session import Session
 from .capture import SENTENCE, sample_picture
 from .generation import NEAR_TIE, first_difference
@@ -97,7 +97,7 @@ def check_losslessness(
         plain = [generate(request, speculative=False).tokens for request in asked]
         for arm in arms:
             name = arm.partition("(")[2].rstrip(")") or arm
-            with _arm(session, arm):
+            with _arm(session, arm, name):
                 results = [generate(request, draft=name) for request in asked]
             rows.append(
                 _compare(arm, plain, results, lambda at, token: plain_margin(session, asked[at], token))
@@ -132,9 +132,9 @@ def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> floa
 
 
 @contextmanager
-def _arm(session: Session, name: str) -> Iterator[None]:
-    if name.startswith(WRONG):
-        with always_wrong(session):
+def _arm(session: Session, arm: str, draft: str) -> Iterator[None]:
+    if arm.startswith(WRONG):
+        with always_wrong(session, draft):
             yield
     else:
         yield

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BundleError
+from ..errors import BundleError, OptionError
 from .checks import check_references
 from .schema import (
     GIB,
@@ -333,3 +333,21 @@ class Manifest(Part):
     def draft(self, name: str) -> DraftInfo | None:
         """The draft called `name`, or None."""
         return next((draft for draft in self.drafts if draft.name == name), None)
+
+    def choose_draft(self, name: str | None) -> DraftInfo | None:
+        """The draft called `name`, or the preferred one of that kind; the bundle's default for None, which is none
+        when its policy says that speculation is off; None for "none".
+
+        Raises `OptionError` for a name that the bundle has not.
+        """
+        if name == "none":
+            return None
+        default = None if self.policy.draft is None else self.draft(self.policy.draft)
+        if name is None:
+            return default if self.policy.speculative else None
+        exact = self.draft(name)
+        of_kind = [draft for draft in self.drafts if draft.kind == name]
+        if exact is None and not of_kind:
+            known = ", ".join(draft.name for draft in self.drafts) or "no draft"
+            raise OptionError(f"draft: the bundle has no {name!r:.80}; it has {known}; none decodes plainly")
+        return exact or (default if default in of_kind else of_kind[0])

@@ -1,8 +1,9 @@
-"""The key/value arena: one per session, written in place by every graph, bound by address.
+"""Key/value arenas: written in place by every graph, bound by address.
 
-Capacity is `max_length + max_width` rows per sequence: a pass may write `max_width` rows beyond the longest
-sequence before the runtime lowers the length again. ONNX's `Attention` costs as much as the bound buffer is
-long, so on engines without a static cache a view of 128·n rows is bound and re-strided when it grows.
+The decoder's own arena holds `max_length + max_width` rows per sequence: a pass may write `max_width` rows beyond the
+longest sequence before the runtime lowers the length again. ONNX's `Attention` costs as much as the bound buffer is
+long, so on engines without a static cache a view of few rows is bound and re-strided when it grows. Cross-attention
+and drafts with layers of their own keep their keys and values in further arenas.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..bundle.manifest import DecoderInfo
-from ..engines.base import Buffer, Engine, View
+from ..engines.base import DTYPES, Buffer, Engine, View
 from ..errors import CapacityError
 
 BUCKET = 128
@@ -20,61 +20,84 @@ BUCKET = 128
 
 
 class KVArena:
-    """K and V of every decoder layer, and how many rows of each sequence are valid.
+    """K and V of some layers for the sequences of a batch, and how many rows of each sequence are valid.
 
-    Layout of one layer while `rows` are bound: `[batch, kv_heads, rows, head_dim]`, contiguous from the start
-    of a buffer of `max_batch × kv_heads × capacity × head_dim` elements.
+    Layout of one layer while `rows` are bound: `[batch, heads, rows, head_dim]`, contiguous from the start of a buffer
+    of `max_batch × heads × capacity × head_dim` elements: sequences can join and leave without moving the others.
     """
 
     def __init__(
         self,
         engine: Engine,
-        decoder: DecoderInfo,
-        max_length: int,
-        max_width: int,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        dtype: str,
+        capacity: int,
         max_batch: int = 1,
-        cache_dtype: str = "float32",
+        *,
+        bucket: int = BUCKET,
+        static: bool = False,
+        prefix: str = "",
     ):
-        self.capacity = max_length + max_width
-        self.max_batch = max_batch
+        """`prefix` comes before `key_cache.i` in the names of the buffers; the bound view has a multiple of `bucket`
+        rows, or, when `static`, always the whole capacity."""
+        self.capacity, self.max_batch = capacity, max_batch
         self.lengths = [0] * max_batch
-        """Valid rows per sequence. The first entry is the length of a single request."""
+        """Valid rows per sequence; the first `batch` entries count."""
         self.batch = 1
         self.rows = 0
-        self._engine, self._decoder = engine, decoder
-        shape = (max_batch, decoder.num_kv_heads, self.capacity, decoder.head_dim)
-        self.keys: list[Buffer] = []
-        self.values: list[Buffer] = []
-        for layer in range(decoder.num_layers):
-            self.keys.append(engine.allocate(f"key_cache.{layer}", shape, cache_dtype))
-            self.values.append(engine.allocate(f"value_cache.{layer}", shape, cache_dtype))
+        """Rows per head in the bound views."""
+        self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
+        self._shape = (heads, head_dim)
+        size = max_batch * heads * capacity * head_dim * DTYPES[dtype].itemsize
+        self.keys = [engine.allocate(f"{prefix}key_cache.{layer}", size) for layer in range(layers)]
+        self.values = [engine.allocate(f"{prefix}value_cache.{layer}", size) for layer in range(layers)]
         self.reset()
 
     @property
     def length(self) -> int:
         """Longest valid length of the batch, in rows."""
-        return max(self.lengths[: self.batch])
+        return max(self.lengths[: self.batch], default=0)
 
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
 
     def reset(self, batch: int = 1) -> None:
-        """Start a request of `batch` sequences with nothing cached."""
-        if not 1 <= batch <= self.max_batch:
+        """Start with `batch` sequences that have nothing cached."""
+        if not 0 <= batch <= self.max_batch:
             raise CapacityError(
                 f"batch of {batch} sequences; the session was loaded with max_batch={self.max_batch}"
             )
         self.batch = batch
         self.lengths[:] = [0] * self.max_batch
-        self.rows = self.capacity if self._engine.static_cache else min(BUCKET, self.capacity)
+        self.rows = self.capacity if self._static else min(self._bucket, self.capacity)
 
-    def reserve(self, width: int) -> bool:
-        """Make room for a pass of `width` new rows; True when the bound views changed.
+    def add(self) -> int:
+        """A further sequence with nothing cached; returns its place, the last one."""
+        if self.batch == self.max_batch:
+            raise CapacityError(f"the session decodes {self.max_batch} sequences together, not one more")
+        self.lengths[self.batch] = 0
+        self.batch += 1
+        return self.batch - 1
+
+    def remove(self, row: int) -> None:
+        """Forget sequence `row`; the last one takes its place."""
+        last = self.batch - 1
+        if row != last:
+            for buffer in (*self.keys, *self.values):
+                self._engine.copy(self._view(buffer, row, 1), self._view(buffer, last, 1)).run()
+            self.lengths[row] = self.lengths[last]
+        self.lengths[last] = 0
+        self.batch = last
+
+    def reserve(self, width: int, row: int | None = None) -> bool:
+        """Make room for a pass of `width` new rows of sequence `row`, or of all; True when the bound views changed.
 
         Raises `CapacityError` before anything is written when the pass would leave the buffers.
         """
-        needed = max(self.lengths[: self.batch]) + width
+        needed = (self.length if row is None else self.lengths[row]) + width
         if needed > self.capacity:
             raise CapacityError(
                 f"a pass of width {width} at length {needed - width} needs {needed} rows, the buffers hold "
@@ -82,7 +105,7 @@ class KVArena:
             )
         if needed <= self.rows:
             return False
-        self._grow(min(-(-needed // BUCKET) * BUCKET, self.capacity))
+        self._grow(min(-(-needed // self._bucket) * self._bucket, self.capacity))
         return True
 
     def advance(self, count: int, row: int = 0) -> None:
@@ -92,49 +115,59 @@ class KVArena:
             raise CapacityError(f"sequence {row} cannot grow by {count} rows to {length} of {self.capacity}")
         self.lengths[row] = length
 
-    def view(self, layer: int, batch: int | None = None, rows: int | None = None) -> tuple[View, View]:
-        """Key and value views `[batch, kv_heads, rows, head_dim]` of one layer, as currently laid out."""
-        decoder = self._decoder
-        shape = (
-            self.batch if batch is None else batch,
-            decoder.num_kv_heads,
-            self.rows if rows is None else rows,
-            decoder.head_dim,
-        )
-        return self._engine.view(self.keys[layer], shape), self._engine.view(self.values[layer], shape)
+    def view(self, layer: int, row: int = 0, batch: int | None = None) -> tuple[View, View]:
+        """Key and value views `[batch, heads, rows, head_dim]` of one layer, for sequences row..row + batch − 1."""
+        count = self.batch - row if batch is None else batch
+        return self._view(self.keys[layer], row, count), self._view(self.values[layer], row, count)
 
-    def bindings(self, first: int, end: int) -> tuple[dict[str, View], dict[str, View]]:
+    def bindings(
+        self, first: int, end: int, row: int = 0, batch: int | None = None
+    ) -> tuple[dict[str, View], dict[str, View]]:
         """Inputs `key_cache.i value_cache.i` and outputs `updated_*` (same addresses) of layers first..end−1."""
         inputs: dict[str, View] = {}
         outputs: dict[str, View] = {}
         for layer in range(first, end):
-            key, value = self.view(layer)
+            key, value = self.view(layer, row, batch)
             inputs[f"key_cache.{layer}"] = outputs[f"updated_key_cache.{layer}"] = key
             inputs[f"value_cache.{layer}"] = outputs[f"updated_value_cache.{layer}"] = value
         return inputs, outputs
 
     def read(self, layer: int, row: int = 0) -> Mapping[str, np.ndarray]:
-        """Copies of the valid rows of one sequence, `[kv_heads, length, head_dim]`; for tests and tools."""
-        key, value = self.view(layer)
+        """Copies of the valid rows of one sequence, `[heads, length, head_dim]`; for tests and tools."""
+        key, value = self.view(layer, row, 1)
         length = self.lengths[row]
         return {
-            "key": self._engine.read(key)[row, :, :length].copy(),
-            "value": self._engine.read(value)[row, :, :length].copy(),
+            "key": self._engine.read(key)[0, :, :length].copy(),
+            "value": self._engine.read(value)[0, :, :length].copy(),
         }
+
+    def store(self, layer: int, row: int, key: View, value: View) -> None:
+        """Copy `[1, heads, n, head_dim]` to the first n rows of a sequence (cross-attention, once per request)."""
+        for target, source in zip(self.view(layer, row, 1), (key, value), strict=True):
+            array = self._engine.read(target)
+            if not self._engine.host_memory:
+                array = np.array(array)
+            array[:, :, : source.shape[2]] = self._engine.read(source)
+            if not self._engine.host_memory:
+                self._engine.write(target, array)
+
+    def _view(self, buffer: Buffer, row: int, batch: int) -> View:
+        heads, size = self._shape
+        return buffer.view((batch, heads, self.rows, size), self._dtype, row * heads * self.rows * size)
 
     def _grow(self, rows: int) -> None:
         """Re-stride from `self.rows` to `rows` per head, last head first so that nothing is overwritten."""
-        decoder, old = self._decoder, self.rows
-        heads = self.batch * decoder.num_kv_heads
-        valid = max(self.lengths[: self.batch])
-        in_place = getattr(self._engine, "host_memory", False)
+        old, (per_sequence, size) = self.rows, self._shape
+        heads = self.batch * per_sequence
+        valid = self.length
+        in_place = self._engine.host_memory
         for buffer in (*self.keys, *self.values):
-            whole = self._engine.view(buffer, (buffer.size,))
+            whole = buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype)
             flat = self._engine.read(whole)
             if not in_place:
                 flat = np.array(flat)
-            before = flat[: heads * old * decoder.head_dim].reshape(heads, old, decoder.head_dim)
-            after = flat[: heads * rows * decoder.head_dim].reshape(heads, rows, decoder.head_dim)
+            before = flat[: heads * old * size].reshape(heads, old, size)
+            after = flat[: heads * rows * size].reshape(heads, rows, size)
             for head in range(heads - 1, 0, -1):
                 after[head, :valid] = before[head, :valid]  # numpy copies overlapping ranges safely
             # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.

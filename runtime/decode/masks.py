@@ -84,6 +84,16 @@ class CausalMask:
         """Fill `out[row]` for `width` new positions start, start + 1, …; slot = position."""
         out[row] = self.toeplitz[:, start : start + width, : out.shape[3]]
 
+    def node(self, out: np.ndarray, row: int, start: int, tree: TokenTree, node: int) -> None:
+        """Fill `out[row]` of width 1 for one node of a tree whose root takes slot and position `start`."""
+        target = out[row, :, 0]
+        depths = np.asarray(tree.depths)
+        target[:, start + node + 1 :] = self._hidden
+        target[:, :start] = self.toeplitz[:, start + depths[node], :start]
+        before = slice(start, start + node + 1)
+        inside = self._by_distance[:, self._capacity - 1 + depths[: node + 1] - depths[node]]
+        target[:, before] = np.where(tree.ancestors[node, : node + 1], inside, self._hidden)
+
     def tree(self, out: np.ndarray, row: int, start: int, tree: TokenTree) -> None:
         """Fill `out[row]` for the nodes of a tree whose root takes slot and position `start`."""
         count, rows = len(tree), out.shape[3]

@@ -1,24 +1,28 @@
-"""Passes of the decoder: prefill, trunk, tail, full, head; the only user of the engine while decoding.
+"""Passes of the decoder over one sequence or a batch: prefill, trunk, tail, full, head.
 
 Buffers have fixed addresses, and a pass of a given shape is prepared once (calls bound, host arrays sliced), so
-a step writes a row, a mask and an index, and runs. Rows beyond the arena's length are scratch: `begin_cycle`
+a step writes rows, masks and indices, and runs. Rows beyond the arena's length are scratch: `begin_cycle`
 reserves them, passes write them, `accept` makes a path of them valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ..bundle.interfaces import positions_shape
 from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
 from ..errors import BundleError, CapacityError, PromptError
+from .embedding import Embedding
 from .encoder import Encoder
 from .kv import KVArena
 from .masks import CausalMask
+from .target_rows import TargetRows
 from .tree import TokenTree
+from .vision import Vision
 
 PREFILL_WIDTH = 256
 """Prompt rows per pass: bounds masks and activations; longer prompts take several passes."""
@@ -26,27 +30,56 @@ PREFILL_WIDTH = 256
 PREFILL_STEP = 16
 """Prefill widths are multiples of this, so that few shapes are bound."""
 
+OnRows = Callable[[int, View], None]
+"""`on_rows(first slot, rows [1, n, E])`: rows before the final norm of one chunk of a prompt."""
+
 
 class _Pass:
-    """A prepared run of segments first..end−1 over [batch, width] rows. Host arrays are None where not needed."""
+    """A prepared run of segments over [batch, width] rows. Host arrays are None where not needed."""
 
-    __slots__ = ("calls", "hidden", "indices", "mask", "positions", "pushes", "width")
+    __slots__ = (
+        "batch",
+        "calls",
+        "hidden",
+        "indices",
+        "mask",
+        "positions",
+        "pushes",
+        "result",
+        "shape",
+        "width",
+    )
 
-    def __init__(self, width: int):
-        self.width = width
+    def __init__(self, batch: int, width: int):
+        self.batch, self.width = batch, width
         self.calls: list[Call] = []
         self.pushes: list[tuple[HostBuffer, tuple[int, ...]]] = []
         self.hidden: np.ndarray | None = None
         self.mask: np.ndarray
         self.indices: np.ndarray
         self.positions: np.ndarray | None = None
+        """[batch, axes, width]"""
+        self.result: View
+
+
+class Head:
+    """The target's norm and LM head bound to rows at fixed places; `run` returns what it says of them."""
+
+    __slots__ = ("_call", "_rows")
+
+    def __init__(self, call: Call, rows: TargetRows):
+        self._call, self._rows = call, rows
+
+    def run(self) -> TargetRows:
+        self._call.run()
+        return self._rows.fresh()
 
 
 class Decoder:
-    """One model on one engine, for `max_batch` sequences of `max_length` positions.
+    """One model on one engine, for up to `max_batch` sequences of `max_length` positions decoded together.
 
-    `tensor` reads a bundle's tensor by name (memory-mapped). Self-drafting (`trunk`, `tail`) is for one sequence;
-    `full` also takes ragged batches.
+    `tensor` reads a bundle's tensor by name (memory-mapped). Sequences hold places 0..batch − 1; every pass but prefill
+    runs over all of them.
     """
 
     def __init__(
@@ -65,121 +98,172 @@ class Decoder:
                 f"manifest field 'verify_width': {manifest.verify_width} is not supported by engine {engine.name}"
             )
         info = self._info = manifest.decoder
-        self.arena = KVArena(engine, info, self.max_length, self.max_width, max_batch, manifest.cache_dtype)
+        capacity = self.max_length + self.max_width
+        cache = engine.dtype("segment.0", "key_cache.0")
+        self.arena = KVArena(
+            engine, info.num_layers, info.num_kv_heads, info.head_dim, cache, capacity, max_batch,
+            static=engine.static_cache,
+        )  # fmt: skip
+        self._shift = [0] * max_batch
+        """Position less slot of each sequence's next row: not 0 after images with M-RoPE."""
         self._segments = manifest.segments
-        prefill = self.max_width if info.cross_attention else min(PREFILL_WIDTH, self.arena.capacity)
+        prefill = self.max_width if info.cross_attention else min(PREFILL_WIDTH, capacity)
         self._widest = max(prefill, self.max_width)
-        rows, size, batch = self._widest, info.hidden_size, max_batch
-        head = manifest.graphs["head"]
-        dtype = self._dtype = next(value.dtype for value in head.inputs if value.name == "hidden")
-        self._work = [HostBuffer(engine, f"hidden.{index}", batch * rows * size, dtype) for index in range(2)]
-        self._exit = engine.allocate("exit_rows", (self.max_width, size), dtype)
-        self._imitated = engine.allocate("imitated_row", (1, size), dtype)
-        capacity = self.arena.capacity
-        self._mask = HostBuffer(
-            engine, "attn_mask", batch * info.mask_heads * rows * capacity, info.mask_dtype
-        )
-        self._tokens = HostBuffer(engine, "token_ids", batch * rows, "int64")
-        self._positions = HostBuffer(engine, "positions", batch * rows, "int64")
-        self._indices = HostBuffer(engine, "write_indices", batch, "int64")
-        self._row_index = HostBuffer(engine, "row_index", batch * rows, "int64")
-        self._source_rows = HostBuffer(engine, "source_rows", batch * self.max_width, "int64")
-        self._vocabulary = int(head.outputs[0].shape[-1])
-        self._logits = engine.allocate("logits", (batch * self.max_width, self._vocabulary), "float32")
-        bias = None if info.relative_bias is None else np.asarray(tensor(info.relative_bias.tensor))
+        rows = max(self._widest, max_batch * self.max_width)
+        self._size = info.hidden_size
+        self.dtype = engine.dtype("head", "hidden")
+        """Of rows between graphs, as this engine binds them."""
+        self._work = [
+            HostBuffer(engine, f"hidden.{index}", rows * self._size, self.dtype) for index in range(2)
+        ]
+        # The trunk's rows of a cycle, step after step: [max_width, batch, E], each step at an aligned address.
+        item = DTYPES[self.dtype].itemsize
+        self._align = lambda elements: -(-elements * item // engine.alignment) * engine.alignment // item
+        step = self._align(max_batch * self._size)
+        self._exits = {
+            cut: engine.allocate(f"exit_rows.{cut}", self.max_width * step * item)
+            for cut in range(1, len(self._segments))
+        }
+        masks = info.mask_heads * capacity * rows
+        self._mask = HostBuffer(engine, "attn_mask", masks, engine.dtype("segment.0", "attn_mask"))
+        self._last_position = (1 << 62) if info.max_positions is None else info.max_positions - 1
+        self._axes = 3 if info.position == "mrope" else 1
+        self._positions = HostBuffer(engine, "positions", self._axes * rows, "int64")
+        self._indices = HostBuffer(engine, "write_indices", max_batch, "int64")
+        self._row_index = HostBuffer(engine, "row_index", rows, "int64")
+        self._source_rows = HostBuffer(engine, "source_rows", max_batch * self.max_width, "int64")
+        self._vocabulary = manifest.text.vocab_size
+        self._bias = None if info.relative_bias is None else np.asarray(tensor(info.relative_bias.tensor))
         self._masks = CausalMask(
             capacity,
             info.mask_heads,
-            DTYPES[info.mask_dtype],
-            bias,
+            DTYPES[engine.dtype("segment.0", "attn_mask")],
+            self._bias,
             info.relative_bias.max_distance if info.relative_bias else 128,
         )
         self._encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
-        self._table = tensor("embedding_table")
-        self._constant = engine.constant("embedding_table", self._table)
+        self._vision = Vision(engine)
+        self.embedding = Embedding(engine, tensor("embedding_table"), self._work[0], rows)
         self._passes: dict[tuple[int, ...], _Pass] = {}
-        self._heads: dict[tuple[object, ...], tuple[Call, np.ndarray | View]] = {}
-        self._direct = getattr(engine, "host_memory", False)
-        self._last: tuple[Buffer, int] = (self._work[0].buffer, 1)
+        self._heads: dict[tuple[object, ...], Head] = {}
+        self._head_buffers: dict[str, Buffer] = {}
+        self._row_content: tuple[int, int] = (-1, 0)
+        self._bound: object = None
+        self._direct = engine.host_memory
+        self._last: View = self._work[0].view((1, 1, self._size))
+        self._moved = True
         self.exit_count = 0
-        """Rows of the trunk saved in this cycle: the pending token and the drafts that followed it."""
-        # One memory-mapped row into a bound buffer takes a quarter of the time of running a graph for it; taken
-        # only when the graph is a plain lookup, which the first ids decide.
-        self._lookup = False
-        if self._direct:
-            probe = np.linspace(0, len(self._table) - 1, min(16, rows), dtype=np.int64)
-            self._lookup = np.array_equal(self._run_embed(probe), self._table[probe])
+        """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
+
+    # --- the sequences ---
+
+    @property
+    def batch(self) -> int:
+        """Sequences decoded together now."""
+        return self.arena.batch
+
+    def reset(self, batch: int = 1) -> None:
+        """Start with `batch` sequences that have nothing cached."""
+        self.arena.reset(batch)
+        self._shift[:] = [0] * len(self._shift)
+        if self._encoder is not None:
+            self._encoder.arena.reset(batch)
+        self.exit_count = 0
+        self._moved = True
+
+    def add(self) -> int:
+        """A further sequence; returns its place."""
+        row = self.arena.add()
+        self._shift[row] = 0
+        if self._encoder is not None:
+            self._encoder.arena.add()
+        return row
+
+    def remove(self, row: int) -> None:
+        """Forget sequence `row`; the last one takes its place."""
+        self._shift[row] = self._shift[self.arena.batch - 1]
+        self.arena.remove(row)
+        if self._encoder is not None:
+            self._encoder.arena.remove(row)
+            self._moved = True
 
     # --- one request: image rows, encoder, prefill ---
 
-    def image_rows(self, pixel_values: np.ndarray) -> np.ndarray:
-        """Run `vision` on float32 [images, 3, H, W]; rows [images × R, E] in prompt order."""
-        engine, graph = self.engine, self.manifest.graphs["vision"]
-        size, count = self._info.hidden_size, len(pixel_values)
-        rows = self.manifest.text.image_rows or int(graph.outputs[0].shape[1])
-        if not hasattr(self, "_pixels"):
-            channels, height, width = (int(size) for size in graph.inputs[0].shape[1:])
-            self._pixels = HostBuffer(
-                engine, "pixel_values", channels * height * width, graph.inputs[0].dtype
-            )
-            self._image_rows = engine.allocate("image_rows", (1, rows, size), graph.outputs[0].dtype)
-        out = np.empty((count, rows, size), DTYPES[graph.outputs[0].dtype])
-        view = engine.view(self._image_rows, (1, rows, size))
-        shape = (1, *pixel_values.shape[1:])
-        call = engine.bind("vision", {"pixel_values": self._pixels.view(shape)}, {"image_rows": view})
-        for index in range(count):
-            self._pixels.host(shape)[0] = pixel_values[index]
-            self._pixels.push(shape)
-            call.run()
-            out[index] = engine.read(view)[0]
-        return out.reshape(count * rows, size)
+    def image_rows(self, inputs: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+        """Run `vision` on each mapping of inputs; rows [n, E] in order."""
+        return self._vision.run(inputs)
 
-    def embed(self, token_ids: np.ndarray, image_rows: np.ndarray | None = None) -> np.ndarray:
-        """Rows [n, E] of a prompt; `image_rows` replace the embeddings of `image_token_id`, in order."""
+    def embed(
+        self,
+        token_ids: np.ndarray,
+        image_rows: np.ndarray | None = None,
+        slots: np.ndarray | None = None,
+        index: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Rows [n, E] of a prompt; `image_rows[index]` (all of them, in order, without `index`) replace the embeddings
+        at `slots` (by default: where the ids are `text.image_token_id`)."""
         ids = np.asarray(token_ids, np.int64)
-        self._check_ids(ids)
-        rows = self._table[ids] if self._lookup else self._run_embed(ids)
-        if image_rows is not None:
+        if image_rows is None:
+            return self.embedding.rows(ids)
+        if slots is None:
             slots = np.flatnonzero(ids == self.manifest.text.image_token_id)
-            if len(slots) != len(image_rows):
-                raise PromptError(f"the prompt has {len(slots)} image slots for {len(image_rows)} image rows")
-            rows[slots] = image_rows
+        chosen = image_rows if index is None else image_rows[index]
+        if len(slots) != len(chosen):
+            raise PromptError(f"the prompt has {len(slots)} image slots for {len(chosen)} image rows")
+        if len(slots) == len(ids):  # nothing but image rows: their placeholders need no embedding
+            rows = np.empty((len(ids), self._size), DTYPES[self.dtype])
+        else:
+            rows = self.embedding.rows(ids)
+        rows[slots] = chosen
         return rows
 
-    def encode(self, rows: Sequence[np.ndarray]) -> None:
-        """Encoder-decoder models: run `encoder` and `cross_kv` once for the rows [n_b, E] of each sequence."""
-        assert self._encoder is not None, "this model has no encoder"
-        if self._encoder.run(rows):
-            self._forget()
+    def encode(self, row: int, rows: np.ndarray) -> None:
+        """Models with cross-attention: what sequence `row` looks at, rows [n, E]."""
+        assert self._encoder is not None, "this model has no cross-attention"
+        self._encoder.run(row, rows)
+        self._moved = True
+        if row:
+            self._bound = None  # masks of single sequences but the first share a buffer
 
-    def reset(self, batch: int = 1) -> None:
-        """Start a request: nothing cached."""
-        before = (self.arena.batch, self.arena.rows)
-        self.arena.reset(batch)
-        if before != (self.arena.batch, self.arena.rows):
-            self._forget()
-        self.exit_count = 0
+    def prefill(
+        self,
+        rows: np.ndarray,
+        row: int = 0,
+        positions: np.ndarray | None = None,
+        on_rows: OnRows | None = None,
+    ) -> TargetRows:
+        """Run all segments over prompt rows [n, E] of sequence `row`; what the target says after the last one.
 
-    def prefill(self, rows: np.ndarray) -> np.ndarray:
-        """Run all segments over prompt rows [n, E] of one sequence; logits [1, V] after the last one.
-
-        Widths are rounded up to few sizes; the padding's keys lie beyond the length and are overwritten.
+        `positions` int64 [axes, n] by default count from 0; later positions go on after the highest. Widths are rounded
+        up to few sizes; the padding's keys lie beyond the length and are overwritten.
         """
         count, segments = len(rows), len(self._segments)
         if not 1 <= count <= self.max_length:
             raise PromptError(f"the prompt has {count} rows, the session holds 1..{self.max_length}")
+        used = 0
         for start in range(0, count, self._widest):
             part = rows[start : start + self._widest]
             used = len(part)
             width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
             width = min(width, self._widest, self.arena.capacity - start)
-            self._reserve(width)
-            run = self._prepare(0, segments, width, 0)
+            self._reserve(width, row)
+            run = self._prepare(0, segments, width, 0, row, 1)
             assert run.hidden is not None
             run.hidden[0, :used] = part
             run.hidden[0, used:] = 0
-            self._run_chain(run, start, width)
-            self.arena.advance(used)
+            given = None
+            if positions is not None:
+                given = np.pad(positions[:, start : start + used], ((0, 0), (0, width - used)), mode="edge")
+            run.indices[0] = start
+            self._masks.chain(run.mask, 0, start, width)
+            if run.positions is not None:
+                run.positions[0] = self._limited(start + np.arange(width)) if given is None else given
+            self._run(run)
+            self.arena.advance(used, row)
+            if on_rows is not None:
+                on_rows(start, self._last.buffer.view((1, used, self._size), self.dtype))
+        if positions is not None:
+            self._shift[row] = int(positions.max()) + 1 - count
         return self.head(1, first=used - 1)
 
     # --- one cycle ---
@@ -193,33 +277,50 @@ class Decoder:
         self._reserve(width)
         self.exit_count = 0
 
-    def trunk(self, cut: int, token: int) -> None:
-        """Run segments 0..cut−1 on one token after the rows so far; its hidden row becomes exit row `exit_count`."""
-        row = self.exit_count
-        start = self.arena.lengths[0] + row
-        run = self._passes.get((0, cut, 1, row, 1)) or self._prepare(0, cut, 1, row)
-        if self._lookup:
-            run.hidden[0, 0] = self._table[token]  # type: ignore[index]
+    def trunk(self, cut: int, tokens: Sequence[int], trees: Sequence[TokenTree] | None = None) -> None:
+        """Run segments 0..cut−1 over the next token of every sequence; their rows after every segment become exit rows
+        of step `exit_count`. Each token follows the one of the step before, or, with `trees`, is the node of that
+        number of its sequence's tree (a chain beyond the tree's end)."""
+        step, batch = self.exit_count, self.arena.batch
+        run = self._passes.get((0, cut, 1, step, 0, batch)) or self._prepare(0, cut, 1, step)
+        if self.embedding.table is not None and batch == 1:
+            run.hidden[0, 0] = self.embedding.table[tokens[0]]  # type: ignore[index]
         else:
-            self._embed_tokens([[token]])
-        self._run_chain(run, start, 1)
-        self.exit_count = row + 1
+            self._embed_tokens(run, [[token] for token in tokens])
+        lengths, masks = self.arena.lengths, self._masks
+        for row in range(batch):
+            slot = lengths[row] + step
+            run.indices[row] = slot
+            tree = None if trees is None else trees[row]
+            if tree is None or tree.is_chain or step >= len(tree):
+                masks.chain(run.mask, row, slot, 1)
+                place = slot
+            else:
+                masks.node(run.mask, row, lengths[row], tree, step)
+                place = lengths[row] + tree.depths[step]
+            if run.positions is not None:
+                run.positions[row] = min(place + self._shift[row], self._last_position)
+        self._run(run)
+        self.exit_count = step + 1
 
-    def draft_logits(self, imitation: str | None, row: int) -> np.ndarray:
-        """Logits [V] of exit row `row` through `imitation` (or straight, for early exit) and the head."""
-        entry = self._heads.get(("draft", imitation, row))
-        if entry is None:
-            entry = self._bind_draft(imitation, row)
-        call, logits = entry
-        call.run()
-        return logits if self._direct else self.engine.read(logits)[0]  # type: ignore[return-value, arg-type]
+    def exit_rows(self, cut: int, step: int) -> View:
+        """Rows [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
+        batch = self.arena.batch
+        shape = (batch, 1, self._size)
+        return self._exits[cut].view(shape, self.dtype, step * self._align(batch * self._size))
 
-    def tail(self, cut: int, count: int) -> None:
-        """Run segments cut.. over the first `count` exit rows, which are a chain. Follow with `head(count)`."""
+    def tail(self, cut: int, count: int, trees: Sequence[TokenTree] | None = None) -> None:
+        """Run segments cut.. over the first `count` exit rows of every sequence, chains where no `trees` are given.
+
+        Follow with `head`; the rows are as after `full`.
+        """
         assert count == self.exit_count, f"{self.exit_count} exit rows, {count} nodes to verify"
-        end = len(self._segments)
-        run = self._passes.get((cut, end, count, 0, 1)) or self._prepare(cut, end, count, 0)
-        self._run_chain(run, self.arena.lengths[0], count)
+        end, batch = len(self._segments), self.arena.batch
+        run = self._passes.get((cut, end, count, 0, 0, batch)) or self._prepare(cut, end, count, 0)
+        if run.hidden is not None:
+            self._gather_exits(run, cut, count)
+        self._place(run, trees)
+        self._run(run)
 
     def full(self, *trees: TokenTree) -> None:
         """Run all segments over one tree per sequence, padded to the widest. Follow with `head`.
@@ -228,72 +329,115 @@ class Decoder:
         """
         batch, end = len(trees), len(self._segments)
         assert batch == self.arena.batch, f"{batch} trees for a batch of {self.arena.batch}"
-        width = max(len(tree) for tree in trees)
-        run = self._passes.get((0, end, width, 0, batch)) or self._prepare(0, end, width, 0)
-        tokens = [tree.tokens + [0] * (width - len(tree)) for tree in trees]
-        if self._lookup:
-            np.take(self._table, tokens, axis=0, out=run.hidden, mode="clip")
-        else:
-            self._embed_tokens(tokens)
-        if batch == 1 and trees[0].is_chain:
-            self._run_chain(run, self.arena.lengths[0], width)
-            return
-        for row, tree in enumerate(trees):
-            start = self.arena.lengths[row]
-            run.indices[row] = start
-            if tree.is_chain:
-                self._masks.chain(run.mask, row, start, width)
-                depths: Sequence[int] = range(width)
-            else:
-                self._masks.tree(run.mask, row, start, tree)
-                depths = [*tree.depths, *[0] * (width - len(tree))]
-            if run.positions is not None:
-                run.positions[row] = start + np.asarray(depths)
+        width = max(map(len, trees))
+        run = self._passes.get((0, end, width, 0, 0, batch)) or self._prepare(0, end, width, 0)
+        self._embed_tokens(run, [tree.tokens + [0] * (width - len(tree)) for tree in trees])
+        self._place(run, trees)
         self._run(run)
 
-    def head(self, rows: int, first: int = 0) -> np.ndarray:
-        """Logits [rows, V] of rows first.. of the last pass, in a buffer that the next `head` overwrites."""
-        buffer, width = self._last
-        key = (buffer.address, width, rows, first)
-        entry = self._heads.get(key)
-        batch, size = self.arena.batch, self._info.hidden_size
-        if entry is None:
-            hidden = self.engine.view(buffer, (batch, width, size))
-            logits = self.engine.view(self._logits, (rows, self._vocabulary))
-            call = self.engine.bind(
-                "head", {"hidden": hidden, "row_index": self._row_index.view((rows,))}, {"logits": logits}
-            )
-            entry = self._heads[key] = (call, self.engine.read(logits) if self._direct else logits)
-        self._row_index.host((rows,))[:] = self._masks.positions[first : first + rows]
-        self._row_index.push((rows,))
-        call, out = entry
-        call.run()
-        return out if self._direct else self.engine.read(out)  # type: ignore[return-value, arg-type]
+    def head(self, rows: int, first: int = 0) -> TargetRows:
+        """What the target says after rows first.. of the last pass; valid until the next `head`."""
+        key = (self._last.address, self._last.shape, rows)
+        head = self._heads.get(key)
+        if head is None:
+            index = self._row_index.view((rows,))
+            head = self._heads[key] = self.bind_head(self._last, index, rows)
+        if self._row_content[0] != first or self._row_content[1] < rows:
+            self._row_index.host((rows,))[:] = range(first, first + rows)
+            self._row_index.push((rows,))
+            self._row_content = (first, rows)
+        return head.run()
 
-    def last_logits(self) -> np.ndarray:
-        """A copy of the first row [V] that the last `head` or `draft_logits` computed."""
-        return np.array(self.engine.read(self.engine.view(self._logits, (1, self._vocabulary)))[0])
+    def head_of(self, trees: Sequence[TokenTree]) -> TargetRows:
+        """What the target says after the nodes of `trees`, one tree after the other, after `full` or `tail`."""
+        width = self._last.shape[1]
+        rows = sum(map(len, trees))
+        if rows == len(trees) * width:
+            return self.head(rows)
+        head = self._heads.get((self._last.address, self._last.shape, rows))
+        if head is None:
+            index = self._row_index.view((rows,))
+            head = self._heads[self._last.address, self._last.shape, rows] = self.bind_head(
+                self._last, index, rows
+            )
+        host, at = self._row_index.host((rows,)), 0
+        for number, tree in enumerate(trees):
+            host[at : at + len(tree)] = range(number * width, number * width + len(tree))
+            at += len(tree)
+        self._row_index.push((rows,))
+        self._row_content = (-1, 0)
+        return head.run()
+
+    def bind_head(self, hidden: View, index: View, rows: int, purpose: str = "") -> Head:
+        """`head` over rows of `hidden` [batch, width, E] that `index` int64 [rows] names; heads of one `purpose`
+        share their outputs."""
+        outputs = self._head_outputs(purpose, rows)
+        call = self.engine.bind("head", {"hidden": hidden, "row_index": index}, outputs)
+        return Head(
+            call, TargetRows(self.engine, outputs["logits"], outputs.get("best"), outputs.get("finite"))
+        )
 
     def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
-        """Make the root and the nodes of `path` valid; everything else is forgotten. Moves rows only for trees."""
+        """Make the root and the nodes of `path` of sequence `row` valid; everything else of it is forgotten."""
         if any(node != index + 1 for index, node in enumerate(path)):
-            self._commit(path, row)
+            start, width = self.arena.lengths[row], len(path)
+            moves = [
+                (np.arange(width), 0)
+            ] * self.arena.batch  # the others write rows they hold over themselves
+            moves[row] = (start + np.asarray(path), start + 1)
+            self._commit(moves, width)
         self.arena.advance(1 + len(path), row)
         self.exit_count = 0
 
+    def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
+        """`accept` for every sequence after one pass over all; rows are moved by one call, and only for trees."""
+        moved = [any(node != at + 1 for at, node in enumerate(path)) for path in paths]
+        if any(moved):
+            width = max(map(len, paths))
+            moves = []
+            for path, length, moves_rows in zip(paths, self.arena.lengths, moved, strict=False):
+                # Slots that the pass has just written, over themselves, wherever nothing moves.
+                slots = length + (1 if moves_rows else 0) + np.arange(width)
+                if moves_rows:
+                    slots[: len(path)] = length + np.asarray(path)
+                moves.append((slots, length + (1 if moves_rows else 0)))
+            self._commit(moves, width)
+        for row, path in enumerate(paths):
+            self.arena.advance(1 + len(path), row)
+        self.exit_count = 0
+
+    def last_logits(self) -> np.ndarray:
+        """A copy of the first row [V] that the last `head` computed."""
+        view = self._head_buffers["logits"].view((1, self._vocabulary), "float32")
+        return np.array(self.engine.read(view)[0])
+
+    def verified_rows(self, row: int, nodes: Sequence[int]) -> np.ndarray:
+        """Rows [n, E] before the final norm of some nodes of sequence `row`, after `full` or `tail`; a copy."""
+        return np.array(self.engine.read(self._last)[row, list(nodes)])
+
     # --- private ---
 
-    def _commit(self, path: Sequence[int], row: int) -> None:
-        """Gather the rows of a tree path and write them right after the root, all layers in one call."""
-        batch, width = self.arena.batch, len(path)
+    def _head_outputs(self, purpose: str, rows: int) -> dict[str, View]:
+        """Outputs of heads over `rows` rows: logits, and what else the engine's head offers."""
+        shapes = {"logits": (rows, self._vocabulary), "best": (rows,), "finite": (rows,)}
+        outputs = {}
+        for value in self.engine.interface("head").outputs:
+            name = f"{purpose}{value.name}"
+            if name not in self._head_buffers:
+                most = self.arena.max_batch * (1 if purpose else self.max_width)
+                size = most * (self._vocabulary if value.name == "logits" else 1)
+                self._head_buffers[name] = self.engine.allocate(name, size * DTYPES[value.dtype].itemsize)
+            outputs[value.name] = self._head_buffers[name].view(shapes[value.name], value.dtype)
+        return outputs
+
+    def _commit(self, moves: Sequence[tuple[np.ndarray, int]], width: int) -> None:
+        """Gather `width` rows of every sequence and write them contiguously, all layers in one call."""
         inputs, outputs = self.arena.bindings(0, self._info.num_layers)
+        batch = len(moves)
         shape = (batch, width)
         source, indices = self._source_rows.host(shape), self._indices.host((batch,))
-        for other, length in enumerate(self.arena.lengths[:batch]):
-            if other == row:
-                source[other], indices[other] = length + np.asarray(path), length + 1
-            else:  # writes its first rows over themselves
-                source[other], indices[other] = np.arange(width), 0
+        for row, (slots, start) in enumerate(moves):
+            source[row], indices[row] = slots, start
         self._source_rows.push(shape)
         self._indices.push((batch,))
         inputs |= {
@@ -302,53 +446,99 @@ class Decoder:
         }
         self.engine.bind("commit", inputs, outputs).run()
 
-    def _reserve(self, width: int) -> None:
-        if self.arena.reserve(width):
-            self._forget()
+    def _reserve(self, width: int, row: int | None = None) -> None:
+        if self.arena.reserve(width, row) or self._moved:
+            self._forget_moved()
 
-    def _forget(self) -> None:
-        """Prepared passes belong to one layout of the arena and one encoder length; the engine keeps the calls."""
-        self._passes.clear()
-        self._heads.clear()
+    def _forget_moved(self) -> None:
+        """Forget prepared passes unless they are bound to what the arenas hold where they hold it now."""
+        self._moved = False
+        layout = (self.arena.rows, None if self._encoder is None else self._encoder.layout)
+        if layout != self._bound:
+            self._bound = layout
+            self._passes.clear()
+            self._heads.clear()
 
-    def _prepare(self, first: int, end: int, width: int, exit_row: int) -> _Pass:
-        """Bind segments first..end−1 over [batch, width] rows: from `hidden.0`, or from the exit rows (first > 0);
-        into the exit rows at `exit_row` when the run ends before the last segment."""
+    def _prepare(
+        self, first: int, end: int, width: int, step: int, row: int = 0, batch: int | None = None
+    ) -> _Pass:
+        """Bind segments first..end−1 over [batch, width] rows of sequences row..: from `hidden.0`, or from the exit
+        rows where they lie as the tail needs them; into the exit rows of `step` when the run ends before the last
+        segment."""
         engine, info, arena = self.engine, self._info, self.arena
-        batch, rows, size = arena.batch, arena.rows, info.hidden_size
-        shape, mask_shape = (batch, width, size), (batch, info.mask_heads, width, rows)
-        run = _Pass(width)
-        run.hidden = self._work[0].host(shape) if first == 0 else None
+        count = arena.batch if batch is None else batch
+        key = (first, end, width, step, row, count)
+        if key in self._passes:
+            return self._passes[key]
+        shape = (count, width, self._size)
+        mask_shape = (count, info.mask_heads, width, arena.rows)
+        run = _Pass(count, width)
         run.mask = self._mask.host(mask_shape)
-        run.indices = self._indices.host((batch,))
-        shared = {"attn_mask": self._mask.view(mask_shape), "write_indices": self._indices.view((batch,))}
-        run.pushes = [(self._mask, mask_shape), (self._indices, (batch,))]
-        if info.position == "rotary":
-            run.positions = self._positions.host((batch, width))
-            shared["positions"] = self._positions.view((batch, width))
-            run.pushes.append((self._positions, (batch, width)))
-        source = engine.view(self._work[0].buffer if first == 0 else self._exit, shape)
+        run.indices = self._indices.host((count,))
+        shared = {"attn_mask": self._mask.view(mask_shape), "write_indices": self._indices.view((count,))}
+        run.pushes = [(self._mask, mask_shape), (self._indices, (count,))]
+        in_place = first > 0 and (width == 1 or self._align(count * self._size) == self._size)
+        if in_place:
+            source = self._exits[first].view(shape, self.dtype)
+        else:
+            run.hidden = self._work[0].host(shape)
+            source = self._work[0].view(shape)
+        trunk = end < len(self._segments)
         for number in range(first, end):
-            to_exit = number == end - 1 and end < len(self._segments)
-            if to_exit:
-                target = engine.view(self._exit, shape, exit_row * size)
+            if trunk:
+                target = self._exits[number + 1].view(
+                    shape, self.dtype, step * self._align(count * self._size)
+                )
             else:
-                target = engine.view(self._work[(number - first + 1) % 2].buffer, shape)
-            inputs, outputs = arena.bindings(*info.cuts[number : number + 2])
+                target = self._work[(number - first + 1) % 2].view(shape)
+            layers = (info.cuts[number], info.cuts[number + 1])
+            inputs, outputs = arena.bindings(*layers, row, count)
             inputs |= {"hidden": source, **shared}
+            place = self._positions_for(info.cuts[number], run)
+            if place is not None:
+                inputs["positions"] = place
             if self._encoder is not None:
-                inputs |= self._encoder.bindings(width, *info.cuts[number : number + 2])
+                inputs |= self._encoder.bindings(width, *layers, row, count)
             run.calls.append(engine.bind(self._segments[number], inputs, outputs | {"hidden_out": target}))
             source = target
-        self._passes[first, end, width, exit_row, batch] = run
+        run.result = source
+        self._passes[key] = run
         return run
 
-    def _run_chain(self, run: _Pass, start: int, width: int) -> None:
-        run.indices[0] = start
-        self._masks.chain(run.mask, 0, start, width)
-        if run.positions is not None:
-            run.positions[0] = self._masks.positions[start : start + width]
-        self._run(run)
+    def _positions_for(self, first_layer: int, run: _Pass) -> View | None:
+        """The view of `positions` that a segment takes, whose host side the pass then fills; None if it takes none."""
+        wanted = positions_shape(self._info.position, first_layer)
+        if wanted is None:
+            return None
+        shape = (run.batch, run.width) if len(wanted) == 2 else (self._axes, run.batch, run.width)
+        if run.positions is None:
+            host = self._positions.host(shape)
+            run.positions = host[:, None] if len(wanted) == 2 else host.transpose(1, 0, 2)
+            run.pushes.append((self._positions, shape))
+        return self._positions.view(shape)
+
+    def _limited(self, positions: np.ndarray) -> np.ndarray:
+        """Positions of padding and scratch rows may lie beyond a table of learned ones: its last entry will do."""
+        most = self._info.max_positions
+        return positions if most is None else np.minimum(positions, most - 1)
+
+    def _place(self, run: _Pass, trees: Sequence[TokenTree] | None) -> None:
+        """Write indices, masks and positions of a pass over whole trees, or chains as wide as the pass."""
+        width, lengths, masks, positions = run.width, self.arena.lengths, self._masks, run.positions
+        for row in range(run.batch):
+            start = lengths[row]
+            run.indices[row] = start
+            tree = None if trees is None else trees[row]
+            if tree is None or tree.is_chain:
+                masks.chain(run.mask, row, start, width)
+                if positions is not None:
+                    positions[row] = self._limited(masks.positions[:width] + (start + self._shift[row]))
+            else:
+                masks.tree(run.mask, row, start, tree)
+                if positions is not None:
+                    depths = np.zeros(width, np.int64)
+                    depths[: len(tree)] = tree.depths
+                    positions[row] = self._limited(start + self._shift[row] + depths)
 
     def _run(self, run: _Pass) -> None:
         if not self._direct:
@@ -359,73 +549,31 @@ class Decoder:
             self._embedded = False
         for call in run.calls:
             call.run()
-        # Only runs that end in the last segment are followed by `head`; their output buffer alternates.
-        self._last = (self._work[len(run.calls) % 2].buffer, run.width)
+        self._last = run.result
 
     _embedded = False
+    """The rows of the next pass are on the engine's side already."""
 
-    def _embed_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Run `embed` into `hidden.0`."""
-        shape = (len(tokens), len(tokens[0]))
-        self._tokens.host(shape)[...] = tokens
-        self._tokens.push(shape)
-        call = self.engine.bind(
-            "embed",
-            {"token_ids": self._tokens.view(shape), "embedding_table": self._constant},
-            {"hidden": self._work[0].view((*shape, self._info.hidden_size))},
-        )
-        call.run()
+    def _embed_tokens(self, run: _Pass, tokens: Sequence[Sequence[int]]) -> None:
+        if self.embedding.lookup:
+            assert run.hidden is not None
+            self.embedding.fill(run.hidden, tokens)
+        else:
+            self.embedding.run(tokens)
+            self._embedded = True
+
+    def _gather_exits(self, run: _Pass, cut: int, count: int) -> None:
+        """Exit rows, step after step, into [batch, count, E]."""
+        assert run.hidden is not None
+        batch, size = run.batch, self._size
+        stride = self._align(batch * size)
+        if self._direct:
+            whole = self.engine.read(self._exits[cut].view((count, stride), self.dtype))
+            run.hidden[...] = whole[:, : batch * size].reshape(count, batch, size).transpose(1, 0, 2)
+            return
+        for row in range(batch):
+            for step in range(count):
+                target = self._work[0].buffer.view((1, 1, size), self.dtype, (row * count + step) * size)
+                source = self._exits[cut].view((1, 1, size), self.dtype, step * stride + row * size)
+                self.engine.copy(target, source).run()
         self._embedded = True
-
-    def _run_embed(self, ids: np.ndarray) -> np.ndarray:
-        out = np.empty((len(ids), self._info.hidden_size), DTYPES[self._dtype])
-        for start in range(0, len(ids), self._widest):
-            part = ids[start : start + self._widest]
-            self._embed_tokens([part.tolist()])
-            view = self._work[0].view((1, len(part), self._info.hidden_size))
-            out[start : start + len(part)] = self.engine.read(view)[0]
-        self._embedded = False
-        return out
-
-    def _bind_draft(self, imitation: str | None, row: int) -> tuple[Call, np.ndarray | View]:
-        engine, size = self.engine, self._info.hidden_size
-        hidden = engine.view(self._exit, (1, 1, size), row * size)
-        calls: list[Call] = []
-        if imitation is not None:
-            imitated = engine.view(self._imitated, (1, 1, size))
-            calls.append(engine.bind(imitation, {"hidden": hidden}, {"hidden_out": imitated}))
-            hidden = imitated
-        # A row index of its own keeps 0 in place: nothing to write per drafted token.
-        if not hasattr(self, "_row_zero"):
-            self._row_zero = HostBuffer(engine, "row_zero", 1, "int64")
-            self._row_zero.push((1,))
-        logits = engine.view(self._logits, (1, self._vocabulary))
-        calls.append(
-            engine.bind(
-                "head", {"hidden": hidden, "row_index": self._row_zero.view((1,))}, {"logits": logits}
-            )
-        )
-        call = calls[0] if len(calls) == 1 else _Both(*calls)
-        entry = self._heads["draft", imitation, row] = (
-            call,
-            engine.read(logits)[0] if self._direct else logits,
-        )
-        return entry
-
-    def _check_ids(self, ids: np.ndarray) -> None:
-        if ids.size and not 0 <= ids.min() <= ids.max() < len(self._table):
-            bad = int(ids[(ids < 0) | (ids >= len(self._table))][0])
-            raise PromptError(f"token id {bad} is outside the vocabulary of {len(self._table)}")
-
-
-class _Both:
-    """Two calls in order."""
-
-    __slots__ = ("_first", "_second")
-
-    def __init__(self, first: Call, second: Call):
-        self._first, self._second = first, second
-
-    def run(self) -> None:
-        self._first.run()
-        self._second.run()

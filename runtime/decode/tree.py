@@ -15,6 +15,9 @@ class TokenTree:
     the root. Children of one node carry distinct tokens. Raises `ValueError` for anything else.
     """
 
+    q: Sequence[np.ndarray] | None = None
+    """For a chain whose tokens were drawn: `q[i]` [V], the distribution that token i + 1 came from."""
+
     __slots__ = ("__dict__", "depths", "is_chain", "parents", "tokens")
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int]):

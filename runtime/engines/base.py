@@ -122,10 +122,10 @@ class Engine(ABC):
         info = self.interface(graph)
         return next(entry.dtype for entry in (*info.inputs, *info.outputs) if entry.name == value)
 
-    def load(self, *graphs: str) -> None:
+    def load(self, *graphs: str) -> None:  # noqa: B027 - a default: nothing to load
         """Load graphs now instead of at their first use. Raises `BundleError` for what cannot be loaded."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a default: nothing to free
         """Free what was loaded and allocated; the engine is not used afterwards. Closing twice does nothing."""
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -25,13 +26,18 @@ class RawPrompt(str):
 class Prepared:
     """A request before any graph has run.
 
-    `token_ids` is int64 [n], special tokens included; where an image row of the `vision` graph replaces the
-    embedding, it holds `text.image_token_id` (exactly `text.image_rows` of them per image, in row order).
-    `pixel_values` is float32 [1, 3, H, W], the input of the `vision` graph, or None without an image.
+    `token_ids` int64 [n] is the prompt (of the encoder, where there is one), special tokens included. `vision` holds
+    the inputs of each run of the `vision` graph, by name. Its rows, concatenated, replace the embeddings at
+    `row_slots` int64 [k], in order or as `row_index` int64 [k] picks them. `positions` int64 [axes, n] is None where
+    positions count from 0; `decoder_ids` int64 [m] is what the decoder behind an encoder starts with.
     """
 
     token_ids: np.ndarray
-    pixel_values: np.ndarray | None = None
+    vision: tuple[Mapping[str, np.ndarray], ...] = ()
+    row_slots: np.ndarray | None = None
+    row_index: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    decoder_ids: np.ndarray | None = None
 
 
 class Source(Protocol):

@@ -41,4 +41,5 @@ class Blip2:
         rows = f"max_source ({limit}) less {text.image_rows} image rows"
         check_length(ids, limit - text.image_rows, rows)
         check_ids(ids, text.vocab_size)
-        return Prepared(token_ids, preprocess(load_image(image), settings))
+        vision = ({"pixel_values": preprocess(load_image(image), settings)},)
+        return Prepared(token_ids, vision, np.arange(text.image_rows))

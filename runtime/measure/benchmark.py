@@ -18,7 +18,7 @@ from .timing import GraphTimer
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
     from ..session import Result, Session
-    from ..speculate.cycle import Stats
+    from ..speculate.stats import Stats
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Widths q of the T(q) table, up to the bundle's max_width."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Hashable, Iterable, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ..decode.kv import BUCKET
+from ..engines.base import DTYPES
 from .speed_model import Costs
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class GraphTimer:
         segments = self._manifest.segments
         cut = 0 if layer is None else self._manifest.decoder.cuts.index(layer)
         # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
-        embed = [] if getattr(self._engine, "host_memory", False) else ["embed"]
+        embed = [] if self._engine.host_memory else ["embed"]
         arms: dict[tuple[str, int], list[Call]] = {}
         for width in sorted(set(widths)):
             arms["plain", width] = self.calls([*embed, *segments, "head"], width)
@@ -74,7 +76,7 @@ class GraphTimer:
         )
 
     def _bind(self, graph: str, width: int) -> Call:
-        info = self._manifest.graphs[graph]
+        info = self._engine.interface(graph)
         inputs = {
             value.name: self._view(value.name, value.dtype, value.shape, width) for value in info.inputs
         }
@@ -96,8 +98,8 @@ class GraphTimer:
         actual = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
         key = (name, dtype, actual)
         if key not in self._views:
-            buffer = self._engine.allocate(f"timing.{name}.{len(self._views)}", actual, dtype)
-            view = self._engine.view(buffer, actual)
+            nbytes = prod(actual) * DTYPES[dtype].itemsize
+            view = self._engine.allocate(f"timing.{name}.{len(self._views)}", nbytes).view(actual, dtype)
             content = self._content(name, dtype, actual, width)
             if content is not None:
                 self._engine.write(view, content)

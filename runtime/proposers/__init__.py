@@ -1,34 +1,30 @@
-"""Proposers: one file per draft kind. `create` builds one from a bundle's draft."""
+"""Proposers: one file per draft kind, one line per kind here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ..errors import BundleError
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
+    from ..decode.passes import Decoder
     from ..speculate.proposer import Proposer
 
+KINDS = {
+    "early-exit": ("self_draft", "SelfDraft"),
+    "imitation": ("self_draft", "SelfDraft"),
+    "prompt-lookup": ("prompt_lookup", "PromptLookup"),
+}
+"""Draft kind → (module, class). A class is made with (draft, decoder), once per session."""
 
-def create(draft: DraftInfo, cuts: Sequence[int], pick: Callable[[Any], int] | None = None) -> Proposer:
+
+def create(draft: DraftInfo, decoder: Decoder) -> Proposer:
     """The proposer of a draft. Raises `BundleError` for a kind that this version does not know."""
-    if draft.kind in ("early-exit", "imitation"):
-        from .self_draft import SelfDraft
-
-        return SelfDraft(draft, cuts, pick)
-    raise BundleError(
-        f"draft {draft.name!r} is of kind {draft.kind!r}, which this vlmexport cannot run; upgrade it"
-    )
-
-
-@contextmanager
-def always_wrong(session: Any) -> Iterator[None]:
-    """While active, self-drafts of `session` propose their least likely token: output must not change."""
-    session.draft_pick = lambda logits: int(logits.argmin())
-    try:
-        yield
-    finally:
-        session.draft_pick = None
+    if draft.kind not in KINDS:
+        raise BundleError(
+            f"draft {draft.name!r} is of kind {draft.kind!r}, which this vlmexport cannot run; upgrade it"
+        )
+    module, name = KINDS[draft.kind]
+    return getattr(import_module(f".{module}", __name__), name)(draft, decoder)

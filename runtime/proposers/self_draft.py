@@ -1,60 +1,62 @@
-"""Self-speculation: the trunk of the target drafts, through an imitation network or straight into the head.
-
-The K/V that drafting writes and the exit rows it saves are the ones verification uses (LayerSkip,
-arXiv 2404.16710; imitation network: FastVLM, arXiv 2510.22641, with its loop corrected).
-"""
+"""Self-speculation: the trunk of the target drafts, through an imitation network or straight into the head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from ..decode.tree import TokenTree
-from ..speculate.proposer import Request
-
-if TYPE_CHECKING:
-    from ..bundle.manifest import DraftInfo
-    from ..decode.passes import Decoder
+from ..bundle.manifest import DraftInfo
+from ..decode.passes import Decoder, Head
+from ..decode.target_rows import TargetRows
+from ..engines.base import DTYPES, Call
+from ..engines.buffers import HostBuffer
+from ..errors import BundleError
+from ..speculate.proposer import Proposer
+from ..speculate.sequence import Sequence
 
 
-class SelfDraft:
-    """Drafts `early-exit` and `imitation`. `pick(logits) -> id` replaces the choice of tokens (tests)."""
+class SelfDraft(Proposer):
+    """Drafts `early-exit` and `imitation`: what the exit rows say after the graph `imitation`, if there is one, and the
+    target's own norm and head. Raises `BundleError` for a draft without a layer."""
 
-    def __init__(
-        self, draft: DraftInfo, cuts: Sequence[int], pick: Callable[[np.ndarray], int] | None = None
-    ):
+    def __init__(self, draft: DraftInfo, decoder: Decoder):
+        if draft.layer is None:
+            raise BundleError(f"manifest: draft {draft.name!r} has no layer; build the bundle again")
         self.name = draft.name
-        assert draft.layer is not None
-        self.cut: int | None = list(cuts).index(draft.layer)
-        self._graph = draft.graphs.get("imitation")
-        self._pick = pick
+        self._cut = decoder.manifest.decoder.cuts.index(draft.layer)
+        self._decoder, self._graph = decoder, draft.graphs.get("imitation")
+        engine, batch = decoder.engine, decoder.arena.max_batch
+        self._size = decoder.manifest.decoder.hidden_size
+        self._index = HostBuffer(engine, f"{draft.name}.row_index", batch, "int64")
+        self._index.host((batch,))[:] = range(batch)
+        self._index.push((batch,))
+        item = DTYPES[decoder.dtype].itemsize
+        self._out = None
+        if self._graph is not None:
+            self._out = engine.allocate(f"{draft.name}.rows", batch * self._size * item)
+        self._steps: dict[tuple[int, int], tuple[Call | None, Head]] = {}
 
-    def begin(self, request: Request) -> None:
-        self._request = request
+    @property
+    def cut(self) -> int:
+        return self._cut
 
-    def propose(self, decoder: Decoder, emitted: Sequence[int], limit: int) -> TokenTree:
-        request, graph, cut = self._request, self._graph, self.cut
-        sampling, policy, eos = request.sampling, request.policy, request.eos_token_ids
-        assert cut is not None
-        token, index = emitted[-1], len(emitted)
-        tokens = [token]
-        for row in range(limit):
-            decoder.trunk(cut, token)
-            logits = decoder.draft_logits(graph, row)
-            # At a temperature the draft is drawn with the uniform that the target will use at this index:
-            # deterministic given the request, and it matches as often as the two distributions agree.
-            token = self._pick(logits) if self._pick else sampling.choose(logits, index + row)
-            tokens.append(token)
-            if token in eos or (
-                policy.needs_confidence and not policy.keep_drafting(_confidence(logits, token))
-            ):
-                break
-        decoder.trunk(cut, token)  # the last draft passes the trunk too: d + 1 exit rows
-        return TokenTree.chain(tokens)
+    def rows(self, step: int) -> TargetRows:
+        """Draft logits after the exit rows of `step`; row b is of sequence b."""
+        key = (self._decoder.batch, step)
+        call, head = self._steps.get(key) or self._bind(*key)
+        if call is not None:
+            call.run()
+        return head.run()
 
+    def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
+        """The token of the draft logits. At a temperature it is drawn with the uniform that the target will use at
+        this index: deterministic given the request, and it matches as often as the two distributions agree."""
+        return sequence.choose(rows, row, after)
 
-def _confidence(logits: np.ndarray, token: int) -> float:
-    """Probability of `token` under a softmax of logits [V], in float32."""
-    return float(1.0 / np.exp(logits - logits[token]).sum())
+    def _bind(self, batch: int, step: int) -> tuple[Call | None, Head]:
+        decoder = self._decoder
+        hidden, call = decoder.exit_rows(self._cut, step), None
+        if self._graph is not None and self._out is not None:
+            out = self._out.view((batch, 1, self._size), decoder.dtype)
+            call = decoder.engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out})
+            hidden = out
+        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, purpose="draft.")
+        found = self._steps[batch, step] = (call, head)
+        return found

@@ -85,14 +85,17 @@ def verify_sampled(
 def verify_forced(
     tree: TokenTree, choose: Callable[[int, int], int], uniforms: Sequence[float], rate: float
 ) -> Verdict:
-    """Accept each token of a chain with probability `rate`, whatever it is: for timing random weights only.
+    """Accept one token per depth with probability `rate`, whatever it is: for timing random weights only.
 
-    The output is not text. A rejected position, or the bonus, takes the target's token.
+    The output is not text. In a tree the first child of each accepted node is the one that is judged. A rejected
+    position, or the bonus, takes the target's token.
     """
-    if not tree.is_chain:
-        raise ValueError("forced acceptance is for chains")
-    accepted = 0
-    while accepted < tree.proposed and uniforms[accepted] < rate:
-        accepted += 1
-    path = list(range(1, accepted + 1))
-    return Verdict(path, choose(accepted, accepted), accepted + (accepted < tree.proposed))
+    node, path = 0, []
+    while True:
+        child = node + 1 if tree.is_chain else next(iter(tree.children[node].values()), len(tree))
+        if child >= len(tree):
+            return Verdict(path, choose(node, len(path)), len(path))
+        if uniforms[len(path)] >= rate:
+            return Verdict(path, choose(node, len(path)), len(path) + 1)
+        node = child
+        path.append(node)

@@ -1,151 +1,126 @@
 """The speculative cycle: propose a tree, verify it in one pass, emit, make the accepted path valid.
 
-State between cycles: every emitted token but the last is in the K/V of all layers; the last one is pending. Plain
-decoding is the same loop with the empty tree. Corrected self-speculative cycle of FastVLM's algorithm 1:
-advance by accepted + 1 always, d + 1 exit rows, crop all layers to the accepted path.
+One pass serves every sequence of the batch; each accepts its own number of tokens. State between cycles: every
+emitted token of a sequence but the last is in the K/V of all layers; the last one is pending. Plain decoding is the
+same loop with the empty tree. Corrected self-speculative cycle of FastVLM's algorithm 1: advance by accepted + 1
+always, d + 1 exit rows, crop all layers to the accepted path.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from typing import cast
 
 from ..decode.passes import Decoder
 from ..decode.tree import TokenTree
-from .acceptance import Verdict, verify_draws, verify_forced
-from .policy import DraftPolicy
-from .proposer import Proposer, Request
-from .sampling import Sampling, counter_uniform
-from .stats import Stats
+from .acceptance import Verdict
+from .budget import NOTHING, Budget
+from .on_trunk import draft_on_trunk
+from .sequence import Sequence
 
 
-@dataclass
-class Limits:
-    """When to stop. `deadline` is a `time.perf_counter` value; `cancelled` is asked between cycles."""
+class Cycle:
+    """The sequences that are decoded together, each in the place of the decoder's batch with its index."""
 
-    max_new_tokens: int
-    eos_token_ids: Collection[int] = ()
-    deadline: float | None = None
-    cancelled: Callable[[], bool] = lambda: False
+    def __init__(self, decoder: Decoder):
+        self.decoder = decoder
+        self.sequences: list[Sequence] = []
 
+    def join(self, sequence: Sequence) -> None:
+        """Take a sequence that was prefilled in the next free place, and whose first token was emitted."""
+        sequence.row = len(self.sequences)
+        self.sequences.append(sequence)
 
-class Generation:
-    """One request after its prefill. Iterate for tokens; then `finish_reason` and `stats` are final.
+    def leave(self, sequence: Sequence) -> None:
+        """Let a sequence go, finished or not; the last one takes its place."""
+        row, last = sequence.row, self.sequences[-1]
+        self.decoder.remove(row)
+        self.sequences[row] = last
+        last.row = row
+        self.sequences.pop()
 
-    The consumer may call `stop(reason)` after receiving a token: what is left of the cycle is discarded.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        first_logits: np.ndarray,
-        limits: Limits,
-        stats: Stats,
-        proposer: Proposer | None = None,
-        policy: DraftPolicy | None = None,
-        sampling: Sampling | None = None,
-        prompt: Sequence[int] = (),
-        force_acceptance: float | None = None,
-    ):
-        self.stats, self.tokens = stats, []
-        self.finish_reason: str | None = None
-        self._decoder, self._limits = decoder, limits
-        self._proposer = None if policy is None else proposer
-        self._policy = policy
-        self._sampling = sampling or Sampling()
-        self._first = first_logits
-        self._forced = force_acceptance
-        self.tokens: list[int]
-        if self._proposer is not None and policy is not None:
-            self._proposer.begin(Request(prompt, self._sampling, limits.eos_token_ids, policy))
-
-    def stop(self, reason: str) -> None:
-        """End after the token just received, whatever else ends there."""
-        self.finish_reason = reason
-
-    def __iter__(self) -> Iterator[int]:
-        stats, arena = self.stats, self._decoder.arena
-        base = arena.lengths[0]  # rows of the prompt; row base + i holds emitted token i
-        try:
-            yield from self._emit([self._sampling.choose(self._first, 0)])
-            while self.finish_reason is None:
-                if self._limits.cancelled():
-                    self.finish_reason = "cancelled"
-                    break
-                if self._limits.deadline is not None and time.perf_counter() >= self._limits.deadline:
-                    self.finish_reason = "deadline"
-                    break
-                assert arena.lengths[0] == base + len(self.tokens) - 1, "K/V and emitted tokens disagree"
-                tokens = self._cycle()
-                assert tokens, "a cycle emits at least one token"
-                yield from self._emit(tokens)
-        finally:
-            # Reached early when the consumer closes the generator.
-            self.finish_reason = self.finish_reason or "cancelled"
-            stats.tokens = len(self.tokens)
-            assert len(self.tokens) <= self._limits.max_new_tokens, "more tokens than the limit"
-            stats.check()
-
-    def _emit(self, tokens: list[int]) -> Iterator[int]:
-        """Hand out the tokens of one cycle, one by one; discard what follows the end of the output."""
-        left = len(tokens)
-        try:
-            for token in tokens:
-                self.tokens.append(token)
-                left -= 1
-                if token in self._limits.eos_token_ids:
-                    self.finish_reason = "eos"
-                elif len(self.tokens) >= self._limits.max_new_tokens:
-                    self.finish_reason = "length"
-                yield token
-                if self.finish_reason is not None:
-                    return
-        finally:
-            self.stats.discarded += left
-
-    def _cycle(self) -> list[int]:
-        """One cycle: its tokens, accepted drafts first."""
-        decoder, stats = self._decoder, self.stats
+    def run(self) -> list[list[int]]:
+        """One cycle: per sequence its tokens, accepted drafts first. At least one each."""
+        decoder, sequences = self.decoder, self.sequences
         begin = time.perf_counter()
-        room = min(self._limits.max_new_tokens - len(self.tokens), decoder.max_width) - 1
-        depth = 0 if self._policy is None else min(self._policy.draft_length(len(self.tokens)), room)
-        decoder.begin_cycle(depth + 1)
-        cut: int | None = None
-        if self._proposer is not None and depth > 0:
-            tree = self._proposer.propose(decoder, self.tokens, depth)
-            assert tree.tokens[0] == self.tokens[-1] and tree.proposed <= depth, (
-                "not a tree of the pending token"
-            )
-            cut = self._proposer.cut
-        else:
-            tree = TokenTree.chain(self.tokens[-1:])
+        budgets = self._budgets()
+        decoder.begin_cycle(1 + max(budget.nodes for budget in budgets))
+        trees, cut = self._propose(budgets)
         drafted = time.perf_counter()
         if cut is None:
-            decoder.full(tree)
+            decoder.full(*trees)
+        elif len(trees) == 1:
+            decoder.tail(cut, len(trees[0]))
         else:
-            decoder.tail(cut, len(tree))
+            decoder.tail(cut, decoder.exit_count, trees)
         verified = time.perf_counter()
-        verdict = self._judge(tree)
-        decoder.accept(tree, verdict.path)
-        stats.count(tree.proposed, len(verdict.path), verdict.evaluated)
-        if self._policy is not None:
-            self._policy.observe(tree.proposed, verdict)
-        seconds, end = stats.seconds, time.perf_counter()
-        seconds.draft += drafted - begin
-        seconds.verify += verified - drafted
-        seconds.head += end - verified
-        return [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        rows = decoder.head_of(trees)
+        verdicts, first = [], 0
+        for sequence, tree in zip(sequences, trees, strict=True):
+            verdicts.append(sequence.judge(tree, rows, first))
+            first += len(tree)
+        decoder.accept_all(trees, [verdict.path for verdict in verdicts])
+        emitted = [self._tell(*each) for each in zip(sequences, trees, verdicts, strict=True)]
+        end = time.perf_counter()
+        for sequence in sequences:
+            seconds = sequence.stats.seconds
+            seconds.draft += drafted - begin
+            seconds.verify += verified - drafted
+            seconds.head += end - verified
+        return emitted
 
-    def _judge(self, tree: TokenTree) -> Verdict:
-        logits, index, choose = self._decoder.head(len(tree)), len(self.tokens), self._sampling.choose
-        if self._forced is not None:
-            uniforms = [
-                counter_uniform(self._sampling.seed ^ 0x5EED, index + i) for i in range(tree.proposed)
-            ]
-            return verify_forced(
-                tree, lambda node, depth: choose(logits[node], index + depth), uniforms, self._forced
-            )
-        return verify_draws(tree, lambda node, depth: choose(logits[node], index + depth))
+    def _budgets(self) -> list[Budget]:
+        """What the policies allot, within what each sequence may still emit and a pass may hold."""
+        sequences, widest = self.sequences, self.decoder.max_width - 1
+        budgets = [NOTHING] * len(sequences)
+        groups: dict[int, list[Sequence]] = {}
+        for sequence in sequences:
+            if sequence.policy is not None and sequence.proposer is not None and sequence.left > 1:
+                groups.setdefault(id(sequence.policy), []).append(sequence)
+        for group in groups.values():
+            policy = group[0].policy
+            assert policy is not None
+            for sequence, budget in zip(group, policy.allot(group), strict=True):
+                budgets[sequence.row] = budget.within(widest, sequence.left - 1)
+        return budgets
+
+    def _propose(self, budgets: list[Budget]) -> tuple[list[TokenTree], int | None]:
+        """A tree for every sequence, and the cut where their exit rows lie if any was drafted on the trunk."""
+        trees: list[TokenTree | None] = [None] * len(budgets)
+        groups: dict[int, list[Sequence]] = {}
+        on_trunk = False
+        for sequence, budget in zip(self.sequences, budgets, strict=True):
+            if budget.depth == 0 or sequence.proposer is None:
+                trees[sequence.row] = TokenTree.chain(sequence.tokens[-1:])
+            elif sequence.proposer.cut is None:
+                groups.setdefault(id(sequence.proposer), []).append(sequence)
+            else:
+                on_trunk = True
+        for group in groups.values():
+            proposer = group[0].proposer
+            assert proposer is not None
+            given = [budgets[sequence.row] for sequence in group]
+            for sequence, budget, tree in zip(group, given, proposer.propose(group, given), strict=True):
+                self._check(sequence, budget, tree)
+                trees[sequence.row] = tree
+        cut = draft_on_trunk(self.decoder, self.sequences, budgets, trees) if on_trunk else None
+        return cast("list[TokenTree]", trees), cut
+
+    def _check(self, sequence: Sequence, budget: Budget, tree: TokenTree) -> None:
+        assert tree.tokens[0] == sequence.tokens[-1], "not a tree of the pending token"
+        assert tree.proposed <= budget.nodes and max(tree.depths) <= budget.depth, "more than the budget"
+        vocabulary = self.decoder.embedding.vocabulary
+        assert all(0 <= token < vocabulary for token in tree.tokens), "proposed ids outside the vocabulary"
+
+    def _tell(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> list[int]:
+        """Count, and let the policy and the proposer know; returns what the sequence emits."""
+        sequence.stats.count(tree.proposed, len(verdict.path), verdict.evaluated)
+        if sequence.policy is not None:
+            sequence.policy.observe(sequence, tree.proposed, verdict)
+        proposer = sequence.proposer
+        if proposer is not None:
+            rows = None
+            if proposer.needs_rows:
+                rows = self.decoder.verified_rows(sequence.row, [0, *verdict.path])
+            proposer.advance(sequence, tree, verdict, rows)
+        return [*(tree.tokens[node] for node in verdict.path), verdict.token]

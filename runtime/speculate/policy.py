@@ -7,12 +7,17 @@ is the sequence of pass widths.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import OptionError
 from ..options import integer, number
 from .acceptance import Verdict
+from .budget import Budget
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
 
 
 class DraftPolicy(Protocol):
@@ -21,15 +26,15 @@ class DraftPolicy(Protocol):
     needs_confidence: bool
     """Whether `keep_drafting` looks at the probability; computing it costs a softmax per drafted token."""
 
-    def draft_length(self, emitted: int) -> int:
-        """Most tokens to draft in the cycle that starts after `emitted` tokens; 0 decodes one token plainly."""
+    def allot(self, sequences: Items[Sequence]) -> list[Budget]:
+        """Most to draft in the next cycle, for every sequence that shares this policy; `NOTHING` decodes plainly."""
         ...
 
     def keep_drafting(self, confidence: float) -> bool:
         """Whether to draft on after a token of this draft probability. The token itself is kept either way."""
         ...
 
-    def observe(self, proposed: int, verdict: Verdict) -> None:
+    def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
         """The outcome of a cycle."""
         ...
 
@@ -47,14 +52,14 @@ class FixedLength:
             self.confidence_threshold = number("confidence_threshold", self.confidence_threshold, 0, 1)
         self.needs_confidence = self.confidence_threshold is not None
 
-    def draft_length(self, emitted: int) -> int:
-        return self.length
+    def allot(self, sequences: Items[Sequence]) -> list[Budget]:
+        return [Budget.chain(self.length)] * len(sequences)
 
     def keep_drafting(self, confidence: float) -> bool:
         return self.confidence_threshold is None or confidence >= self.confidence_threshold
 
-    def observe(self, proposed: int, verdict: Verdict) -> None:
-        pass
+    def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
+        """The length does not depend on the outcome."""
 
 
 @dataclass
@@ -75,12 +80,16 @@ class LogisticLength:
         if not 0 <= self.shortest <= self.longest:
             raise OptionError(f"draft length range {self.shortest}..{self.longest} is empty or negative")
 
+    def allot(self, sequences: Items[Sequence]) -> list[Budget]:
+        return [Budget.chain(self.draft_length(len(sequence.tokens))) for sequence in sequences]
+
     def draft_length(self, emitted: int) -> int:
+        """d(t) of a cycle that starts after `emitted` tokens."""
         exponent = max(-700.0, min(700.0, self.slope * (emitted - self.midpoint)))
         return self.shortest + math.floor((self.longest - self.shortest) / (1 + math.exp(-exponent)))
 
     def keep_drafting(self, confidence: float) -> bool:
         return True
 
-    def observe(self, proposed: int, verdict: Verdict) -> None:
-        pass
+    def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
+        """The length does not depend on the outcome."""

@@ -1,45 +1,62 @@
-"""What a proposer is: it hands over a token tree whose root is the pending token."""
+"""What a proposer is: it hands over token trees whose roots are the pending tokens of sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from ..decode.tree import TokenTree
+from .acceptance import Verdict
+from .budget import Budget
 
 if TYPE_CHECKING:
-    from ..decode.passes import Decoder
-    from .policy import DraftPolicy
-    from .sampling import Sampling
+    from ..engines.base import View
+    from .sequence import Sequence
 
 
-@dataclass(frozen=True)
-class Request:
-    """What does not change during a request and a proposer may use."""
+class Proposer:
+    """One draft of a bundle, for all sequences of a session that use it; built once per session.
 
-    prompt: Sequence[int]
-    sampling: Sampling
-    eos_token_ids: Collection[int]
-    policy: DraftPolicy
-
-
-class Proposer(Protocol):
-    """One draft kind. Proposals are a deterministic function of the request and the tokens emitted so far, so that
-    draw-and-match verification is lossless at any temperature."""
+    Every sequence begins and ends; in between it is asked for a proposal when the policy gives it a budget, and told
+    the outcome of every cycle, also of those without a proposal. What a proposer keeps about a sequence it keeps by
+    the sequence. A proposal is a deterministic function of the request and the tokens emitted so far, so that
+    draw-and-match verification is lossless at any temperature; one that is drawn from a distribution q of its own
+    carries q in its tree (`TokenTree.q`), and is verified by acceptance and residual.
+    """
 
     name: str
-    cut: int | None
-    """Segments that `propose` has already run for every node (self-speculation: the tail verifies), or None:
-    the verifier runs all segments."""
+    needs_prompt_rows: ClassVar[bool] = False
+    """Whether `on_rows` is called."""
+    needs_rows: ClassVar[bool] = False
+    """Whether `advance` gets rows; reading them costs a copy from the engine."""
 
-    def begin(self, request: Request) -> None:
-        """A new request starts; its prompt is in the cache."""
-        ...
+    @property
+    def cut(self) -> int | None:
+        """Segments of the target that drafting itself runs over every node (self-speculation: the tail verifies), or
+        None: the verifier runs all segments."""
+        return None
 
-    def propose(self, decoder: Decoder, emitted: Sequence[int], limit: int) -> TokenTree:
-        """A tree of depth at most `limit` (≥ 1) and at most `limit` drafted nodes, rooted at `emitted[-1]`.
+    def begin(self, sequence: Sequence) -> None:
+        """A request was prefilled; its first token is not chosen yet."""
 
-        With `cut` set, the exit rows of all nodes are in the decoder when this returns.
+    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+        """Prompt rows [1, n, E] before the final norm, of slots slot.. of the cache, chunk by chunk while prefilling."""
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
+        """A tree for each of several sequences, within its budget and rooted at its last token.
+
+        Every budget allows at least one token. Proposers with a `cut` draft on the trunk instead (`on_trunk.py`).
         """
-        ...
+        return [self.propose_one(*pair) for pair in zip(sequences, budgets, strict=True)]
+
+    def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        """`propose` for one sequence: what a proposer without a pass over the batch overrides."""
+        raise NotImplementedError
+
+    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: np.ndarray | None) -> None:
+        """The outcome of a cycle; `rows` [1 + path, E] of the root and the accepted nodes, if `needs_rows`."""
+
+    def end(self, sequence: Sequence) -> None:
+        """A request ended, also before its first token."""

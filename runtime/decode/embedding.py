@@ -1,0 +1,93 @@
+"""Token ids to rows: from the memory-mapped table where the host can write them, else by the `embed` graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..engines.base import DTYPES, Engine, View
+from ..engines.buffers import HostBuffer
+from ..errors import PromptError
+
+PROBES = 16
+"""Ids that decide whether the `embed` graph is a plain look-up."""
+
+
+class Embedding:
+    """Rows of token ids, in the dtype that the engine's graphs take.
+
+    One memory-mapped row into a bound buffer takes a quarter of the time of running a graph for it; that way is taken
+    (`lookup`) only on engines in host memory and when the graph is a plain look-up, which the first ids decide.
+    """
+
+    def __init__(self, engine: Engine, table: np.ndarray, hidden: HostBuffer, most_rows: int):
+        """`table` [V, E] as stored; `hidden` receives rows, at most `most_rows` of them."""
+        self._engine, self._table, self._hidden = engine, table, hidden
+        self._most = most_rows
+        self.dtype = engine.dtype("embed", "hidden")
+        self._constant = engine.constant("embedding_table", table)
+        self._tokens = HostBuffer(engine, "token_ids", most_rows, "int64")
+        self.lookup = False
+        self.table: np.ndarray | None = None
+        """The table itself where its rows can be copied as they are: `lookup` in the dtype of the graphs."""
+        if engine.host_memory:
+            probe = np.linspace(0, len(table) - 1, min(PROBES, most_rows), dtype=np.int64)
+            self.lookup = np.array_equal(self._by_graph(probe), self._by_table(probe))
+            if self.lookup and table.dtype == DTYPES[self.dtype]:
+                self.table = table
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return len(self._table)
+
+    def check(self, ids: np.ndarray) -> None:
+        """Raise `PromptError` for ids outside the vocabulary."""
+        if ids.size and not 0 <= ids.min() <= ids.max() < len(self._table):
+            bad = int(ids[(ids < 0) | (ids >= len(self._table))][0])
+            raise PromptError(f"token id {bad} is outside the vocabulary of {len(self._table)}")
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Rows [n, E] of int64 ids [n]. Raises `PromptError` for ids outside the vocabulary."""
+        self.check(ids)
+        return self._by_table(ids) if self.lookup else self._by_graph(ids)
+
+    def fill(self, out: np.ndarray, tokens: Sequence[Sequence[int]]) -> None:
+        """Rows of `tokens` [batch, width] into `out` [batch, width, E], the host side of `hidden`; `lookup` only."""
+        if self.table is not None:
+            np.take(self.table, tokens, axis=0, out=out, mode="clip")
+        else:
+            out[...] = self._by_table(np.asarray(tokens, np.int64))
+
+    def run(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Run the graph on `tokens` [batch, width]; the rows are then in `hidden` on the engine's side."""
+        shape = (len(tokens), len(tokens[0]))
+        self._tokens.host(shape)[...] = tokens
+        self._tokens.push(shape)
+        outputs = {"hidden": self._view(shape)}
+        inputs = {"token_ids": self._tokens.view(shape), "embedding_table": self._constant}
+        self._engine.bind("embed", inputs, outputs).run()
+
+    def _view(self, shape: tuple[int, int]) -> View:
+        return self._hidden.view((*shape, self._table.shape[1]))
+
+    def _by_graph(self, ids: np.ndarray) -> np.ndarray:
+        out = np.empty((len(ids), self._table.shape[1]), DTYPES[self.dtype])
+        for start in range(0, len(ids), self._most):
+            part = ids[start : start + self._most]
+            self.run([part.tolist()])
+            out[start : start + len(part)] = self._engine.read(self._view((1, len(part))))[0]
+        return out
+
+    def _by_table(self, ids: np.ndarray) -> np.ndarray:
+        return widen(self._table[ids], DTYPES[self.dtype])
+
+
+def widen(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`array` as `dtype`; uint16 holds bfloat16 bits, which are the upper half of a float32."""
+    if array.dtype == dtype:
+        return array
+    if array.dtype == np.uint16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(dtype)

@@ -1,0 +1,150 @@
+"""A request while it is decoded: from prompt to rows in the cache, and from tokens to text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .decode.passes import Decoder
+from .errors import PromptError
+from .families.base import Prepared
+from .result import Result
+from .speculate.sequence import Sequence, SequenceLimits
+from .speculate.stats import Stats
+from .text.incremental import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from .bundle.folder import Bundle
+    from .request import Settings
+    from .speculate.proposer import Proposer
+
+
+class Running:
+    """One request in the decoder's batch; made by prefilling it.
+
+    `take` and `last` hand out text, `close` gives the result.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        decoder: Decoder,
+        prepared: Prepared,
+        settings: Settings,
+        proposer: Proposer | None,
+        begin: float,
+        cancelled: Callable[[], bool],
+    ):
+        """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
+
+        Raises `PromptError` for a prompt that does not fit; the batch is then as before.
+        """
+        self._decoder, self._begin = decoder, begin
+        self._parts: list[str] = []
+        deadline = None if settings.deadline is None else begin + settings.deadline
+        self.sequence = Sequence(
+            [],
+            SequenceLimits(settings.max_new_tokens, settings.eos, deadline, cancelled),
+            Stats(
+                prompt_tokens=len(prepared.token_ids),
+                draft=None if settings.draft is None else settings.draft.name,
+                draft_length=settings.draft_length,
+                forced=settings.forced is not None,
+            ),
+            settings.sampling,
+            proposer,
+            settings.policy,
+            force_acceptance=settings.forced,
+            row=decoder.batch,
+        )
+        self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
+        try:
+            self._first = self._prefill(prepared)
+        except BaseException:
+            self._end_proposer()
+            if decoder.batch > self.sequence.row:
+                decoder.remove(self.sequence.row)
+            raise
+
+    def start(self) -> Iterator[str]:
+        """The text of the first token, which prefill gave."""
+        return self.take([self._first])
+
+    def take(self, tokens: list[int]) -> Iterator[str]:
+        """Emit the tokens of a cycle; pieces of text, each as soon as it is certain."""
+        sequence, text = self.sequence, self._text
+        for token in sequence.emit(tokens):
+            if len(sequence.tokens) == 1:
+                sequence.stats.time_to_first_token = time.perf_counter() - self._begin
+            piece = text.push(token)
+            if text.stopped:
+                sequence.stop("stop")  # also when the end token or the limit came with it
+            if piece:
+                self._parts.append(piece)
+                yield piece
+
+    def last(self) -> Iterator[str]:
+        """The text that was held back, once the sequence has ended."""
+        rest = self._text.finish()
+        if self._text.stopped:  # also when the held-back end completed a stop string
+            self.sequence.stop("stop")
+        if rest:
+            self._parts.append(rest)
+            yield rest
+
+    def close(self) -> Result:
+        """Counters are final; the place in the batch is the caller's to free."""
+        sequence = self.sequence
+        self._end_proposer()
+        sequence.stats.total_seconds = time.perf_counter() - self._begin
+        sequence.finish()
+        assert sequence.finish_reason is not None
+        return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats)
+
+    def _end_proposer(self) -> None:
+        if self.sequence.proposer is not None:
+            self.sequence.proposer.end(self.sequence)
+
+    def _prefill(self, prepared: Prepared) -> int:
+        """Everything up to the first token; returns that."""
+        decoder, sequence, proposer = self._decoder, self.sequence, self.sequence.proposer
+        manifest, seconds, ids = decoder.manifest, sequence.stats.seconds, prepared.token_ids
+        if len(ids) == 0:
+            raise PromptError("the prompt is empty; give at least one token")
+        start = time.perf_counter()
+        row = decoder.add()
+        image_rows = decoder.image_rows(prepared.vision) if prepared.vision else None
+        vision = time.perf_counter()
+        seconds.vision = vision - start
+        rows = decoder.embed(ids, image_rows, prepared.row_slots, prepared.row_index)
+        if manifest.decoder.cross_attention:
+            decoder.encode(row, rows)
+            ids = prepared.decoder_ids
+            if ids is None:
+                first = manifest.text.decoder_start_token_id
+                ids = np.asarray([0 if first is None else first], np.int64)
+            rows = decoder.embed(ids)
+        elif len(rows) > decoder.max_length:
+            raise PromptError(
+                f"the prompt takes {len(rows)} positions, the session holds {decoder.max_length}"
+            )
+        elif prepared.row_slots is not None:
+            sequence.barred = frozenset(ids[prepared.row_slots].tolist())
+        sequence.prompt_ids = ids.tolist()
+        encoded = time.perf_counter()
+        seconds.encoder = encoded - vision
+        on_rows = None
+        if proposer is not None and proposer.needs_prompt_rows:
+            on_rows = lambda slot, part: proposer.on_rows(sequence, slot, part)  # noqa: E731
+        logits = decoder.prefill(rows, row, prepared.positions, on_rows)
+        if proposer is not None:
+            proposer.begin(sequence)
+        sequence.limits.max_new_tokens = min(
+            sequence.limits.max_new_tokens, decoder.max_length - decoder.arena.lengths[row] + 1
+        )
+        token = sequence.choose(logits, 0, [])
+        seconds.prefill = time.perf_counter() - encoded
+        return token

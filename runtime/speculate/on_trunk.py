@@ -1,0 +1,106 @@
+"""Drafting on the target's own trunk: token after token, for all sequences of a batch in step.
+
+The K/V that drafting writes and the exit rows it saves are the ones verification uses (LayerSkip, arXiv 2404.16710;
+imitation network: FastVLM, arXiv 2510.22641, with its loop corrected). Sequences that draft otherwise, or not at all,
+pass the trunk beside the others with the tokens of their trees, so that one tail verifies the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..decode.tree import TokenTree
+from .budget import Budget
+from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from ..decode.passes import Decoder
+    from ..decode.target_rows import TargetRows
+
+
+class TrunkProposer(Protocol):
+    """A proposer with a `cut`: what follows the trunk's rows of a step."""
+
+    @property
+    def cut(self) -> int | None: ...
+
+    def rows(self, step: int) -> TargetRows:
+        """Draft logits after the exit rows of `step`; row b is of sequence b."""
+        ...
+
+    def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
+        """The token to draft after the emitted tokens and `after`."""
+        ...
+
+
+def draft_on_trunk(
+    decoder: Decoder, sequences: Items[Sequence], budgets: Items[Budget], trees: list[TokenTree | None]
+) -> int:
+    """Fill in the missing `trees` (chains) and leave the exit rows of every node; returns the cut they lie at.
+
+    Rows beyond a sequence's own nodes repeat its last token: they are scratch.
+    """
+    missing = [row for row, tree in enumerate(trees) if tree is None]
+    proposers: dict[int, TrunkProposer] = {row: sequences[row].proposer for row in missing}  # type: ignore[misc]
+    cut = max(proposer.cut or 0 for proposer in proposers.values())
+    if len(sequences) == 1:
+        trees[0] = _one(decoder, sequences[0], proposers[0], budgets[0], cut)
+        return cut
+    others = any(tree is not None and not tree.is_chain for tree in trees)
+    chains = {row: [sequences[row].tokens[-1]] for row in missing}
+    drafting, steps = set(missing), max([1, *(len(tree) for tree in trees if tree is not None)])
+    step = 0
+    while drafting or step < steps:
+        tokens = []
+        for row, tree in enumerate(trees):
+            known = chains[row] if tree is None else tree.tokens
+            tokens.append(known[min(step, len(known) - 1)])
+        fed = [tree or TokenTree.chain(chains[row]) for row, tree in enumerate(trees)] if others else None
+        decoder.trunk(cut, tokens, fed)
+        for proposer in {proposers[row] for row in drafting}:
+            rows = proposer.rows(step)
+            for row in [row for row in drafting if proposers[row] is proposer]:
+                chain = chains[row]
+                token = proposer.choose(sequences[row], rows, row, chain[1:])
+                chain.append(token)
+                if len(chain) > budgets[row].depth or ends(sequences[row], rows, row, token):
+                    drafting.discard(row)
+                    steps = max(steps, len(chain))  # the last draft passes the trunk too
+        step += 1
+    for row, chain in chains.items():
+        trees[row] = TokenTree.chain(chain)
+    return cut
+
+
+def _one(
+    decoder: Decoder, sequence: Sequence, proposer: TrunkProposer, budget: Budget, cut: int
+) -> TokenTree:
+    """`draft_on_trunk` for a single sequence, without its bookkeeping."""
+    chain = sequence.tokens[-1:]
+    for step in range(budget.depth):
+        decoder.trunk(cut, chain[-1:])
+        rows = proposer.rows(step)
+        token = proposer.choose(sequence, rows, 0, chain[1:])
+        chain.append(token)
+        if ends(sequence, rows, 0, token):
+            break
+    decoder.trunk(cut, chain[-1:])  # the last draft passes the trunk too: d + 1 exit rows
+    return TokenTree.chain(chain)
+
+
+def ends(sequence: Sequence, rows: TargetRows, row: int, token: int) -> bool:
+    """Whether drafting stops after `token`: an end token, or one that is less likely than the policy asks for."""
+    if token in sequence.limits.eos_token_ids:
+        return True
+    policy = sequence.policy
+    if policy is None or not policy.needs_confidence:
+        return False
+    return not policy.keep_drafting(_confidence(rows.logits(row), token))
+
+
+def _confidence(logits: np.ndarray, token: int) -> float:
+    """Probability of `token` under a softmax of logits [V], in float32."""
+    return float(1.0 / np.exp(logits - logits[token]).sum())

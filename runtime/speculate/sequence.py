@@ -1,0 +1,154 @@
+"""One request's state while it is decoded: its tokens, how they are chosen, and when they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..decode.target_rows import TargetRows
+from ..decode.tree import TokenTree
+from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
+from .sampling import Sampling, counter_uniform
+from .stats import Stats
+
+if TYPE_CHECKING:
+    from .policy import DraftPolicy
+    from .processors import Processors
+    from .proposer import Proposer
+
+
+@dataclass
+class SequenceLimits:
+    """When a request ends. `deadline` is a `time.perf_counter` value; `cancelled` is asked between cycles."""
+
+    max_new_tokens: int
+    eos_token_ids: Collection[int] = ()
+    deadline: float | None = None
+    cancelled: Callable[[], bool] = lambda: False
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request in a batch. `row` is its place there; the cycle moves it when others leave.
+
+    `prompt_ids` holds the ids that the decoder was prefilled with, placeholders of image rows included (`barred` ids are never
+    proposed).
+    """
+
+    prompt_ids: list[int]
+    limits: SequenceLimits
+    stats: Stats
+    sampling: Sampling = field(default_factory=Sampling)
+    proposer: Proposer | None = None
+    policy: DraftPolicy | None = None
+    processors: Processors | None = None
+    force_acceptance: float | None = None
+    barred: frozenset[int] = frozenset()
+    row: int = 0
+    tokens: list[int] = field(default_factory=list)
+    """Emitted so far; the last one is pending: not in the cache yet."""
+    finish_reason: str | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.limits.max_new_tokens - len(self.tokens)
+
+    def stop(self, reason: str) -> None:
+        """End after the token just emitted, whatever else ends there."""
+        self.finish_reason = reason
+
+    def interrupted(self) -> bool:
+        """Ask between cycles: cancelled, or past the deadline; sets `finish_reason`."""
+        limits = self.limits
+        if limits.cancelled():
+            self.finish_reason = "cancelled"
+        elif limits.deadline is not None and time.perf_counter() >= limits.deadline:
+            self.finish_reason = "deadline"
+        return self.finish_reason is not None
+
+    def emit(self, tokens: list[int]) -> Iterator[int]:
+        """Hand out the tokens of one cycle, one by one; what follows the end of the output is discarded.
+
+        The consumer may `stop` after receiving a token.
+        """
+        left = len(tokens)
+        try:
+            for token in tokens:
+                self.tokens.append(token)
+                left -= 1
+                if token in self.limits.eos_token_ids:
+                    self.finish_reason = "eos"
+                elif len(self.tokens) >= self.limits.max_new_tokens:
+                    self.finish_reason = "length"
+                yield token
+                if self.finish_reason is not None:
+                    return
+        finally:
+            self.stats.discarded += left
+
+    def finish(self) -> None:
+        """The last words: counters are final, and their identities are checked."""
+        self.finish_reason = self.finish_reason or "cancelled"
+        self.stats.tokens = len(self.tokens)
+        assert len(self.tokens) <= self.limits.max_new_tokens, "more tokens than the limit"
+        self.stats.check()
+
+    def choose(self, rows: TargetRows, row: int, after: list[int]) -> int:
+        """The token that follows the emitted tokens and `after`, from the logits of `row`.
+
+        Raises `NumericsError` for logits that are not finite.
+        """
+        sampling, processors = self.sampling, self.processors
+        if processors is None and sampling.greedy:
+            return rows.best(row)
+        rows.check(row)
+        logits = rows.logits(row)
+        if processors is not None:
+            logits = processors.apply(logits, [*self.tokens, *after])
+        return sampling.choose(logits, len(self.tokens) + len(after))
+
+    def judge(self, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
+        """Verify a tree whose node i has its logits at row first + i."""
+        walked: list[int] = []
+
+        def choose(node: int, depth: int) -> int:
+            token = self.choose(rows, first + node, walked)
+            walked.append(token)
+            return token
+
+        index = len(self.tokens)
+        if self.force_acceptance is not None:
+            seed = self.sampling.seed ^ 0x5EED
+            uniforms = [counter_uniform(seed, index + i) for i in range(tree.proposed)]
+            return verify_forced(tree, choose, uniforms, self.force_acceptance)
+        if tree.q is not None:
+            return verify_sampled(tree, self._distributions(tree, rows, first), tree.q, self._uniforms(tree))
+        if self.processors is None and self.sampling.greedy:  # the way of most requests, without bookkeeping
+            return verify_draws(tree, lambda node, depth: rows.best(first + node))
+        return verify_draws(tree, choose)
+
+    def _distributions(self, tree: TokenTree, rows: TargetRows, first: int) -> list[np.ndarray]:
+        """p after every node of a chain, with the processors that its prefix asks for."""
+        found, before = [], list(self.tokens)
+        for node in range(len(tree)):
+            rows.check(first + node)
+            logits = rows.logits(first + node)
+            if self.processors is not None:
+                logits = self.processors.apply(logits, before)
+            found.append(self.sampling.probabilities(logits))
+            if node + 1 < len(tree):
+                before.append(tree.tokens[node + 1])
+        return found
+
+    def _uniforms(self, tree: TokenTree) -> list[tuple[float, float]]:
+        """One uniform for accepting and one for drawing again, per output position."""
+        index, seed = len(self.tokens), self.sampling.seed
+        return [
+            (counter_uniform(seed ^ 0xACCE, index + i), counter_uniform(seed ^ 0xD3A3, index + i))
+            for i in range(len(tree))
+        ]
