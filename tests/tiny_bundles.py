@@ -26,7 +26,7 @@ class Recipe:
     draft_layers: tuple[int, ...] = (1,)
     changes: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, int] = field(
-        default_factory=lambda: {"max_length": 160, "max_batch": 3, "max_width": 20, "max_source": 32}
+        default_factory=lambda: {"max_length": 160, "max_batch": 16, "max_width": 20, "max_source": 32}
     )
 
 

@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from oracle import NEVER, Request
 from rig import Rig
 from vlmexport.runtime import proposers
-from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.speculate.cycle import Generation, Limits
+from vlmexport.runtime.proposers.wrong import Wrong
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.cycle import Cycle
 from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.sampling import Sampling
+from vlmexport.runtime.speculate.proposer import Proposer
+from vlmexport.runtime.speculate.sampling import Sampling, counter_uniform, draw
+from vlmexport.runtime.speculate.sequence import Sequence, SequenceLimits
 from vlmexport.runtime.speculate.stats import Stats
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
 LIMITS = (1, 2, 3, 40)
 
 
-class Scripted:
+class Scripted(Proposer):
     """Proposes what `script(index)` says for output position `index`; verified by the tail, or by all segments."""
 
-    def __init__(self, cut: int | None, script: Callable[[int], int]) -> None:
-        self.name, self.cut, self.script = "scripted", cut, script
+    def __init__(self, rig: Rig, cut: int | None, script: Callable[[int], int]) -> None:
+        self.name, self._cut, self.script = "scripted", cut, script
+        self._inner = None if cut is None else _early_exit(rig)
 
-    def begin(self, request: Any) -> None:
-        """Nothing to prepare."""
+    @property
+    def cut(self) -> int | None:
+        return self._cut
 
-    def propose(self, decoder: Decoder, emitted: Sequence[int], limit: int) -> TokenTree:
-        tokens = [emitted[-1], *(self.script(len(emitted) + i) for i in range(limit))]
-        if self.cut is not None:
-            for token in tokens:
-                decoder.trunk(self.cut, token)
-        return TokenTree.chain(tokens)
+    def rows(self, step: int) -> Any:
+        """The trunk's rows; the script does not look at them."""
+        assert self._inner is not None
+        return self._inner.rows(step)
+
+    def choose(self, sequence: Sequence, rows: Any, row: int, after: list[int]) -> int:
+        """What the script says."""
+        return self.script(len(sequence.tokens) + len(after))
+
+    def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        index = len(sequence.tokens)
+        return TokenTree.chain([sequence.tokens[-1], *(self.script(index + i) for i in range(budget.depth))])
 
 
 class ScriptedTree(Scripted):
     """Wrong branches first and deeper than the right one, which ends early: depth is not place, a leaf may be short."""
 
-    def propose(self, decoder: Decoder, emitted: Sequence[int], limit: int) -> TokenTree:
-        index = len(emitted)
+    def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        index, limit = len(sequence.tokens), budget.depth
         right = [self.script(index + i) for i in range(limit)]
-        tokens, parents = [emitted[-1]], [-1]
+        tokens, parents = [sequence.tokens[-1]], [-1]
         deep = max(0, limit - 2)
         for i in range(deep):  # a wrong branch, as deep as it may be
             tokens.append(wrong_token(right[0], 5 + i))
@@ -57,37 +69,62 @@ class ScriptedTree(Scripted):
         return TokenTree(tokens, parents)
 
 
+class Drawn(Scripted):
+    """Tokens drawn from a distribution of its own, which is handed over with them: accepted by min(1, p/q)."""
+
+    def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        index, rng = len(sequence.tokens), np.random.default_rng(len(sequence.tokens))
+        vocabulary, tokens, q = self.script(-1), [sequence.tokens[-1]], []
+        for i in range(budget.depth):
+            weights = rng.random(vocabulary) ** 8
+            q.append(weights / weights.sum())
+            tokens.append(draw(q[-1], counter_uniform(17, index + i)))
+        tree = TokenTree.chain(tokens)
+        tree.q = q
+        return tree
+
+
 def wrong_token(token: int, step: int = 1) -> int:
     """Another ordinary token."""
     return 3 + (token - 3 + 7 * step) % 120
 
 
-def _bundled(kind: str, pick: Callable | None = None) -> Callable[[Rig, Sequence[int]], Any]:
-    def make(rig: Rig, truth: Sequence[int]) -> Any:
-        draft = next(d for d in rig.manifest.drafts if d.kind == kind)
-        return proposers.create(draft, rig.manifest.decoder.cuts, pick)
+def _early_exit(rig: Rig) -> Any:
+    return proposers.create(next(d for d in rig.manifest.drafts if d.kind == "early-exit"), rig.decoder)
+
+
+def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        return proposers.create(next(d for d in rig.manifest.drafts if d.kind == kind), rig.decoder)
 
     return make
 
 
-def _at(truth: Sequence[int], index: int) -> int:
+def _wrong(rig: Rig, truth: Items[int]) -> Any:
+    return Wrong(_early_exit(rig), rig.manifest.text.vocab_size)
+
+
+def _at(truth: Items[int], index: int) -> int:
     return truth[index] if index < len(truth) else 7
 
 
-DRAFTS: dict[str, Callable[[Rig, Sequence[int]], Any]] = {
+DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "early-exit": _bundled("early-exit"),
     "imitation": _bundled("imitation"),
-    "always-wrong": _bundled("early-exit", lambda logits: int(logits.argmin())),
-    "perfect": lambda rig, truth: Scripted(1, lambda i: _at(truth, i)),
+    "always-wrong": _wrong,
+    "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
     "often-right": lambda rig, truth: Scripted(
-        1, lambda i: _at(truth, i) if i % 4 else wrong_token(_at(truth, i))
+        rig, 1, lambda i: _at(truth, i) if i % 4 else wrong_token(_at(truth, i))
     ),
     "verified-by-all": lambda rig, truth: Scripted(
-        None, lambda i: _at(truth, i) if i % 3 else wrong_token(_at(truth, i))
+        rig, None, lambda i: _at(truth, i) if i % 3 else wrong_token(_at(truth, i))
     ),
-    "tree": lambda rig, truth: ScriptedTree(None, lambda i: _at(truth, i)),
+    "tree": lambda rig, truth: ScriptedTree(rig, None, lambda i: _at(truth, i)),
 }
 """What proposes: given the rig and the true output, a `Proposer`. A new draft is one line here."""
+
+SHARED = ("early-exit", "imitation", "always-wrong", "prompt-lookup")
+"""Drafts of a bundle: one proposer for all sequences."""
 
 
 @dataclass
@@ -100,30 +137,62 @@ class Run:
 
 
 def generate(
-    rig: Rig, request: Request, limit: int, *, proposer: Any = None, length: int = 0, eos: Sequence[int] = (),
+    rig: Rig, request: Request, limit: int, *, proposer: Any = None, length: int = 0, eos: Items[int] = (),
     sampling: Sampling | None = None, threshold: float | None = None,
 ) -> Run:  # fmt: skip
     """One request through the cycle."""
-    logits = rig.start(request)
-    stats = Stats(prompt_tokens=len(request.token_ids))
-    policy = FixedLength(length, threshold) if proposer is not None else None
-    generation = Generation(
-        rig.decoder,
-        logits[0],
-        Limits(limit, tuple(eos)),
-        stats,
-        proposer,
-        policy,
-        sampling,
-        list(request.token_ids),
-    )
-    tokens = tuple(generation)
-    assert generation.finish_reason is not None
-    check_stats(stats, tokens, length)
-    return Run(tokens, generation.finish_reason, stats)
+    one = Ask(request, limit, proposer, length, tuple(eos), sampling or Sampling(), threshold)
+    return generate_batch(rig, [one])[0]
 
 
-def check_stats(stats: Stats, tokens: Sequence[int], length: int) -> None:
+@dataclass
+class Ask:
+    """One request of a batch."""
+
+    request: Request
+    limit: int
+    proposer: Any = None
+    length: int = 0
+    eos: tuple[int, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    threshold: float | None = None
+
+
+def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
+    """Requests through the cycle, at most `together` at a time; who ends makes room for who waits."""
+    decoder, cycle = rig.decoder, Cycle(rig.decoder)
+    decoder.reset(0)
+    waiting, runs = list(enumerate(asked)), {}
+    numbers: dict[Sequence, tuple[int, Ask]] = {}
+    while waiting or cycle.sequences:
+        while waiting and len(cycle.sequences) < together:
+            number, ask = waiting.pop(0)
+            policy = FixedLength(ask.length, ask.threshold) if ask.proposer is not None else None
+            sequence = Sequence(
+                rig.first_ids(ask.request), SequenceLimits(ask.limit, ask.eos), Stats(), ask.sampling,
+                ask.proposer, policy,
+            )  # fmt: skip
+            rows = rig.join(ask.request)
+            if ask.proposer is not None:
+                ask.proposer.begin(sequence)
+            cycle.join(sequence)
+            numbers[sequence] = (number, ask)
+            list(sequence.emit([sequence.choose(rows, 0, [])]))
+        for sequence in [s for s in cycle.sequences if s.finish_reason is not None]:
+            number, ask = numbers[sequence]
+            cycle.leave(sequence)
+            if ask.proposer is not None:
+                ask.proposer.end(sequence)
+            sequence.finish()
+            check_stats(sequence.stats, sequence.tokens, ask.length)
+            runs[number] = Run(tuple(sequence.tokens), sequence.finish_reason or "", sequence.stats)
+        if cycle.sequences:
+            for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
+                list(sequence.emit(tokens))
+    return [runs[number] for number in range(len(asked))]
+
+
+def check_stats(stats: Stats, tokens: Items[int], length: int) -> None:
     """The identities of docs/architecture.md, rule 8, from outside."""
     assert stats.tokens == len(tokens) == 1 + stats.accepted + stats.cycles - stats.discarded, stats
     assert 0 <= stats.accepted <= stats.evaluated <= stats.proposed <= stats.cycles * max(length, 0), stats
@@ -133,7 +202,7 @@ def check_stats(stats: Stats, tokens: Sequence[int], length: int) -> None:
         assert stats.alpha == stats.accepted / stats.evaluated
 
 
-def greedy(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int], limits: Sequence[int]) -> None:
+def greedy(rig: Rig, draft: str, seeds: Items[int], lengths: Items[int], limits: Items[int]) -> None:
     """Equal to `generate`, for every length and limit."""
     for seed in seeds:
         request = rig.request(seed)
@@ -151,7 +220,7 @@ def greedy(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int], l
                     assert run.stats.accepted == 0
 
 
-def early_end(rig: Rig, draft: str, seed: int, lengths: Sequence[int], places: Sequence[int]) -> None:
+def early_end(rig: Rig, draft: str, seed: int, lengths: Items[int], places: Items[int]) -> None:
     """An end token anywhere in a cycle ends the output there, and nothing comes after it."""
     request = rig.request(seed)
     whole = rig.oracle.greedy(request, 40)
@@ -169,7 +238,7 @@ def early_end(rig: Rig, draft: str, seed: int, lengths: Sequence[int], places: S
     )
 
 
-def sampled(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int]) -> None:
+def sampled(rig: Rig, draft: str, seeds: Items[int], lengths: Items[int]) -> None:
     """At a temperature the speculative stream equals the plain one of the same seed, token for token."""
     request = rig.request(31)
     streams = set()
@@ -187,6 +256,39 @@ def sampled(rig: Rig, draft: str, seeds: Sequence[int], lengths: Sequence[int]) 
                 run = generate(rig, request, 24, proposer=proposer, length=length, sampling=sampling)
                 assert run.tokens == plain, f"{draft}, d = {length}, {sampling}: {run.tokens}, plain {plain}"
     assert len(streams) == 3 * len(seeds), "other seeds and options must give other streams"
+
+
+def batch(rig: Rig, draft: str, together: int, count: int) -> None:
+    """Requests of a batch get what each gets alone: greedy ones equal `generate`, sampled ones their own stream."""
+    made: dict[str, Any] = {}
+    asked, wanted = [], []
+    names = list(DRAFTS) if draft == "mixed" else [draft]
+    for number in range(count):
+        request = rig.request(60 + number, 1 + 3 * number % 17)
+        limit, eos = 5 + 7 * number % 23, ()
+        truth = rig.oracle.greedy(request, 30)
+        sampling = Sampling(temperature=1.5, seed=number) if number % 5 == 4 else Sampling()
+        if not sampling.greedy:
+            want = generate(rig, request, limit, sampling=sampling).tokens
+        elif number % 3 == 1:
+            eos = (truth[number % 7],)
+            want = rig.oracle.greedy(request, limit, eos[0])
+        else:
+            want = truth[:limit]
+        name = names[number % len(names)]
+        proposer = None
+        if number % 6 != 5:  # some decode plainly beside the others
+            # Drafts of a bundle serve all their sequences together; scripts know one output.
+            proposer = (
+                made.setdefault(name, DRAFTS[name](rig, ())) if name in SHARED else DRAFTS[name](rig, truth)
+            )
+        length = 0 if proposer is None else LENGTHS[number % 4]
+        asked.append(Ask(request, limit, proposer, length, eos, sampling))
+        wanted.append(want)
+    for number, (run, want) in enumerate(zip(generate_batch(rig, asked, together), wanted, strict=True)):
+        assert run.tokens == want, (
+            f"{draft}, {together} together, request {number}: {run.tokens}, wanted {want}"
+        )
 
 
 def image_array(seed: int, height: int = 40, width: int = 52) -> np.ndarray:

@@ -11,6 +11,7 @@ from engines.torch_reference import TorchReference
 from oracle import Oracle, Request
 from tiny_bundles import TinyBundle
 from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 
@@ -72,11 +73,16 @@ class Rig:
         pixels = rng.standard_normal(size, dtype=np.float32)
         return Request((*[text.image_token_id] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
 
+    def vision(self, request: Request) -> dict[str, np.ndarray]:
+        """Inputs of the `vision` graph."""
+        assert request.pixels is not None
+        return {"pixel_values": request.pixels[None]}
+
     def source(self, request: Request) -> np.ndarray:
         """Prompt rows [n, E] with the image rows in their place."""
         image = None
         if request.pixels is not None:
-            image = self.decoder.image_rows(request.pixels[None])
+            image = self.decoder.image_rows([self.vision(request)])
         return self.decoder.embed(np.array(request.token_ids, np.int64), image)
 
     def first_ids(self, request: Request) -> list[int]:
@@ -90,33 +96,57 @@ class Rig:
         decoder, rows = self.decoder, self.source(request)
         decoder.reset(1)
         if self.manifest.decoder.cross_attention:
-            decoder.encode([rows])
+            decoder.encode(0, rows)
             rows = decoder.embed(np.array([*self.first_ids(request), *tokens], np.int64))
         elif tokens:
             rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
-        return decoder.prefill(rows).copy()
+        return decoder.prefill(rows).logits(0)[None].copy()
+
+    def join(self, request: Request) -> TargetRows:
+        """Prefill a further sequence of the batch."""
+        decoder = self.decoder
+        row, rows = decoder.add(), self.source(request)
+        if self.manifest.decoder.cross_attention:
+            decoder.encode(row, rows)
+            rows = decoder.embed(np.array(self.first_ids(request), np.int64))
+        return decoder.prefill(rows, row)
 
     def start_batch(self, requests: Sequence[Request]) -> None:
         """An empty ragged batch; the first `full` pass carries the prompts."""
         self.decoder.reset(len(requests))
         if self.manifest.decoder.cross_attention:
-            self.decoder.encode([self.source(request) for request in requests])
+            for row, request in enumerate(requests):
+                self.decoder.encode(row, self.source(request))
 
     def full(self, *trees: TokenTree) -> list[np.ndarray]:
         """One pass over all segments; logits [nodes, V] per sequence."""
         width = max(len(tree) for tree in trees)
         self.decoder.begin_cycle(width)
         self.decoder.full(*trees)
-        logits = self.decoder.head(width * len(trees)).copy()
-        return [logits[i * width : i * width + len(tree)] for i, tree in enumerate(trees)]
+        rows, found, first = self.decoder.head_of(trees), [], 0
+        for tree in trees:
+            found.append(np.stack([rows.logits(first + node) for node in range(len(tree))]))
+            first += len(tree)
+        return found
 
     def speculate(self, cut: int, tokens: Sequence[int]) -> np.ndarray:
         """Trunk over `tokens` one by one, then the tail over the saved rows; logits [len(tokens), V]."""
-        self.decoder.begin_cycle(len(tokens))
-        for token in tokens:
-            self.decoder.trunk(cut, token)
-        self.decoder.tail(cut, len(tokens))
-        return self.decoder.head(len(tokens)).copy()
+        return self.speculate_batch(cut, [TokenTree.chain(list(tokens))])[0]
+
+    def speculate_batch(self, cut: int, trees: Sequence[TokenTree]) -> list[np.ndarray]:
+        """Trunk over the nodes of every tree in step, then one tail; logits [nodes, V] per sequence."""
+        decoder = self.decoder
+        steps = max(map(len, trees))
+        decoder.begin_cycle(steps)
+        for step in range(steps):
+            tokens = [tree.tokens[min(step, len(tree) - 1)] for tree in trees]
+            decoder.trunk(cut, tokens, None if all(tree.is_chain for tree in trees) else trees)
+        decoder.tail(cut, steps, trees)
+        rows, found, first = decoder.head_of(trees), [], 0
+        for tree in trees:
+            found.append(np.stack([rows.logits(first + node) for node in range(len(tree))]))
+            first += len(tree)
+        return found
 
     def chain(self, tokens: Sequence[int]) -> np.ndarray:
         """A chain through all segments in one pass; logits [len(tokens), V]."""

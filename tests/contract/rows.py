@@ -13,6 +13,7 @@ import pytest
 import torch
 from oracle import Request
 from rig import Rig, close
+from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import CapacityError, PromptError
 
@@ -78,9 +79,9 @@ def prefill(rig_for: RigFor, family: str) -> None:
             rig.start(request, tokens), rig.oracle.logits(request, tokens)[-1:], f"prefill {length} + {extra}"
         )
     if rig.manifest.image is not None:
-        images = [rig.request(seed).pixels[None] for seed in (1, 2)]
-        alone = [rig.decoder.image_rows(image) for image in images]
-        assert np.array_equal(rig.decoder.image_rows(np.concatenate(images)), np.concatenate(alone))
+        images = [rig.vision(rig.request(seed)) for seed in (1, 2)]
+        alone = [rig.decoder.image_rows([image]) for image in images]
+        assert np.array_equal(rig.decoder.image_rows(images), np.concatenate(alone))
 
 
 @row
@@ -143,13 +144,14 @@ def drafts(rig_for: RigFor, family: str) -> None:
     rig.start(request)
     rig.decoder.begin_cycle(5)
     network = rig.tiny.networks()["imitation.1"]
+    drafts = {draft.kind: proposers.create(draft, rig.decoder) for draft in rig.manifest.drafts}
     for index, token in enumerate(tokens[:5]):
-        rig.decoder.trunk(1, token)
+        rig.decoder.trunk(1, [token])
         hidden = rig.oracle.hidden(request, tokens[: index + 1], 1)
-        for name, rows in ((None, hidden), ("imitation.1", network(hidden))):
+        for kind, rows in (("early-exit", hidden), ("imitation", network(hidden))):
             with torch.inference_mode():
                 want = rig.oracle.judge(rows)
-            close(rig.decoder.draft_logits(name, index)[None], want, f"draft {name} at {index}")
+            close(drafts[kind].rows(index).logits(0)[None], want, f"draft {kind} at {index}")
 
 
 @row
@@ -360,3 +362,79 @@ def next_request(rig_for: RigFor, family: str) -> None:
         trees = [TokenTree.chain(rig.first_ids(one)) for one in requests]
         for i, logits in enumerate(rig.full(*trees)):
             close(logits[-1:], rig.oracle.logits(requests[i], ())[-1:], f"batch {lengths}, sequence {i}")
+
+
+@row
+def batch_on_the_trunk(rig_for: RigFor, family: str) -> None:
+    """Self-speculation of a batch: chains and a tree in step, one tail, rows moved by one commit."""
+    rig = rig_for(family)
+    requests = [rig.request(seed, length) for seed, length in ((31, 4), (32, 11), (33, 7))]
+    want = [rig.oracle.greedy(request, 30) for request in requests]
+    rig.start_batch(requests)
+    prompts = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    rig.full(*prompts)
+    rig.decoder.accept_all(prompts, [range(1, len(tree)) for tree in prompts])
+    done = [0, 0, 0]
+    for widths, at in (((3, 1, 5), None), ((2, 4, 1), 1), ((1, 1, 1), None), ((5, 2, 3), 2), ((4, 1, 2), 0)):
+        trees = [TokenTree.chain(want[i][done[i] : done[i] + width]) for i, width in enumerate(widths)]
+        paths = [list(range(1, max(1, width - i))) for i, width in enumerate(widths)]
+        if at is not None:
+            trees[at], paths[at] = branching(rig, requests[at], want[at][: done[at]], want[at][done[at]])
+        for i, logits in enumerate(rig.speculate_batch(1, trees)):
+            truth = node_logits(rig, requests[i], want[i][: done[i]], trees[i])
+            close(logits, truth, f"widths {widths}, sequence {i} at {done[i]}")
+        rig.decoder.accept_all(trees, paths)
+        done = [count + 1 + len(path) for count, path in zip(done, paths, strict=True)]
+
+
+@row
+def join_and_leave(rig_for: RigFor, family: str) -> None:
+    """Sequences leave from any place and others join: nobody notices, nothing is left of those who went."""
+    rig = rig_for(family)
+    requests = [rig.request(seed, length) for seed, length in ((34, 5), (35, 13), (36, 3), (37, 9))]
+    want = [rig.oracle.greedy(request, 40) for request in requests]
+    decoder = rig.decoder
+    decoder.reset(0)
+    members: list[int] = []
+    done = [0] * len(requests)
+
+    def join(index: int) -> None:
+        logits = rig.join(requests[index]).logits(0)[None]
+        close(logits, rig.oracle.logits(requests[index], ())[-1:], f"prefill of {index}")
+        members.append(index)
+        done[index] = 0
+
+    def leave(row: int) -> None:
+        decoder.remove(row)
+        members[row] = members[-1]
+        members.pop()
+
+    def step(*widths: int) -> None:
+        trees = [
+            TokenTree.chain(want[i][done[i] : done[i] + width])
+            for i, width in zip(members, widths, strict=True)
+        ]
+        for run in (rig.full, lambda *given: rig.speculate_batch(1, given)):
+            for index, logits in zip(members, run(*trees), strict=True):
+                truth = rig.oracle.logits(requests[index], want[index])[done[index] + 1 :][: len(logits)]
+                close(logits, truth, f"{index} of {members} at {done[index]}")
+        decoder.accept_all(trees, [range(1, len(tree)) for tree in trees])
+        for index, tree in zip(members, trees, strict=True):
+            done[index] += len(tree)
+
+    join(0)
+    step(3)
+    join(1)
+    step(1, 4)
+    join(2)
+    step(2, 1, 3)
+    leave(0)  # the last takes its place
+    step(1, 2)
+    join(3)
+    step(4, 1, 1)
+    leave(1)
+    join(0)
+    step(1, 3, 2)
+    leave(2)
+    leave(0)
+    step(2)

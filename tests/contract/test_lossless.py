@@ -41,6 +41,15 @@ def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str)
     lossless.sampled(rigs(family, "onnxruntime"), draft, (1, 2**63 - 1), (1, 4, 16))
 
 
+@pytest.mark.parametrize("together", (3, 16))
+@pytest.mark.parametrize("draft", [*lossless.DRAFTS, "mixed"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
+    """Ragged prompts, limits, end tokens, lengths, seeds and drafts, more requests than are decoded together."""
+    lossless.batch(rigs(family, engine), draft, together, 20 if engine == "onnxruntime" else 7)
+
+
 @pytest.mark.parametrize("threshold", (0.0, 0.3, 1.0))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_confidence_threshold(rigs: Callable, family: str, threshold: float) -> None:
@@ -57,7 +66,7 @@ def test_every_draft_of_a_bundle(rigs: Callable, name: str) -> None:
     request = rig.request(46)
     truth = rig.oracle.greedy(request, 30)
     for draft in rig.manifest.drafts:
-        proposer = lossless.proposers.create(draft, rig.manifest.decoder.cuts)
+        proposer = lossless.proposers.create(draft, rig.decoder)
         run = lossless.generate(rig, request, 30, proposer=proposer, length=4)
         assert run.tokens == truth, draft.name
 
