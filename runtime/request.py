@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
@@ -56,6 +56,15 @@ class RequestOptions:
             raise OptionError(f"stop: {self.stop!r:.80} is not text or a list of texts")
         for name, value in {**found, "stop": tuple(stop)}.items():
             object.__setattr__(self, name, value)
+
+
+def request_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Options by name. Raises `OptionError` for a name that no option has, too."""
+    known = [field.name for field in fields(RequestOptions)]
+    unknown = sorted(str(name) for name in options if name not in known)
+    if unknown:
+        raise OptionError(f"no option {', '.join(unknown):.200}; there are {', '.join(known)}")
+    return RequestOptions(**options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,12 +17,13 @@ from .decode.passes import Decoder
 from .errors import InputError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
 from .options import integer
-from .request import RequestOptions, Settings, resolve
+from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
 from .running import Running
 from .speculate.cycle import Cycle
+from .speculate.policy import DraftPolicy
 from .speculate.proposer import Proposer
-from .speculate.sequence import Sequence
+from .speculate.sequence import Sequence as Request
 from .speculate.stats import Stats
 
 INT64 = 2**63 - 1
@@ -110,20 +109,39 @@ class Session:
         image: Any = None,
         prompt: Any = None,
         *,
+        max_new_tokens: int = 128,
+        draft: str | None = None,
+        speculative: bool = True,
+        draft_length: int | None = None,
+        confidence_threshold: float | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] | str = (),
+        deadline: float | None = None,
+        ignore_eos: bool = False,
         on_text: Callable[[str], object] | None = None,
-        **options: Any,
+        policy: DraftPolicy | None = None,
+        force_acceptance: float | None = None,
     ) -> Result:
         """Caption an image or answer a prompt.
 
         `image`: path, PIL image, uint8 array [H, W, 3], or None. `prompt`: text, chat messages, or None for the
-        bundle's default. `on_text` receives each piece of text when it is certain. `options` are the fields of
-        `RequestOptions`: max_new_tokens, draft, speculative, draft_length, confidence_threshold, temperature, top_k,
-        top_p, seed, stop, deadline, ignore_eos, policy, force_acceptance.
+        bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
+        `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
+        between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
+        at this rate whatever they are: for timing only, the output is not text.
         Raises `InputError` for the request, `OptionError` for an option.
         """
+        options = RequestOptions(
+            max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
+            confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+            stop=stop, deadline=deadline, ignore_eos=ignore_eos, policy=policy, force_acceptance=force_acceptance,
+        )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
-        stream = self.stream(image, prompt, **options)
+        stream = self._stream(image, prompt, options)
         try:
             for piece in stream:
                 if on_text is not None:
@@ -134,7 +152,10 @@ class Session:
 
     def stream(self, image: Any = None, prompt: Any = None, **options: Any) -> Stream:
         """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
-        settings = self._settings(options)
+        return self._stream(image, prompt, request_options(options))
+
+    def _stream(self, image: Any, prompt: Any, options: RequestOptions) -> Stream:
+        settings = resolve(options, self.bundle.manifest)
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
@@ -142,12 +163,12 @@ class Session:
 
         return Stream(self._guarded(pieces))
 
-    def generate_tokens(self, token_ids: Items[int], **options: Any) -> Result:
+    def generate_tokens(self, token_ids: Sequence[int], **options: Any) -> Result:
         """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template.
 
         Raises `PromptError` for ids outside the vocabulary.
         """
-        settings = self._settings(options)
+        settings = resolve(request_options(options), self.bundle.manifest)
         if not isinstance(token_ids, list | tuple | range | np.ndarray):
             raise PromptError(f"token_ids: {token_ids!r:.80} is not a list of token ids")
         try:  # the decoder checks them against the vocabulary
@@ -163,7 +184,7 @@ class Session:
             pass
         return stream.result
 
-    def generate_batch(self, requests: Items[Mapping[str, Any]]) -> list[Result]:
+    def generate_batch(self, requests: Sequence[Mapping[str, Any]]) -> list[Result]:
         """Serve any number of requests, `max_batch` of them decoded together; results in the order of the requests.
 
         Each request is what `generate` takes, by name: `dict(image=…, prompt=…, max_new_tokens=…, draft=…, …)`, without
@@ -179,7 +200,8 @@ class Session:
                 raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
             options = {name: value for name, value in request.items() if name not in ("image", "prompt")}
             try:
-                waiting.append((number, request, self._settings(options)))
+                settings = resolve(request_options(options), self.bundle.manifest)
+                waiting.append((number, request, settings))
             except OptionError as error:
                 raise OptionError(f"requests[{number}]: {error}") from None
         found: list[Result | None] = [None] * len(waiting)
@@ -221,12 +243,6 @@ class Session:
         self._proposers[name] = proposer
 
     # --- private ---
-
-    def _settings(self, options: dict[str, Any]) -> Settings:
-        unknown = sorted(set(options) - {field.name for field in dataclasses.fields(RequestOptions)})
-        if unknown:
-            raise OptionError(f"unknown option {', '.join(map(repr, unknown))}; see help(RequestOptions)")
-        return resolve(RequestOptions(**options), self.bundle.manifest)
 
     def _prepare(self, image: Any, prompt: Any) -> Prepared:
         return self._family.prepare(self.bundle, image, prompt)
@@ -301,9 +317,9 @@ class Session:
     ) -> Iterator[str]:
         """All requests, a batch at a time; nothing is handed out before they are done."""
         cycle, queue = Cycle(self.decoder), collections.deque(waiting)
-        active: dict[Sequence, tuple[int, Running]] = {}
+        active: dict[Request, tuple[int, Running]] = {}
 
-        def let_go(sequence: Sequence) -> None:
+        def let_go(sequence: Request) -> None:
             number, running = active.pop(sequence)
             _exhaust(running.last())
             cycle.leave(sequence)

@@ -75,7 +75,7 @@ class Cycle:
         budgets = [NOTHING] * len(sequences)
         groups: dict[int, list[Sequence]] = {}
         for sequence in sequences:
-            if sequence.policy is not None and sequence.proposer is not None and sequence.left > 1:
+            if sequence.policy is not None and sequence.proposer is not None:
                 groups.setdefault(id(sequence.policy), []).append(sequence)
         for group in groups.values():
             policy = group[0].policy

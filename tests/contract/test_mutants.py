@@ -17,7 +17,7 @@ from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.masks import CausalMask
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.speculate import cycle
+from vlmexport.runtime.speculate import sequence
 from vlmexport.runtime.speculate.acceptance import Verdict
 
 Patch = pytest.MonkeyPatch
@@ -45,23 +45,35 @@ def zeroed_bias_in_the_tail(patch: Patch) -> None:
 
 def _moved_length(step: int) -> Callable[[Patch], None]:
     def plant(patch: Patch) -> None:
-        accept = Decoder.accept
+        accept, accept_all = Decoder.accept, Decoder.accept_all
 
         def wrong(self: Any, tree: TokenTree, path: Any, row: int = 0) -> None:
             accept(self, tree, path, row)
             if len(path) < tree.proposed:  # only where something was rejected
                 self.arena.lengths[row] += step
 
+        def wrong_all(self: Any, trees: Any, paths: Any) -> None:
+            accept_all(self, trees, paths)
+            for row, (tree, path) in enumerate(zip(trees, paths, strict=True)):
+                if len(path) < tree.proposed:
+                    self.arena.lengths[row] += step
+
         patch.setattr(Decoder, "accept", wrong)
+        patch.setattr(Decoder, "accept_all", wrong_all)
 
     return plant
 
 
 def crop_forgotten(patch: Patch) -> None:
     """Rejected rows stay."""
-    accept = Decoder.accept
+    accept, accept_all = Decoder.accept, Decoder.accept_all
     patch.setattr(
         Decoder, "accept", lambda self, tree, path, row=0: accept(self, tree, range(1, len(tree)), row)
+    )
+    patch.setattr(
+        Decoder,
+        "accept_all",
+        lambda self, trees, paths: accept_all(self, trees, [range(1, len(tree)) for tree in trees]),
     )
 
 
@@ -92,12 +104,12 @@ def siblings_visible(patch: Patch) -> None:
 
 def path_not_committed(patch: Patch) -> None:
     """The length moves, the rows of the path stay where the tree had them."""
-    patch.setattr(Decoder, "_commit", lambda self, path, row: None)
+    patch.setattr(Decoder, "_commit", lambda self, moves, width: None)
 
 
 def pad_id_0_accepted(patch: Patch) -> None:
     """Short paths padded with token 0: the target's own token 0 then looks like an accepted proposal."""
-    verify = cycle.verify_draws
+    verify = sequence.verify_draws
 
     def wrong(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
         verdict = verify(tree, choose)
@@ -106,7 +118,7 @@ def pad_id_0_accepted(patch: Patch) -> None:
         last = len(tree) - 1  # index −1 of the logits
         return Verdict([*verdict.path, last], choose(last, len(verdict.path) + 1), verdict.evaluated + 1)
 
-    patch.setattr(cycle, "verify_draws", wrong)
+    patch.setattr(sequence, "verify_draws", wrong)
 
 
 def write_index_off_by_one(patch: Patch) -> None:
@@ -121,16 +133,20 @@ def write_index_off_by_one(patch: Patch) -> None:
 
 def stale_exit_rows(patch: Patch) -> None:
     """The tail sees the exit rows of the cycle before."""
-    begin, tail, saved = Decoder.begin_cycle, Decoder.tail, []
+    begin, tail = Decoder.begin_cycle, Decoder.tail
+    saved: dict[int, np.ndarray] = {}
+
+    def whole(self: Any, cut: int) -> Any:
+        buffer = self._exits[cut]
+        return buffer.view((buffer.nbytes // 4,), "float32")
 
     def remember(self: Any, width: int) -> None:
-        view = self.engine.view(self._exit, self._exit.shape)
-        saved[:] = [np.array(self.engine.read(view))]
+        saved.update({cut: np.array(self.engine.read(whole(self, cut))) for cut in self._exits})
         begin(self, width)
 
-    def stale(self: Any, cut: int, count: int) -> None:
-        self.engine.write(self.engine.view(self._exit, self._exit.shape), saved[0])
-        tail(self, cut, count)
+    def stale(self: Any, cut: int, *rest: Any) -> None:
+        self.engine.write(whole(self, cut), saved[cut])
+        tail(self, cut, *rest)
 
     patch.setattr(Decoder, "begin_cycle", remember)
     patch.setattr(Decoder, "tail", stale)
@@ -141,15 +157,13 @@ def last_draft_skips_the_trunk(patch: Patch) -> None:
     speculate, full = Rig.speculate, Decoder.trunk
 
     def wrong(self: Rig, cut: int, tokens: Any) -> np.ndarray:
-        patch.setattr(
-            Decoder,
-            "trunk",
-            lambda decoder, at, token: (
-                full(decoder, at, token)
-                if decoder.exit_count < len(tokens) - 1
-                else setattr(decoder, "exit_count", len(tokens))
-            ),
-        )
+        def skip(decoder: Any, at: int, step: Any, trees: Any = None) -> None:
+            if decoder.exit_count < len(tokens) - 1:
+                full(decoder, at, step, trees)
+            else:
+                decoder.exit_count = len(tokens)
+
+        patch.setattr(Decoder, "trunk", skip)
         return speculate(self, cut, tokens)
 
     patch.setattr(Rig, "speculate", wrong)
@@ -168,28 +182,64 @@ def source_padding_seen(patch: Patch) -> None:
     """Cross-attention sees the rows that only fill up a ragged batch of sources."""
     run = Encoder.run
 
-    def wrong(self: Any, rows: Any) -> None:
-        run(self, rows)
-        self._lengths = [self._source] * len(rows)
+    def wrong(self: Any, row: int, rows: Any) -> None:
+        run(self, row, rows)
+        self.arena.lengths[: self.arena.batch] = [self.arena.rows] * self.arena.batch
 
     patch.setattr(Encoder, "run", wrong)
 
 
 def earlier_batch_masks_kept(patch: Patch) -> None:
     """Masks of the source are made again only when the shape changes, not when the padding does."""
-    run = Encoder.run
+    patch.setattr(Encoder, "layout", property(lambda self: (self.arena.rows, self.arena.batch)))
+    encode = Decoder.encode
 
-    def wrong(self: Any, rows: Any) -> bool:
-        if self._lengths and max(map(len, rows)) == self._source and len(rows) == len(self._lengths):
-            self._lengths = [len(part) for part in rows]
-        return run(self, rows)
+    def wrong(self: Any, row: int, rows: Any) -> None:
+        bound = self._bound
+        encode(self, row, rows)
+        self._bound = bound
 
-    patch.setattr(Encoder, "run", wrong)
+    patch.setattr(Decoder, "encode", wrong)
+
+
+def source_of_who_left_kept(patch: Patch) -> None:
+    """The last sequence takes the place of one that leaves, its source does not."""
+
+    def wrong(self: Any, row: int) -> None:
+        self._shift[row] = self._shift[self.arena.batch - 1]
+        self.arena.remove(row)
+        self._encoder.arena.batch -= 1
+        self._moved = True
+
+    patch.setattr(Decoder, "remove", wrong)
+
+
+def keys_of_who_left_kept(patch: Patch) -> None:
+    """The last sequence takes the place of one that leaves, its keys and values do not."""
+
+    def wrong(self: KVArena, row: int) -> None:
+        self.lengths[row] = self.lengths[self.batch - 1]
+        self.batch -= 1
+
+    patch.setattr(KVArena, "remove", wrong)
+
+
+def batch_in_steps_of_one(patch: Patch) -> None:
+    """Exit rows of a batch lie step after step; the tail takes them sequence after sequence."""
+    gather = Decoder._gather_exits
+
+    def wrong(self: Any, run: Any, cut: int, count: int) -> None:
+        gather(self, run, cut, count)
+        run.hidden[...] = (
+            run.hidden.reshape(count, run.batch, -1).transpose(1, 0, 2).copy().reshape(run.hidden.shape)
+        )
+
+    patch.setattr(Decoder, "_gather_exits", wrong)
 
 
 def views_of_the_last_request_kept(patch: Patch) -> None:
     """Passes that were bound while the view was longer are used again after it shrank."""
-    patch.setattr(Decoder, "reset", lambda self, batch=1: self.arena.reset(batch))
+    patch.setattr(Decoder, "_forget_moved", lambda self: setattr(self, "_moved", False))
 
 
 Guard = Callable[[Callable, str], None]
@@ -285,6 +335,16 @@ MUTANTS = {
     ),
     "views of an earlier request": Mutant(
         views_of_the_last_request_kept, {"next request": table("next_request")}, ("llama",)
+    ),
+    "source of a sequence that left": Mutant(
+        source_of_who_left_kept, {"join and leave": table("join_and_leave")}, ("t5",)
+    ),
+    "keys of a sequence that left": Mutant(
+        keys_of_who_left_kept, {"join and leave": table("join_and_leave")}
+    ),
+    "exit rows of a batch mixed up": Mutant(
+        batch_in_steps_of_one,
+        {"batch": table("batch_on_the_trunk"), "join and leave": table("join_and_leave")},
     ),
     "growth without moving rows": Mutant(
         rows_left_over_by_growth, {"last positions": table("last_positions")}

@@ -6,7 +6,9 @@ The toy's next token is a function of the whole prefix, so one wrong row, crop o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,13 @@ from hypothesis import strategies as st
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.cycle import Generation, Limits
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.cycle import Cycle
 from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
-from vlmexport.runtime.speculate.proposer import Request
+from vlmexport.runtime.speculate.proposer import Proposer
 from vlmexport.runtime.speculate.sampling import Sampling
+from vlmexport.runtime.speculate.sequence import Sequence as Request
+from vlmexport.runtime.speculate.sequence import SequenceLimits
 from vlmexport.runtime.speculate.stats import Stats
 
 VOCABULARY = 11
@@ -30,77 +35,102 @@ def logits_of(prefix: Sequence[int]) -> np.ndarray:
     return np.random.default_rng([len(prefix), *prefix]).standard_normal(VOCABULARY).astype(np.float32)
 
 
-class ToyArena:
-    """Only lengths."""
+class ToyRows:
+    """What the toy says after the nodes of a pass."""
 
-    def __init__(self) -> None:
-        self.lengths = [len(PROMPT)]
+    def __init__(self, values: list[np.ndarray]) -> None:
+        self._values = values
+
+    def best(self, row: int) -> int:
+        return int(self._values[row].argmax())
+
+    def logits(self, row: int) -> np.ndarray:
+        return self._values[row]
+
+    def check(self, row: int) -> None:
+        assert np.isfinite(self._values[row]).all()
 
 
 class ToyDecoder:
-    """`Decoder` whose cache is the list of tokens. Node rows of a pass are scratch until `accept`."""
+    """`Decoder` whose caches are lists of tokens. Node rows of a pass are scratch until they are accepted."""
 
     max_width = 9
+    embedding = SimpleNamespace(vocabulary=VOCABULARY)
 
     def __init__(self) -> None:
-        self.arena, self.cache = ToyArena(), list(PROMPT)
-        self.exit: list[int] = []
+        self.caches: list[list[int]] = []
+        self.exit: list[tuple[int, ...]] = []
         self.passes: list[tuple[str, int]] = []
-        self._tree: TokenTree | None = None
+        self._trees: list[TokenTree] = []
+
+    def add(self) -> int:
+        self.caches.append(list(PROMPT))
+        return len(self.caches) - 1
+
+    def remove(self, row: int) -> None:
+        self.caches[row] = self.caches[-1]
+        self.caches.pop()
+
+    @property
+    def exit_count(self) -> int:
+        return len(self.exit)
 
     def begin_cycle(self, width: int) -> None:
         assert 1 <= width <= self.max_width
         self.reserved, self.exit = width, []
 
-    def trunk(self, cut: int, token: int) -> None:
-        assert len(self.exit) < self.reserved
-        self.exit.append(token)
+    def trunk(self, cut: int, tokens: Sequence[int], trees: object = None) -> None:
+        assert len(self.exit) < self.reserved and len(tokens) == len(self.caches)
+        self.exit.append(tuple(tokens))
         self.passes.append(("trunk", 1))
 
-    def tail(self, cut: int, count: int) -> None:
+    def tail(self, cut: int, count: int, trees: Sequence[TokenTree] | None = None) -> None:
         assert count == len(self.exit)
-        self._tree = TokenTree.chain(self.exit)
+        chains = [TokenTree.chain([step[row] for step in self.exit]) for row in range(len(self.caches))]
+        self._trees = chains if trees is None else list(trees)
+        for chain, tree in zip(chains, self._trees, strict=True):
+            assert chain.tokens[: len(tree)] == tree.tokens, "the tail sees what passed the trunk"
         self.passes.append(("tail", count))
 
-    def full(self, tree: TokenTree) -> None:
-        assert len(tree) <= self.reserved
-        self._tree = tree
-        self.passes.append(("full", len(tree)))
+    def full(self, *trees: TokenTree) -> None:
+        assert max(map(len, trees)) <= self.reserved and len(trees) == len(self.caches)
+        self._trees = list(trees)
+        self.passes.append(("full", max(map(len, trees))))
 
-    def head(self, rows: int) -> np.ndarray:
-        assert self._tree is not None
+    def head_of(self, trees: Sequence[TokenTree]) -> ToyRows:
         out = []
-        for node in range(rows):
-            path, up = [], node
-            while up >= 0:
-                path.append(self._tree.tokens[up])
-                up = self._tree.parents[up]
-            out.append(logits_of([*self.cache, *reversed(path)]))
-        return np.stack(out)
+        for cache, tree in zip(self.caches, trees, strict=True):
+            for node in range(len(tree)):
+                path, up = [], node
+                while up >= 0:
+                    path.append(tree.tokens[up])
+                    up = tree.parents[up]
+                out.append(logits_of([*cache, *reversed(path)]))
+        return ToyRows(out)
 
-    def accept(self, tree: TokenTree, path: Sequence[int]) -> None:
-        self.cache += [tree.tokens[0], *(tree.tokens[node] for node in path)]
-        self.arena.lengths[0] = len(self.cache)
+    def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
+        for cache, tree, path in zip(self.caches, trees, paths, strict=True):
+            cache += [tree.tokens[0], *(tree.tokens[node] for node in path)]
 
 
-class OracleTree:
+class OracleTree(Proposer):
     """A proposer without a trunk: trees around the true continuation, wrong where the random stream says."""
 
-    name, cut = "oracle-tree", None
+    name = "oracle-tree"
 
     def __init__(self, seed: int, quality: float, branches: bool = True):
         self._rng, self._quality, self._branches = np.random.default_rng(seed), quality, branches
 
-    def begin(self, request: Request) -> None:
-        self._request = request
+    def _draft(self, sequence: Request, prefix: Sequence[int]) -> int:
+        token = sequence.sampling.choose(logits_of(prefix), len(prefix) - len(PROMPT))
+        return token if self._rng.random() <= self._quality else (token + 1) % VOCABULARY
 
-    def propose(self, decoder: ToyDecoder, emitted: Sequence[int], limit: int) -> TokenTree:
+    def propose_one(self, sequence: Request, budget: Budget) -> TokenTree:
+        emitted = sequence.tokens
         tokens, parents, node, prefix = [emitted[-1]], [-1], 0, [*PROMPT, *emitted]
-        while len(tokens) <= limit and self._rng.random() < 0.95:
-            token = self._request.sampling.choose(logits_of(prefix), len(prefix) - len(PROMPT))
-            if self._rng.random() > self._quality:
-                token = (token + 1) % VOCABULARY
-            if self._branches and len(tokens) < limit and self._rng.random() < 0.5:
+        while len(tokens) <= budget.nodes and self._rng.random() < 0.95:
+            token = self._draft(sequence, prefix)
+            if self._branches and len(tokens) < budget.nodes and self._rng.random() < 0.5:
                 tokens.append((token + 2) % VOCABULARY)
                 parents.append(node)
             tokens.append(token)
@@ -113,20 +143,46 @@ class OracleTree:
 class OracleTrunk(OracleTree):
     """The same as a self-draft: every node passes the trunk, the tail verifies."""
 
-    name, cut = "oracle-trunk", 1
+    name = "oracle-trunk"
 
-    def propose(self, decoder: ToyDecoder, emitted: Sequence[int], limit: int) -> TokenTree:
-        tree = super().propose(decoder, emitted, limit)
-        for token in tree.tokens:
-            decoder.trunk(1, token)
-        return tree
+    @property
+    def cut(self) -> int:
+        return 1
+
+    def rows(self, step: int) -> None:
+        """Draft logits, which `choose` does without."""
+
+    def choose(self, sequence: Request, rows: None, row: int, after: list[int]) -> int:
+        return self._draft(sequence, [*PROMPT, *sequence.tokens, *after])
 
 
-def run(limit: int = 40, eos: tuple[int, ...] = (), **options) -> tuple[Generation, ToyDecoder, list[int]]:
+def started(
+    limits: SequenceLimits, proposer: Proposer | None = None, policy: Any = None, **options: Any
+) -> Request:
+    """A request after its prefill."""
+    sampling = options.pop("sampling", Sampling())
+    return Request(list(PROMPT), limits, Stats(), sampling, proposer, policy, **options)
+
+
+def decode(cycle: Cycle, decoder: ToyDecoder, request: Request) -> Iterator[int]:
+    """The tokens of one request, one by one."""
+    decoder.add()
+    cycle.join(request)
+    tokens = request.emit([request.choose(ToyRows([logits_of(PROMPT)]), 0, [])])
+    try:
+        yield from tokens
+        while request.finish_reason is None and not request.interrupted():
+            tokens = request.emit(cycle.run()[0])
+            yield from tokens
+    finally:
+        tokens.close()
+        request.finish()
+
+
+def run(limit: int = 40, eos: tuple[int, ...] = (), **options) -> tuple[Request, ToyDecoder, list[int]]:
     decoder = ToyDecoder()
-    limits = options.pop("limits", None) or Limits(limit, eos)
-    generation = Generation(decoder, logits_of(PROMPT), limits, Stats(), prompt=PROMPT, **options)  # type: ignore[arg-type]
-    return generation, decoder, list(generation)
+    request = started(options.pop("limits", None) or SequenceLimits(limit, eos), **options)
+    return request, decoder, list(decode(Cycle(decoder), decoder, request))  # type: ignore[arg-type]
 
 
 samplings = st.builds(
@@ -153,7 +209,7 @@ def test_output_does_not_depend_on_the_proposer(kind, seed, quality, depth, limi
     stats.check()
     assert stats.tokens == len(tokens)
     valid = len(PROMPT) + len(tokens) - 1
-    assert decoder.cache[:valid] == [*PROMPT, *tokens][:valid]
+    assert decoder.caches[0][:valid] == [*PROMPT, *tokens][:valid]
     if quality == 1.0 and kind is OracleTrunk:
         assert stats.alpha in (1.0, None)
         assert stats.accepted == stats.proposed
@@ -182,39 +238,59 @@ def test_end_token_limit_and_discarded() -> None:
 def test_consumer_stops_in_the_middle_of_a_cycle() -> None:
     _, _, endless = run(60)
     decoder = ToyDecoder()
-    generation = Generation(
-        decoder,
-        logits_of(PROMPT),
-        Limits(60),
-        Stats(),
-        OracleTree(0, 1.0, False),
-        FixedLength(8),
-        prompt=PROMPT,
-    )  # type: ignore[arg-type]
+    request = started(SequenceLimits(60), OracleTree(0, 1.0, False), FixedLength(8))
     received = []
-    for token in generation:
+    for token in decode(Cycle(decoder), decoder, request):  # type: ignore[arg-type]
         received.append(token)
         if len(received) == 5:
-            generation.stop("stop")
+            request.stop("stop")
     assert received == endless[:5]
-    assert (generation.finish_reason, generation.stats.tokens) == ("stop", 5)
-    assert generation.stats.discarded > 0
-    generation.stats.check()
+    assert (request.finish_reason, request.stats.tokens) == ("stop", 5)
+    assert request.stats.discarded > 0
+    request.stats.check()
 
 
 def test_closing_deadline_and_cancel_leave_true_counters() -> None:
     decoder = ToyDecoder()
-    generation = Generation(decoder, logits_of(PROMPT), Limits(60), Stats(), prompt=PROMPT)  # type: ignore[arg-type]
-    tokens = iter(generation)
+    request = started(SequenceLimits(60))
+    tokens = decode(Cycle(decoder), decoder, request)  # type: ignore[arg-type]
     next(tokens)
     next(tokens)
     tokens.close()
-    assert (generation.finish_reason, generation.stats.tokens) == ("cancelled", 2)
-    late, _, tokens_ = run(limits=Limits(60, deadline=time.perf_counter() - 1))
+    assert (request.finish_reason, request.stats.tokens) == ("cancelled", 2)
+    late, _, tokens_ = run(limits=SequenceLimits(60, deadline=time.perf_counter() - 1))
     assert (late.finish_reason, len(tokens_)) == ("deadline", 1)
     answers = iter([False, False, True])
-    cancelled, _, tokens_ = run(limits=Limits(60, cancelled=lambda: next(answers)))
+    cancelled, _, tokens_ = run(limits=SequenceLimits(60, cancelled=lambda: next(answers)))
     assert (cancelled.finish_reason, len(tokens_)) == ("cancelled", 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([None, OracleTree, OracleTrunk]), st.integers(0, 6), st.integers(1, 25),
+    st.sampled_from([0.0, 0.6, 1.0])), min_size=1, max_size=7), st.integers(1, 4))  # fmt: skip
+def test_a_batch_gives_each_request_what_it_gets_alone(asked, together: int) -> None:
+    """Any mixture of proposers, lengths and limits; who ends makes room for who waits."""
+    decoder = ToyDecoder()
+    cycle, waiting, done = Cycle(decoder), list(enumerate(asked)), {}  # type: ignore[arg-type]
+    numbers: dict[Request, int] = {}
+    while waiting or cycle.sequences:
+        while waiting and len(cycle.sequences) < together:
+            number, (kind, depth, limit, quality) = waiting.pop(0)
+            proposer = None if kind is None else kind(number, quality, branches=kind is OracleTree)
+            request = started(SequenceLimits(limit), proposer, FixedLength(depth) if kind else None)
+            decoder.add()
+            cycle.join(request)
+            numbers[request] = number
+            list(request.emit([request.choose(ToyRows([logits_of(PROMPT)]), 0, [])]))
+        for request in [r for r in cycle.sequences if r.finish_reason is not None]:
+            cycle.leave(request)
+            request.finish()
+            done[numbers[request]] = request.tokens
+        if cycle.sequences:
+            for request, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
+                list(request.emit(tokens))
+    _, _, endless = run(40)
+    assert [done[number] for number in range(len(asked))] == [endless[:limit] for _, _, limit, _ in asked]
 
 
 def test_forced_acceptance_reaches_the_rate() -> None:
@@ -228,11 +304,11 @@ def test_a_policy_is_asked_before_and_told_after_every_cycle() -> None:
     told: list[tuple[int, Verdict]] = []
 
     class Policy(FixedLength):
-        def draft_length(self, emitted: int) -> int:
-            asked.append(emitted)
-            return self.length
+        def allot(self, sequences: Sequence[Request]) -> list[Budget]:
+            asked.append(len(sequences[0].tokens))
+            return super().allot(sequences)
 
-        def observe(self, proposed: int, verdict: Verdict) -> None:
+        def observe(self, sequence: Request, proposed: int, verdict: Verdict) -> None:
             told.append((proposed, verdict))
 
     generation, _, _ = run(40, proposer=OracleTree(0, 0.7, False), policy=Policy(3))

@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vlmexport.runtime.bundle.manifest import DecoderInfo
 from vlmexport.runtime.decode.kv import BUCKET, KVArena
-from vlmexport.runtime.engines.base import DTYPES, Buffer, View
+from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
 from vlmexport.runtime.errors import CapacityError
 
 
-class Memory:
-    """Just enough of an engine: numpy memory, direct or copied as a device would."""
+class Memory(Engine):
+    """Numpy memory, direct or copied as a device would; no graphs."""
 
     name = "memory"
 
-    def __init__(self, host_memory: bool, static_cache: bool = False):
-        self.host_memory, self.static_cache = host_memory, static_cache
+    def __init__(self, host_memory: bool):
+        super().__init__({})
+        self.host_memory = host_memory  # type: ignore[misc]
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
-        flat = np.zeros(int(np.prod(shape)), DTYPES[dtype])
-        return Buffer(name, shape, dtype, flat.ctypes.data, flat)
+    def allocate(self, name: str, nbytes: int) -> Buffer:
+        data = np.zeros(nbytes, np.uint8)
+        return Buffer(name, nbytes, data.ctypes.data, data)
 
-    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
-        return View(buffer, shape, offset).check()
+    def _bind(self, graph: str, inputs: Any, outputs: Any) -> Call:
+        raise NotImplementedError
 
     def read(self, view: View) -> np.ndarray:
-        array = view.buffer.data[view.offset : view.offset + view.size].reshape(view.shape)
+        dtype = DTYPES[view.dtype]
+        start = view.offset * dtype.itemsize
+        array = view.buffer.data[start : start + view.nbytes].view(dtype).reshape(view.shape)
         return array if self.host_memory else array.copy()
 
     def write(self, view: View, array: np.ndarray) -> None:
-        view.buffer.data[view.offset : view.offset + view.size] = np.asarray(array).reshape(-1)
+        start = view.offset * DTYPES[view.dtype].itemsize
+        flat = view.buffer.data[start : start + view.nbytes].view(DTYPES[view.dtype])
+        flat[:] = np.asarray(array).reshape(-1)
 
 
-def info(layers: int = 2, heads: int = 2, size: int = 3) -> DecoderInfo:
-    return DecoderInfo(
-        num_layers=layers, hidden_size=8, num_heads=4, num_kv_heads=heads, head_dim=size, position="rotary",
-        mask_dtype="bool", mask_heads=1, cross_attention=False, cuts=[0, layers],
-    )  # fmt: skip
+def arena_of(engine: Engine, capacity: int, max_batch: int = 1, **options: Any) -> KVArena:
+    """Two layers of two heads of three numbers."""
+    return KVArena(engine, 2, 2, 3, "float32", capacity, max_batch, **options)
 
 
 def fill(engine: Memory, arena: KVArena, row: int, start: int, count: int, salt: float) -> None:
@@ -57,7 +61,7 @@ def fill(engine: Memory, arena: KVArena, row: int, start: int, count: int, salt:
 @given(st.booleans(), st.integers(1, 3), st.lists(st.integers(1, 60), min_size=1, max_size=8))
 def test_growth_keeps_every_valid_row(direct: bool, batch: int, steps: list[int]) -> None:
     engine = Memory(direct)
-    arena = KVArena(engine, info(), max_length=480, max_width=64, max_batch=3)
+    arena = arena_of(engine, 544, 3)
     arena.reset(batch)
     for step in steps:
         arena.reserve(step)
@@ -79,9 +83,9 @@ def test_growth_keeps_every_valid_row(direct: bool, batch: int, steps: list[int]
 
 def test_growth_leaves_nothing_that_is_not_finite() -> None:
     engine = Memory(True)
-    arena = KVArena(engine, info(), 300, 16)
+    arena = arena_of(engine, 316)
     for buffer in (*arena.keys, *arena.values):
-        buffer.data[:] = np.nan
+        buffer.data.view(np.float32)[:] = np.nan
     arena.reserve(16)
     fill(engine, arena, 0, 0, 5, 0.0)
     arena.advance(5)
@@ -92,14 +96,14 @@ def test_growth_leaves_nothing_that_is_not_finite() -> None:
 
 
 def test_static_cache_binds_the_capacity_and_never_moves() -> None:
-    arena = KVArena(Memory(False, static_cache=True), info(), 300, 16)
+    arena = arena_of(Memory(False), 316, static=True)
     assert arena.rows == arena.capacity == 316
     arena.advance(300)
     assert arena.reserve(16) is False
 
 
 def test_capacity_is_checked_before_a_pass() -> None:
-    arena = KVArena(Memory(True), info(), max_length=10, max_width=4)
+    arena = arena_of(Memory(True), 14)
     arena.reserve(4)
     arena.advance(10)
     assert arena.reserve(4) is False
@@ -112,7 +116,7 @@ def test_capacity_is_checked_before_a_pass() -> None:
 
 
 def test_sequences_have_lengths_of_their_own() -> None:
-    arena = KVArena(Memory(True), info(), 50, 4, max_batch=2)
+    arena = arena_of(Memory(True), 54, 2)
     arena.reset(2)
     arena.advance(20, 0)
     arena.advance(11, 1)
@@ -121,8 +125,54 @@ def test_sequences_have_lengths_of_their_own() -> None:
 
 
 def test_updates_share_the_address_of_what_they_update() -> None:
-    arena = KVArena(Memory(True), info(), 50, 4)
+    arena = arena_of(Memory(True), 54)
     inputs, outputs = arena.bindings(0, 2)
     assert sorted(outputs) == sorted(f"updated_{name}" for name in inputs)
     for name, view in inputs.items():
         assert outputs[f"updated_{name}"].address == view.address
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from(["add", "remove", "grow"]), st.integers(1, 90)), max_size=14),
+)
+def test_sequences_join_and_leave_without_moving_the_others(
+    direct: bool, steps: list[tuple[str, int]]
+) -> None:
+    engine = Memory(direct)
+    arena = arena_of(engine, 544, 4)
+    arena.reset(0)
+    members: list[float] = []
+    salt = 0.0
+    for kind, number in steps:
+        if kind == "add" and arena.batch < 4:
+            salt += 0.25
+            row = arena.add()
+            assert row == len(members)
+            members.append(salt)
+            arena.reserve(number, row)
+            fill(engine, arena, row, 0, number, salt)
+            arena.advance(number, row)
+        elif kind == "remove" and members:
+            row = number % len(members)
+            arena.remove(row)
+            members[row] = members[-1]
+            members.pop()
+        elif kind == "grow" and members and arena.length + number <= arena.capacity:
+            arena.reserve(number)
+        assert arena.batch == len(members)
+        for row, expected in enumerate(members):
+            for layer in range(2):
+                for kind_number, name in enumerate(("key", "value")):
+                    found = arena.read(layer, row)[name]
+                    slots = np.arange(arena.lengths[row])[None]
+                    want = expected + 1000 * layer + 100 * kind_number + 10 * np.arange(2)[:, None] + slots
+                    assert np.array_equal(found, np.repeat(want[..., None], 3, -1).astype(np.float32))
+
+
+def test_a_full_batch_takes_no_more() -> None:
+    arena = arena_of(Memory(True), 54, 2)
+    arena.add()
+    with pytest.raises(CapacityError, match="decodes 2 sequences together"):
+        arena.add()

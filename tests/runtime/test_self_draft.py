@@ -2,42 +2,75 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from vlmexport.runtime.proposers.self_draft import SelfDraft
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.speculate.budget import NOTHING, Budget
+from vlmexport.runtime.speculate.on_trunk import draft_on_trunk
 from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.proposer import Request
+from vlmexport.runtime.speculate.proposer import Proposer
 from vlmexport.runtime.speculate.sampling import Sampling
+from vlmexport.runtime.speculate.sequence import Sequence as Request
+from vlmexport.runtime.speculate.sequence import SequenceLimits
+from vlmexport.runtime.speculate.stats import Stats
 
 LOGITS = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
 EMITTED = [5, 9]
 
 
+class Rows:
+    """Draft logits that are known; row b is of sequence b."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def best(self, row: int) -> int:
+        return int(self._values[row].argmax())
+
+    def logits(self, row: int) -> np.ndarray:
+        return self._values[row]
+
+    def check(self, row: int) -> None:
+        assert np.isfinite(self._values[row]).all()
+
+
 class Trunk:
-    """A `Decoder` that notes its passes; the draft logits are a function of the exit row."""
+    """A `Decoder` that notes its passes."""
 
     def __init__(self) -> None:
-        self.passed: list[tuple[int, int]] = []
+        self.passed: list[tuple[int, tuple[int, ...]]] = []
 
-    def trunk(self, cut: int, token: int) -> None:
-        self.passed.append((cut, token))
+    def trunk(self, cut: int, tokens: Sequence[int], trees: object = None) -> None:
+        self.passed.append((cut, tuple(tokens)))
 
-    def draft_logits(self, graph: str, row: int) -> np.ndarray:
-        assert graph == "imitation.2" and row == len(self.passed) - 1
-        return LOGITS[row]
+
+class Drafts(Proposer):
+    """A proposer on the trunk whose logits are a function of the step."""
+
+    cut = 1
+
+    def rows(self, step: int) -> Rows:
+        return Rows(np.stack([LOGITS[step], LOGITS[3 - step]]))
+
+    def choose(self, sequence: Request, rows: Rows, row: int, after: list[int]) -> int:
+        return sequence.choose(rows, row, after)
+
+
+def request(sampling: Sampling, eos: tuple[int, ...] = (), threshold: float | None = None) -> Request:
+    made = Request([3], SequenceLimits(99, eos), Stats(), sampling, Drafts(), FixedLength(4, threshold))
+    made.tokens = list(EMITTED)
+    return made
 
 
 def propose(sampling: Sampling, *, eos: tuple[int, ...] = (), threshold: float | None = None) -> list[int]:
     """The drafted tokens; asserts that each node of the tree passed the trunk once."""
-    info: Any = SimpleNamespace(name="imitation@2", layer=2, graph="imitation.2")
-    proposer, decoder = SelfDraft(info, [0, 2, 6]), Trunk()
-    proposer.begin(Request((), sampling, eos, FixedLength(4, threshold)))
-    tree = proposer.propose(decoder, EMITTED, 4)  # type: ignore[arg-type]
-    assert tree.is_chain and tree.tokens[0] == EMITTED[-1]
-    assert decoder.passed == [(1, token) for token in tree.tokens]
+    decoder, trees = Trunk(), [None]
+    cut = draft_on_trunk(decoder, [request(sampling, eos, threshold)], [Budget.chain(4)], trees)  # type: ignore[arg-type]
+    tree = trees[0]
+    assert cut == 1 and tree is not None and tree.is_chain and tree.tokens[0] == EMITTED[-1]
+    assert decoder.passed == [(1, (token,)) for token in tree.tokens]
     return tree.tokens[1:]
 
 
@@ -60,3 +93,22 @@ def test_drafting_stops_after_a_token_that_is_less_likely_than_the_threshold() -
     for threshold in (min(drawn) * 0.999, *(share * 1.001 for share in drawn)):
         below = [row for row, share in enumerate(drawn) if share < threshold]
         assert propose(sampling, threshold=threshold) == tokens[: below[0] + 1 if below else 4]
+
+
+def test_sequences_of_a_batch_pass_the_trunk_in_step() -> None:
+    """Each drafts what it would draft alone, as many as it may; a tree from elsewhere goes along node by node."""
+    sampling = Sampling(temperature=2.0, seed=1)
+    alone = propose(sampling)
+    first, second, other = request(sampling), request(sampling), request(sampling)
+    second.proposer = first.proposer
+    tree = TokenTree([9, 1, 2], [-1, 0, 0])
+    decoder, trees = Trunk(), [None, None, tree]
+    budgets = [Budget.chain(3), Budget.chain(1), NOTHING]
+    assert draft_on_trunk(decoder, [first, second, other], budgets, trees) == 1  # type: ignore[arg-type]
+    assert trees[0] is not None and trees[0].tokens == [9, *alone[:3]]
+    assert trees[1] is not None and len(trees[1]) == 2
+    assert trees[2] is tree
+    fed = np.array([tokens for _, tokens in decoder.passed])
+    assert fed[:, 0].tolist() == trees[0].tokens
+    assert fed[:, 1].tolist() == [*trees[1].tokens, *trees[1].tokens[-1:] * 2], "scratch beyond its own nodes"
+    assert fed[:, 2].tolist() == [9, 1, 2, 2]

@@ -17,9 +17,11 @@ import pytest
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
-from vlmexport.runtime.proposers import always_wrong
+from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.proposer import Request
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.proposer import Proposer
+from vlmexport.runtime.speculate.sequence import Sequence
 
 FAMILIES = ("t5", "llama")
 
@@ -64,7 +66,7 @@ def test_every_draft_gives_the_plain_tokens(sessions: Callable[[str], Session], 
                 result = session.generate(**request, draft=draft.name, confidence_threshold=threshold)
                 assert result.tokens == plain.tokens
             assert result.stats.proposed <= result.stats.cycles, "one draft a cycle: none is certain"
-            with always_wrong(session):
+            with always_wrong(session, draft.name):
                 result = session.generate(**request, draft=draft.name, draft_length=4)
             assert result.tokens == plain.tokens
             assert result.stats.accepted <= result.stats.evaluated * 0.05
@@ -110,20 +112,18 @@ def test_runs_to_the_end_of_the_cache(sessions: Callable[[str], Session], name: 
     assert session.generate(**request, draft="early-exit", draft_length=16).tokens == plain.tokens
 
 
-class RealTree:
+class RealTree(Proposer):
     """A tree proposer without a trunk: the plain tokens it was told, on branches that are never the first child."""
 
-    name, cut = "real-tree", None
+    name = "real-tree"
 
     def __init__(self, truth: list[int], vocabulary: int):
         self.truth, self.vocabulary = truth, vocabulary
 
-    def begin(self, request: Request) -> None:
-        pass
-
-    def propose(self, decoder: Decoder, emitted: list[int], limit: int) -> TokenTree:
+    def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        emitted = sequence.tokens
         tokens, parents, node = [emitted[-1]], [-1], 0
-        for step, token in enumerate(self.truth[len(emitted) : len(emitted) + limit // 3]):
+        for step, token in enumerate(self.truth[len(emitted) : len(emitted) + budget.nodes // 3]):
             tokens += [(token + 1) % self.vocabulary, token]
             parents += [node, node]
             node = len(tokens) - 1
@@ -135,16 +135,20 @@ class RealTree:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tree_proposer_needs_no_change_elsewhere(
-    sessions: Callable[[str], Session], name: str, monkeypatch
+    sessions: Callable[[str], Session], name: str, request: pytest.FixtureRequest
 ) -> None:
     session = sessions(name)
-    request = request_for(session) | {"max_new_tokens": 50, "ignore_eos": True}
-    plain = session.generate(**request, speculative=False)
-    proposer = RealTree(plain.tokens, session.bundle.manifest.text.vocab_size)
-    monkeypatch.setattr("vlmexport.runtime.proposers.create", lambda *arguments: proposer)
-    result = session.generate(**request, draft="early-exit", draft_length=12)
+    asked = request_for(session) | {"max_new_tokens": 50, "ignore_eos": True}
+    plain = session.generate(**asked, speculative=False)
+    draft = next(d.name for d in session.bundle.manifest.drafts if d.kind == "early-exit")
+    before = session.proposer(draft)
+    request.addfinalizer(lambda: session.replace_proposer(draft, before))
+    session.replace_proposer(draft, RealTree(plain.tokens, session.bundle.manifest.text.vocab_size))
+    result = session.generate(**asked, draft=draft, draft_length=12)
     assert result.tokens == plain.tokens
     assert result.stats.tau > 3, "tree paths were committed, not thrown away"
+    forced = session.generate(**asked, draft=draft, draft_length=12, force_acceptance=0.7)
+    assert len(forced.tokens) == 50 and forced.stats.accepted > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -219,8 +223,8 @@ def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
 
 def test_deadline(sessions: Callable[[str], Session], monkeypatch) -> None:
     session = sessions("llama")
-    prefill = session._prefill
-    monkeypatch.setattr(session, "_prefill", lambda *arguments: (time.sleep(0.05), prefill(*arguments))[1])
+    prefill = Decoder.prefill
+    monkeypatch.setattr(Decoder, "prefill", lambda *arguments: (time.sleep(0.05), prefill(*arguments))[1])
     result = session.generate(**request_for(session), max_new_tokens=10_000, ignore_eos=True, deadline=0.05)
     assert (result.finish_reason, len(result.tokens)) == ("deadline", 1), "counted from the call"
 
@@ -256,7 +260,7 @@ def test_bad_requests_and_loads(
     for options in (
         {"max_length": 0},
         {"max_length": 161},
-        {"max_batch": 4},
+        {"max_batch": 17},
         {"device": "tpu"},
         {"threads": 10**6},
         {"threads": True},
@@ -281,9 +285,10 @@ def test_a_graph_that_is_not_what_the_manifest_says(tiny_bundle: Callable[[str],
     with Session.load(bundle) as session:
         engine = session.decoder.engine
         with pytest.raises(CapacityError, match=r"no memory for 'x' \(.*smaller max_length"):
-            engine.allocate("x", (1 << 50,), "float32")
-        rows = engine.allocate("rows", (1, 1, 3), "float32")
-        call = engine.bind("head", {"hidden": engine.view(rows, (1, 1, 3))}, {})
+            engine.allocate("x", 1 << 52)
+        rows = engine.allocate("rows", 12).view((1, 1, 3), "float32")
+        index = engine.allocate("index", 8).view((1,), "int64")
+        call = engine.bind("head", {"hidden": rows, "row_index": index}, {})
         with pytest.raises(BundleError, match=r"cannot run head\.onnx"):
             call.run()
     logits = bundle.manifest.graphs["head"].outputs[0]
