@@ -118,9 +118,12 @@ class Engine(ABC):
         return found
 
     def dtype(self, graph: str, value: str) -> str:
-        """dtype of an input or output as this engine binds it."""
+        """dtype of an input or output as this engine binds it. `BundleError` for a name that the graph has not."""
         info = self.interface(graph)
-        return next(entry.dtype for entry in (*info.inputs, *info.outputs) if entry.name == value)
+        for entry in (*info.inputs, *info.outputs):
+            if entry.name == value:
+                return entry.dtype
+        raise BundleError(f"graph {graph} has no input or output {value!r:.80}; build the bundle again")
 
     def load(self, *graphs: str) -> None:  # noqa: B027 - a default: nothing to load
         """Load graphs now instead of at their first use. Raises `BundleError` for what cannot be loaded."""
@@ -129,8 +132,13 @@ class Engine(ABC):
         """Free what was loaded and allocated; the engine is not used afterwards. Closing twice does nothing."""
 
     @abstractmethod
-    def allocate(self, name: str, nbytes: int) -> Buffer:
-        """A zeroed buffer with a fixed address, aligned for every dtype. Raises `CapacityError` without memory."""
+    def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
+        """A buffer with a fixed address, a multiple of `alignment` and of every dtype's size. Raises `CapacityError`
+        without memory.
+
+        `zeroed`: filled with zeros; otherwise it may hold anything, NaN included, until it is written. Key/value
+        caches need it: a masked row is multiplied by zero, and 0 × NaN would be NaN.
+        """
 
     def constant(self, name: str, array: np.ndarray) -> View:
         """A read-only input, for instance the memory-mapped embedding table; not copied where it can be helped."""
@@ -139,13 +147,19 @@ class Engine(ABC):
         return view
 
     def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        """Fix shapes and addresses. An output may share its address with an input; outputs that nobody needs may
-        be left out. Raises `ValueError` for unknown or missing names and for addresses off the alignment."""
+        """Fix shapes and addresses. Outputs that nobody needs may be left out, but for `updated_*`, which must have
+        the address of its input. Raises `ValueError` for unknown or missing names, for an `updated_*` elsewhere and
+        for addresses off the alignment."""
         info = self.interface(graph)
         wanted, offered = {value.name for value in info.inputs}, {value.name for value in info.outputs}
         if wanted != inputs.keys() or not outputs.keys() <= offered:
             odd = sorted((wanted ^ inputs.keys()) | (outputs.keys() - offered))
             raise ValueError(f"graph {graph}: inputs or outputs do not fit its interface: {', '.join(odd)}")
+        for name in offered:
+            if name.startswith("updated_"):
+                target, source = outputs.get(name), inputs[name.removeprefix("updated_")]
+                if target is None or target.address != source.address:
+                    raise ValueError(f"graph {graph}: {name} must be bound at the address of its input")
         if self.alignment > 1:
             for name, view in (*inputs.items(), *outputs.items()):
                 if view.address % self.alignment:
@@ -158,18 +172,27 @@ class Engine(ABC):
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call: ...
 
     def copy(self, target: View, source: View) -> Call:
-        """A call that copies `source` to `target`, of the same bytes, where the buffers are."""
+        """A call that copies the bytes of `source` to `target` where the buffers are; they must not overlap, and need
+        no alignment. Raises `ValueError` for other sizes."""
         if target.nbytes != source.nbytes:
             raise ValueError(f"copy of {source.nbytes} bytes into {target.nbytes}")
+        return self._copy(target, source)
+
+    def _copy(self, target: View, source: View) -> Call:
         return _HostCopy(self, target, source)
 
     @abstractmethod
     def write(self, view: View, array: np.ndarray) -> None:
-        """Host to engine, after everything that was run before; `array` has the view's shape and dtype."""
+        """Host to engine, after everything that was run before; `array` has the view's shape and dtype.
+
+        An engine with a queue may take the bytes when the queue gets there: `array` must not change before the next
+        `read` has returned.
+        """
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
-        """Engine to host, after everything that was run before; with `host_memory` the memory itself."""
+        """Engine to host, after everything that was run before; with `host_memory` the memory itself, otherwise an
+        array that later calls leave alone. On an engine with a queue this waits: it is the only call that does."""
 
 
 class _HostCopy:
@@ -178,13 +201,19 @@ class _HostCopy:
     __slots__ = ("_engine", "_source", "_target")
 
     def __init__(self, engine: Engine, target: View, source: View):
-        self._engine, self._target, self._source = engine, target, source
+        self._engine, self._target, self._source = engine, _as_bytes(target), _as_bytes(source)
 
     def run(self) -> None:
-        array = self._engine.read(self._source)
-        self._engine.write(self._target, array.reshape(self._target.shape))
+        self._engine.write(self._target, self._engine.read(self._source))
+
+
+def _as_bytes(view: View) -> View:
+    return view.buffer.view((view.nbytes,), "uint8", view.address - view.buffer.address)
 
 
 def dtype_name(array: np.ndarray) -> str:
-    """The manifest's name for an array's dtype (uint16 holds bfloat16 bits)."""
-    return next(name for name, dtype in DTYPES.items() if dtype == array.dtype)
+    """The manifest's name for an array's dtype (uint16 holds bfloat16 bits). Raises `ValueError` for others."""
+    for name, dtype in DTYPES.items():
+        if dtype == array.dtype:
+            return name
+    raise ValueError(f"engines hold no {array.dtype}; they hold {', '.join(DTYPES)}")

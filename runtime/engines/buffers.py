@@ -34,6 +34,7 @@ class HostBuffer:
         return self.buffer.view(shape, self._dtype)
 
     def push(self, shape: tuple[int, ...]) -> None:
-        """Bring what the host wrote in this shape to the engine."""
+        """Bring what the host wrote in this shape to the engine; the host side may be written again at once."""
         if not self._direct:
-            self._engine.write(self.view(shape), self.host(shape))
+            # An engine with a queue takes the bytes later, when the host may already prepare the next pass.
+            self._engine.write(self.view(shape), self.host(shape).copy())

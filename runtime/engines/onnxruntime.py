@@ -104,7 +104,7 @@ class OnnxRuntimeCpu(Engine):
         for graph in graphs:
             self._session(graph)
 
-    def allocate(self, name: str, nbytes: int) -> Buffer:
+    def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         try:
             raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
         except MemoryError:
