@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from engines.recording_device import RecordingDevice
+from engines.recording_device import GrowingDevice, RecordingDevice
 from engines.torch_reference import TorchReference
 from oracle import Oracle, Request
 from tiny_bundles import TinyBundle
@@ -15,10 +15,16 @@ from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 
+
+def _cpu(tiny: TinyBundle) -> OnnxRuntimeCpu:
+    return OnnxRuntimeCpu(tiny.path, tiny.bundle.manifest)
+
+
 ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
     "torch": lambda tiny, oracle: TorchReference(tiny.bundle.manifest, oracle.model, tiny.networks()),
-    "onnxruntime": lambda tiny, oracle: OnnxRuntimeCpu(tiny.path, tiny.bundle.manifest, threads=None),
-    "device": lambda tiny, oracle: RecordingDevice(tiny.bundle.manifest, oracle.model, tiny.networks()),
+    "onnxruntime": lambda tiny, oracle: _cpu(tiny),
+    "device": lambda tiny, oracle: RecordingDevice(tiny.bundle.manifest, _cpu(tiny)),
+    "growing-device": lambda tiny, oracle: GrowingDevice(tiny.bundle.manifest, _cpu(tiny)),
 }
 """The columns. A new engine is one line here."""
 

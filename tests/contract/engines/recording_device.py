@@ -1,33 +1,32 @@
-"""A device that is not there: own addresses, own memory, every rule of the interface checked on every bind and run.
+"""A device that is not there: own addresses, own memory, its own time; every rule of the interface is checked.
 
-It stands for TensorRT: the cache is frozen to the capacity, updated caches alias their inputs, everything the host
-knows came through `read`. Results come from the PyTorch reference, which computes on this device's private memory.
+Calls, copies and transfers are queued and done when the stream is synchronised, which only `read` does. `RecordingDevice`
+stands for TensorRT: the cache is frozen to the capacity, addresses are aligned, calls can be captured and replayed;
+`GrowingDevice` stands for a CUDA provider, which binds caches of any length. What a graph computes comes from another
+engine, which works on this device's private memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.engines.base import DTYPES, Buffer, View
+from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
+from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
 
-from . import memory
-from .torch_reference import TorchReference
+from .device_memory import DEFINED, GARBAGE, WRITTEN, DeviceMemory
+from .stream import Captured, Context, Counts, Stream
 
-PAGE = 512
 MASKED = -1e4
 """A float mask below this hides a row; a relative bias never reaches it."""
 
-
-def _bytes(view: View) -> int:
-    return view.size * DTYPES[view.dtype].itemsize
-
-
-def _overlap(one: View, other: View) -> bool:
-    return one.address < other.address + _bytes(other) and other.address < one.address + _bytes(one)
+EXTRA = {"best": "int64", "finite": "bool"}
+"""What the head of a GPU engine offers beside `logits`, one value per row: the first best token, and whether its logit
+is a number."""
 
 
 @dataclass
@@ -40,73 +39,141 @@ class Recorded:
     addresses: dict[str, int] = field(repr=False)
 
 
-class RecordingDevice:
-    """See the module. Violations raise AssertionError where they happen; `runs` lists what was executed."""
+class RecordingDevice(Engine):
+    """See the module. Violations raise AssertionError, those of queued work when it is done; `runs` lists what was
+    executed, `counts` what it took. `backend` computes: any engine that binds memory of the host."""
 
     name = "recording-device"
     static_cache = True
-    host_memory = False
+    alignment = 256
 
-    def __init__(self, manifest: Any, model: Any, imitations: Mapping[str, Any] | None = None) -> None:
-        self.manifest = manifest
+    def __init__(self, manifest: Any, backend: Any) -> None:
+        super().__init__(manifest.graphs)
+        self.manifest, self.backend = manifest, backend
         self.capacity = manifest.limits.max_length + manifest.limits.max_width
         self.runs: list[Recorded] = []
-        self.transfers = {"write": 0, "read": 0}
-        self._reference = TorchReference(manifest, model, imitations)
-        self._next = 1 << 32
-        self._memory: dict[int, Buffer] = {}
-        self._written: dict[int, np.ndarray] = {}  # K/V address → rows ever written, [batch, capacity]
+        self.memory, self.stream = DeviceMemory(), Stream()
+        self._interfaces: dict[str, GraphInfo] = {}
+        self._calls: dict[tuple[Any, ...], _Call] = {}
+        self._spares: dict[tuple[str, str], Buffer] = {}
 
-    # --- memory ---
-
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
-        shape = tuple(int(n) for n in shape)
-        buffer = Buffer(name, shape, dtype, self._next)  # no data: the host cannot look into it
-        self._next += -(-buffer.nbytes // PAGE) * PAGE + PAGE
-        self._memory[buffer.address] = memory.allocate(name, shape, dtype)
-        return buffer
-
-    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
-        self._own(buffer)
-        return View(buffer, tuple(int(n) for n in shape), int(offset)).check()
-
-    def constant(self, name: str, array: np.ndarray) -> View:
-        buffer = self.allocate(name, array.shape, array.dtype.name)
-        self._memory[buffer.address].data[...] = array.reshape(-1)
-        return self.view(buffer, array.shape)
-
-    def write(self, view: View, array: np.ndarray) -> None:
-        array = np.asarray(array)
-        assert array.dtype == DTYPES[view.dtype], f"{view.buffer.name}: wrote {array.dtype} into {view.dtype}"
-        self.transfers["write"] += 1
-        assert array.shape == view.shape, f"{view.buffer.name}: wrote {array.shape} into {view.shape}"
-        memory.array(self._host(view))[...] = array
-
-    def read(self, view: View) -> np.ndarray:
-        self.transfers["read"] += 1
-        copy = memory.array(self._host(view)).copy()
-        copy.flags.writeable = False  # changing what was read does not reach the device
-        return copy
+    @property
+    def counts(self) -> Counts:
+        """Synchronisations, enqueues, launches and bytes so far."""
+        return self.stream.counts
 
     @property
     def allocations(self) -> int:
         """How many buffers were allocated so far."""
-        return len(self._memory)
+        return len(self.memory)
+
+    def interface(self, graph: str) -> GraphInfo:
+        found = self._interfaces.get(graph)
+        if found is None:
+            found = self.backend.interface(graph)
+            if found.role == "head":
+                rows = [next(value for value in found.outputs if value.name == "logits").shape[0]]
+                extra = [ValueInfo(name=name, dtype=dtype, shape=rows) for name, dtype in EXTRA.items()]
+                found = replace(found, outputs=[*found.outputs, *extra])
+            self._interfaces[graph] = found
+        return found
+
+    def load(self, *graphs: str) -> None:
+        self.backend.load(*graphs)
+
+    def renewed(self) -> RecordingDevice:
+        """A device with nothing in its memory and its queue, on the graphs that the backend has loaded."""
+        return type(self)(self.manifest, self.backend)
+
+    # --- memory ---
+
+    def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
+        self.stream.outside_a_capture("allocating")
+        return self.memory.allocate(name, nbytes, zeroed)
+
+    def write(self, view: View, array: np.ndarray) -> None:
+        """Transfers when the queue gets there: what the host put into `array` meanwhile would arrive instead."""
+        array = np.asarray(array)
+        what = view.buffer.name
+        assert array.dtype == DTYPES[view.dtype], f"{what}: wrote {array.dtype} into {view.dtype}"
+        assert array.shape == view.shape, f"{what}: wrote {array.shape} into {view.shape}"
+        target, state = self.memory.array(view), self.memory.state(view)
+        before = array.tobytes()
+
+        def transfer() -> None:
+            assert array.tobytes() == before, f"{what}: its staging memory was used again before the transfer"
+            target[...] = array
+            state[...] = WRITTEN
+
+        self.stream.enqueue(transfer, array.nbytes)
+
+    def read(self, view: View) -> np.ndarray:
+        """Waits for the queue; the copy cannot be written, for that would not reach the device."""
+        source = self.memory.array(view)
+        self.stream.synchronise()
+        copy = source.copy()
+        copy.flags.writeable = False
+        self.counts.bytes_down += copy.nbytes
+        return copy
+
+    def _copy(self, target: View, source: View) -> Call:
+        assert not _overlap(target, source), (
+            f"a copy from {source.buffer.name} to {target.buffer.name} overlaps"
+        )
+        self.memory.private(target)
+        self.memory.private(source)
+        return _Copy(self, target, source)
+
+    # --- captured sequences, and what a test does to the memory ---
+
+    def capture(self) -> AbstractContextManager[Captured]:
+        """Calls and copies that are run inside are kept, to be launched together and again."""
+        return self.stream.capture()
+
+    def spoil(self, cache: View, lengths: list[int]) -> None:
+        """Queue this: the rows of `cache` [batch, heads, rows, D] from `lengths[b]` on hold garbage and count as never
+        written."""
+        values, state = self.memory.array(cache), self.memory.state(cache)
+
+        def work() -> None:
+            for sequence, length in enumerate(lengths):
+                values[sequence, :, length:] = GARBAGE
+                state[sequence, :, length:] = DEFINED
+
+        self.stream.queue.append(work)
 
     # --- graphs ---
 
-    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
-        info = self.manifest.graphs[graph]
-        for what, declared, given in (("input", info.inputs, inputs), ("output", info.outputs, outputs)):
-            names = {value.name for value in declared}
-            assert names == set(given), (
-                f"{graph}: {what}s missing {sorted(names - set(given))}, unknown {sorted(set(given) - names)}"
-            )
+    def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
+        self.stream.outside_a_capture("binding")
+        info = self.interface(graph)
+        sizes = self._sizes(graph, info, inputs, outputs)
+        bound = dict(outputs)
+        for value in info.outputs:
+            if value.name not in bound:  # every output of a plan needs an address
+                bound[value.name] = self._spare(graph, value, sizes)
+        self._check_limits(graph, sizes)
+        self._check_aliasing(graph, inputs, bound)
+        key = (graph, *((name, view.address, view.shape) for name, view in (inputs | bound).items()))
+        call = self._calls.get(key)
+        if call is None:
+            context = self._context(graph, key)
+            call = self._calls[key] = _Call(self, graph, context, dict(inputs), bound, sizes.get("width", 0))
+        return call
+
+    def _context(self, graph: str, key: tuple[Any, ...]) -> Context:
+        """Each bound call has an execution context of its own."""
+        return Context(graph)
+
+    def _sizes(
+        self, graph: str, info: GraphInfo, inputs: Mapping[str, View], outputs: Mapping[str, View]
+    ) -> dict[str, int]:
+        """What every symbolic dimension is; refuses shapes and dtypes that do not fit the interface."""
         sizes: dict[str, int] = {}
-        for value, view in [(v, inputs[v.name]) for v in info.inputs] + [
-            (v, outputs[v.name]) for v in info.outputs
-        ]:
-            self._own(view.buffer)
+        pairs = [(value, inputs[value.name]) for value in info.inputs]
+        pairs += [(value, outputs[value.name]) for value in info.outputs if value.name in outputs]
+        for value, view in pairs:
+            self.memory.private(view)
             assert view.dtype == value.dtype, f"{graph}: {value.name} is {value.dtype}, bound {view.dtype}"
             assert len(view.shape) == len(value.shape), (
                 f"{graph}: {value.name} {value.shape}, bound {view.shape}"
@@ -116,30 +183,41 @@ class RecordingDevice:
                 assert want == size, (
                     f"{graph}: {value.name} is {value.shape}, bound {view.shape}, {dimension} = {want}"
                 )
-        self._check_limits(graph, sizes)
-        self._check_aliasing(graph, inputs, outputs)
-        return _Call(self, graph, dict(inputs), dict(outputs), sizes)
+        return sizes
+
+    def _spare(self, graph: str, value: ValueInfo, sizes: Mapping[str, int]) -> View:
+        """Memory for an output that nobody reads."""
+        shape = tuple(sizes[size] if isinstance(size, str) else size for size in value.shape)
+        nbytes = prod(shape) * DTYPES[value.dtype].itemsize
+        buffer = self._spares.get((graph, value.name))
+        if buffer is None or buffer.nbytes < nbytes:
+            name = f"{graph}.{value.name}.unread"
+            buffer = self._spares[graph, value.name] = self.allocate(name, nbytes)
+        return buffer.view(shape, value.dtype)
 
     def _check_limits(self, graph: str, sizes: Mapping[str, int]) -> None:
-        limits = self.manifest.limits
-        if "cache" in sizes:
+        if "cache" not in sizes:
+            return
+        if self.static_cache:
             assert sizes["cache"] == self.capacity, (
                 f"{graph}: bound {sizes['cache']} cache rows; an engine with static_cache needs all {self.capacity}"
             )
-        assert sizes.get("batch", 1) <= limits.max_batch or graph in ("vision", "encoder", "cross_kv"), (
-            f"{graph}: batch {sizes['batch']} above {limits.max_batch}"
+        assert sizes["cache"] <= self.capacity, (
+            f"{graph}: bound {sizes['cache']} cache rows of {self.capacity}"
         )
+        most = self.manifest.limits.max_batch
+        assert sizes.get("batch", 1) <= most, f"{graph}: batch {sizes['batch']} above {most}"
 
     def _check_aliasing(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> None:
-        caches = {
-            name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))
-        }
+        caches = _caches(inputs)
         for name, cache in caches.items():
             updated = outputs[f"updated_{name}"]
             assert updated.address == cache.address and updated.shape == cache.shape, (
                 f"{graph}: updated_{name} at {updated.address:#x} does not alias {name} at {cache.address:#x}"
             )
-            assert cache.offset == 0, f"{graph}: {name} does not start at its buffer"
+            assert cache.offset % max(1, prod(cache.shape[1:])) == 0, (
+                f"{graph}: {name} does not start at a sequence of its buffer"
+            )
         plain = [(n, v) for n, v in outputs.items() if not n.startswith("updated_")]
         others = [*caches.items(), *((n, v) for n, v in inputs.items() if n not in caches)]
         for index, (name, view) in enumerate(plain):
@@ -150,90 +228,135 @@ class RecordingDevice:
             for other, second in others[len(caches) :] + names[index + 1 :]:
                 assert not _overlap(view, second), f"{graph}: {name} overlaps {other}"
 
-    def load(self, *graphs: str) -> None:
-        """Nothing to load."""
 
-    def close(self) -> None:
-        """Nothing to close."""
+class GrowingDevice(RecordingDevice):
+    """Binds caches of any length up to the capacity; its kernels load 16 bytes at a time."""
 
-    # --- private ---
+    name = "growing-device"
+    static_cache = False
+    alignment = 16
 
-    def _own(self, buffer: Buffer) -> None:
-        assert buffer.data is None and buffer.address in self._memory, f"{buffer!r} is not of this device"
 
-    def _host(self, view: View) -> View:
-        self._own(view.buffer)
-        return View(self._memory[view.buffer.address], view.shape, view.offset).check()
+class _Copy:
+    def __init__(self, device: RecordingDevice, target: View, source: View) -> None:
+        self._device, self._target, self._source = device, target, source
 
-    def _rows(self, cache: View) -> np.ndarray:
-        sequences = cache.buffer.shape[0]
-        return self._written.setdefault(cache.address, np.zeros((sequences, self.capacity), bool))
+    def run(self) -> None:
+        memory = self._device.memory
+        self._device.stream.enqueue(lambda: memory.copy(self._target, self._source))
 
 
 class _Call:
     def __init__(
-        self, device: RecordingDevice, graph: str, inputs: dict[str, View], outputs: dict[str, View],
-        sizes: Mapping[str, int],
+        self, device: RecordingDevice, graph: str, context: Context, inputs: dict[str, View],
+        outputs: dict[str, View], width: int,
     ) -> None:  # fmt: skip
-        self._device, self._graph, self._inputs, self._outputs = device, graph, inputs, outputs
-        self._width = sizes.get("width", 0)
+        self._device, self._graph, self._context = device, graph, context
+        self._inputs, self._outputs, self._width = inputs, outputs, width
         self._addresses = {name: view.address for name, view in (inputs | outputs).items()}
-        host_inputs = {name: device._host(view) for name, view in inputs.items()}
-        host_outputs = {name: device._host(view) for name, view in outputs.items()}
-        self._compute = device._reference.bind(graph, host_inputs, host_outputs)
-        self._caches = {n: v for n, v in inputs.items() if n.startswith(("key_cache.", "value_cache."))}
-
-    def _value(self, name: str) -> np.ndarray:
-        return memory.array(self._device._host(self._inputs[name]))
+        self._caches = _caches(inputs)
+        private = device.memory.private
+        known = {value.name for value in device.backend.interface(graph).outputs}
+        self._compute = device.backend.bind(
+            graph,
+            {name: private(view) for name, view in inputs.items()},
+            {name: private(view) for name, view in outputs.items() if name in known},
+        )
 
     def run(self) -> None:
+        device = self._device
+        device.stream.hold(self._context, self)
+        self._context.addresses = self._addresses
+        device.stream.enqueue(self._execute)
+
+    # --- when the queue gets here ---
+
+    def _execute(self) -> None:
         device, graph = self._device, self._graph
         now = {name: view.address for name, view in (self._inputs | self._outputs).items()}
-        assert now == self._addresses, f"{graph}: addresses moved since bind"
+        assert now == self._addresses == self._context.addresses, f"{graph}: addresses moved since bind"
+        self._check_defined()
         starts: tuple[int, ...] = ()
         if "write_indices" in self._inputs:
             starts = tuple(self._value("write_indices").tolist())
-            for sequence, start in enumerate(starts):
-                assert start >= 0 and start + self._width <= device.capacity, (
-                    f"{graph}: sequence {sequence} writes rows {start}..{start + self._width} of {device.capacity}"
-                )
-        if self._graph == "commit":
+            self._check_starts(starts)
+        if graph == "commit":
             self._check_sources()
         if "row_index" in self._inputs:
-            rows, index = prod(self._inputs["hidden"].shape[:2]), self._value("row_index")
-            assert index.size == 0 or (index.min() >= 0 and index.max() < rows), (
-                f"{graph}: row_index {index} of {rows}"
-            )
+            self._check_range("row_index", prod(self._inputs["hidden"].shape[:2]))
         if "token_ids" in self._inputs:
-            ids = self._value("token_ids")
-            assert ids.min() >= 0 and ids.max() < self._inputs["embedding_table"].shape[0], (
-                f"{graph}: token ids {ids}"
-            )
-        self._mark(starts)
+            self._check_range("token_ids", self._inputs["embedding_table"].shape[0])
+        for cache in self._caches.values():
+            state = device.memory.state(cache)
+            for sequence, start in enumerate(starts):
+                state[sequence, :, start : start + self._width] = WRITTEN
         if "attn_mask" in self._inputs:
             self._check_visible()
         device.runs.append(Recorded(graph, self._width, starts, self._addresses))
         self._compute.run()
+        if device.interface(graph).role == "head":
+            self._judge()
+        for name, view in self._outputs.items():
+            if not name.startswith("updated_"):
+                device.memory.state(view)[...] = WRITTEN
 
-    def _mark(self, starts: tuple[int, ...]) -> None:
-        for cache in self._caches.values():
-            rows = self._device._rows(cache)
-            for sequence, start in enumerate(starts):
-                rows[sequence, start : start + self._width] = True
+    def _judge(self) -> None:
+        logits = self._value("logits")
+        best = logits.argmax(axis=-1)
+        self._value("best")[...] = best
+        self._value("finite")[...] = np.isfinite(np.take_along_axis(logits, best[:, None], axis=-1)[:, 0])
+
+    def _value(self, name: str) -> np.ndarray:
+        return self._device.memory.array(self._inputs.get(name) or self._outputs[name])
+
+    def _check_defined(self) -> None:
+        """Nothing is computed from memory that nobody wrote."""
+        for name, view in self._inputs.items():
+            if name not in self._caches:
+                undefined = self._device.memory.state(view) < DEFINED
+                assert not undefined.any(), (
+                    f"{self._graph}: {name} {view.shape} was never written at {np.argwhere(undefined)[0, :-1].tolist()}"
+                )
+
+    def _check_starts(self, starts: tuple[int, ...]) -> None:
+        rows = next(iter(self._caches.values())).shape[2]
+        for sequence, start in enumerate(starts):
+            assert start >= 0 and start + self._width <= rows, (
+                f"{self._graph}: sequence {sequence} writes rows {start}..{start + self._width} of {rows}"
+            )
+
+    def _check_range(self, name: str, end: int) -> None:
+        values = self._value(name)
+        assert values.size == 0 or (values.min() >= 0 and values.max() < end), (
+            f"{self._graph}: {name} {values.tolist()!r:.200} of {end}"
+        )
 
     def _check_visible(self) -> None:
         mask = self._value("attn_mask")
         visible = mask if mask.dtype == bool else mask > MASKED
         seen = visible.any(axis=(1, 2))  # [batch, cache]
         for name, cache in self._caches.items():
-            unwritten = seen & ~self._device._rows(cache)[: len(seen)]
+            unwritten = seen & ~self._written(cache)
             assert not unwritten.any(), (
                 f"{self._graph}: {name} shows never-written rows {np.argwhere(unwritten)[:4].tolist()}"
             )
 
     def _check_sources(self) -> None:
         source = self._value("source_rows")
-        assert source.min() >= 0 and source.max() < self._device.capacity, f"commit: source rows {source}"
         for name, cache in self._caches.items():
-            written = np.take_along_axis(self._device._rows(cache)[: len(source)], source, axis=1)
+            rows = cache.shape[2]
+            assert source.min() >= 0 and source.max() < rows, f"commit: source rows {source} of {rows}"
+            written = np.take_along_axis(self._written(cache), source, axis=1)
             assert written.all(), f"commit: {name} copies never-written rows of {source}"
+
+    def _written(self, cache: View) -> np.ndarray:
+        """Which rows of a cache hold something, [batch, rows]."""
+        return (self._device.memory.state(cache)[..., 0, 0] == WRITTEN).all(axis=1)
+
+
+def _caches(inputs: Mapping[str, View]) -> dict[str, View]:
+    return {name: view for name, view in inputs.items() if name.startswith(("key_cache.", "value_cache."))}
+
+
+def _overlap(one: View, other: View) -> bool:
+    return one.address < other.address + other.nbytes and other.address < one.address + one.nbytes

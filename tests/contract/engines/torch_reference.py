@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EncoderDecoderCache
-from vlmexport.runtime.engines.base import Buffer, View
+from vlmexport.runtime.engines.base import Buffer, Engine, View
 
 from . import memory
 
@@ -186,50 +186,36 @@ class _Call:
     def run(self) -> None:
         with torch.inference_mode():
             results = self._compute(self._inputs)
-        for name, value in results.items():
-            target = self._outputs[name]
+        for name, target in self._outputs.items():
+            if name.startswith("updated_"):  # was written in place
+                continue
+            value = results[name]
             assert tuple(value.shape) == target.shape, (
                 f"{name}: computed {tuple(value.shape)}, bound {target.shape}"
             )
             np.copyto(target, value.numpy())
 
 
-class TorchReference:
+class TorchReference(Engine):
     """See the module. `manifest` tells names and layers of the graphs, `model` is the checkpoint in transformers."""
 
     name = "torch-reference"
-    static_cache = False
-    host_memory = False
 
     def __init__(
         self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
-        self.manifest = manifest
+        super().__init__(manifest.graphs)
         self._model = FAMILIES[manifest.model.family](model, imitations or {})
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> Buffer:
-        return memory.allocate(name, shape, dtype)
+    def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
+        return memory.allocate(name, nbytes, zeroed)
 
-    def view(self, buffer: Buffer, shape: tuple[int, ...], offset: int = 0) -> View:
-        return View(buffer, tuple(shape), offset).check()
-
-    def constant(self, name: str, array: np.ndarray) -> View:
-        buffer = self.allocate(name, array.shape, array.dtype.name)
-        buffer.data[...] = array.reshape(-1)
-        return self.view(buffer, array.shape)
-
-    def bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
-        layers = self.manifest.graphs[graph].layers
+    def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
+        layers = self.graphs[graph].layers
         return _Call(self._model.graph(graph, tuple(layers) if layers else None), inputs, outputs)
 
     def write(self, view: View, array: np.ndarray) -> None:
         memory.array(view)[...] = array
 
     def read(self, view: View) -> np.ndarray:
-        return memory.array(view)
-
-    def load(self, *graphs: str) -> None:
-        """Nothing to load."""
-
-    def close(self) -> None:
-        """Nothing to close."""
+        return memory.array(view).copy()
