@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,7 @@ def test_memory_is_zero_where_asked_for_and_aligned(engine: Engine) -> None:
         assert buffer.address % max(8, engine.alignment) == 0
         assert not engine.read(buffer.view((buffer.nbytes,), "uint8")).any()
     ends = sorted((buffer.address, buffer.address + buffer.nbytes) for buffer in buffers)
-    assert all(before[1] <= after[0] for before, after in zip(ends, ends[1:], strict=False)), (
-        "buffers overlap"
-    )
+    assert all(before[1] <= after[0] for before, after in pairwise(ends)), "buffers overlap"
 
 
 def test_what_was_read_stays_unless_it_is_the_memory_itself(engine: Engine) -> None:
@@ -144,7 +143,7 @@ def test_bindings_fit_the_interface(engine: Engine) -> None:
         more_inputs: Mapping[str, View] = {},
         more_outputs: Mapping[str, View] = {},
         less: str = "",
-    ):  # noqa: B006
+    ):
         with pytest.raises(ValueError, match=match):
             engine.bind(
                 "segment.0",
@@ -160,7 +159,7 @@ def test_bindings_fit_the_interface(engine: Engine) -> None:
     if engine.alignment > 1:
         off = inputs["hidden"].buffer.view(inputs["hidden"].shape, "float32", 1)
         refused(f"hidden at .* is not {engine.alignment}-aligned", {"hidden": off})
-    with pytest.raises(BundleError, match="no graph 'segment.9'"):
+    with pytest.raises(BundleError, match="has no graph"):
         engine.bind("segment.9", inputs, outputs)
 
 

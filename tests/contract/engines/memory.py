@@ -25,7 +25,7 @@ def array(view: View) -> np.ndarray:
     """The memory of a view, which must not leave its buffer."""
     dtype = DTYPES[view.dtype]
     start = view.offset * dtype.itemsize
-    assert 0 <= start and start + view.nbytes <= view.buffer.nbytes, (
+    assert start >= 0 and start + view.nbytes <= view.buffer.nbytes, (
         f"{view.shape} of {view.dtype} at byte {start} leaves {view.buffer.name!r} of {view.buffer.nbytes} bytes"
     )
     return view.buffer.data[start : start + view.nbytes].view(dtype).reshape(view.shape)
