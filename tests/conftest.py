@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import device_counts
 import pytest
 
 if TYPE_CHECKING:
@@ -33,3 +34,18 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
         return made[name]
 
     return get
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a cycle asked of the device of the contract suite, if any test ran one."""
+    reports = [
+        value
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, value in report.user_properties
+        if name == device_counts.PROPERTY and report.when == "teardown"
+    ]
+    if reports:
+        terminalreporter.section("device.counts: means per cycle")
+        for line in device_counts.table(reports):
+            terminalreporter.write_line(line)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
+import device_counts
 import pytest
 import torch
+from cycle_counts import counted
 from oracle import Oracle
 from rig import Rig
 
@@ -40,3 +43,21 @@ def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Ri
         return made[name, engine].fresh()
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def _count_cycles(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> Iterator[None]:
+    """What the cycles of a family with a draft asked of a device; the run ends with a table of it."""
+    case = getattr(request.node, "callspec", None)
+    if case is None or not {"family", "draft"} <= case.params.keys():
+        yield
+        return
+    with counted(monkeypatch) as tallies:
+        yield
+    for name, tally in tallies.items():
+        report = (case.params["family"], case.params["draft"], name, tally.cycles, asdict(tally.counts))
+        record_property(device_counts.PROPERTY, report)

@@ -9,6 +9,7 @@ import numpy as np
 from engines.recording_device import GrowingDevice, RecordingDevice
 from engines.torch_reference import TorchReference
 from oracle import Oracle, Request
+from scratch import spoil_scratch
 from tiny_bundles import TinyBundle
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.target_rows import TargetRows
@@ -59,10 +60,19 @@ class Rig:
     def fresh(self) -> Rig:
         """A new decoder (new buffers) on the same engine."""
         limits = self.manifest.limits
+        if isinstance(self.engine, RecordingDevice):
+            self.engine = self.engine.renewed()
         self.decoder = Decoder(
             self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch
         )
+        if isinstance(self.engine, RecordingDevice):
+            spoil_scratch(self.decoder, self.engine)
         return self
+
+    def settle(self) -> None:
+        """Let a device do what is still queued, so that its checks have seen everything."""
+        if isinstance(self.engine, RecordingDevice):
+            self.engine.stream.drain()
 
     @property
     def limits(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from rig import ENGINES, FAMILIES
+from rig import ENGINES, FAMILIES, Rig
 from rows import ROWS
 
 
@@ -13,4 +13,12 @@ from rows import ROWS
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_contract(rigs: Callable, family: str, engine: str, row: str) -> None:
-    ROWS[row](lambda name: rigs(name, engine), family)
+    made: list[Rig] = []
+
+    def rig_for(name: str) -> Rig:
+        made.append(rigs(name, engine))
+        return made[-1]
+
+    ROWS[row](rig_for, family)
+    for rig in made:
+        rig.settle()

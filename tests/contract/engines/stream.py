@@ -21,6 +21,9 @@ class Counts:
     bytes_up: int = 0
     bytes_down: int = 0
 
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))
+
     def __sub__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Counts)))
 
