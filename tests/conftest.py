@@ -40,10 +40,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What a cycle asked of the device of the contract suite, if any test ran one."""
     reports = [
         value
-        for outcome in ("passed", "failed")
-        for report in terminalreporter.getreports(outcome)
+        for group in terminalreporter.stats.values()
+        for report in group
+        if isinstance(report, pytest.TestReport) and report.when == "teardown"
         for name, value in report.user_properties
-        if name == device_counts.PROPERTY and report.when == "teardown"
+        if name == device_counts.PROPERTY
     ]
     if reports:
         terminalreporter.section("device.counts: means per cycle")
