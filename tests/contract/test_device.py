@@ -9,6 +9,8 @@ from typing import Any
 import lossless
 import numpy as np
 import pytest
+from captured import captured_cycles
+from device_mutants import not_finite
 from engines.recording_device import RecordingDevice
 from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
@@ -60,6 +62,17 @@ def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
     assert len(seen) == 2 * rig.manifest.decoder.num_layers
     assert all(len(addresses) == 1 for addresses in seen.values()), seen
     assert len(set.union(*seen.values())) == len(seen), "two caches at one address"
+
+
+def test_a_captured_cycle_waits_once_and_is_lossless(rigs: Callable) -> None:
+    rig: Rig = rigs("llama", "device")
+    captured_cycles(rig.engine.renewed(), rig.tiny, rig.oracle)
+
+
+@pytest.mark.parametrize("engine", ("onnxruntime", "device"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_that_are_not_finite_end_a_request(rigs: Callable, family: str, engine: str) -> None:
+    not_finite(rigs(family, engine))
 
 
 # --- the device's own checks ---

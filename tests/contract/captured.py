@@ -7,13 +7,12 @@ from its start, so the host sends those of all steps ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from engines.recording_device import RecordingDevice
-from oracle import Request
-from rig import ENGINES
+from oracle import Oracle, Request
+from tiny_bundles import TinyBundle
 from vlmexport.runtime.engines.base import DTYPES, View
 
 SLOT = 32
@@ -158,10 +157,8 @@ class ByHand:
         return [*tokens[:agreed].tolist(), int(best[agreed])]
 
 
-def test_a_captured_cycle_waits_once_and_is_lossless(tiny_bundle: Callable, oracle_for: Callable) -> None:
-    tiny, oracle = tiny_bundle("llama"), oracle_for("llama")
-    device = ENGINES["device"](tiny, oracle)
-    assert isinstance(device, RecordingDevice)
+def captured_cycles(device: RecordingDevice, tiny: TinyBundle, oracle: Oracle) -> None:
+    """The tokens of `generate`, with one wait and one launch per cycle, and at most 4 KB to the host."""
     ids = np.random.default_rng(61).integers(3, 200, 9).tolist()
     want = oracle.greedy(Request(tuple(ids)), 40)
     model = ByHand(device, tiny.bundle.tensor("embedding_table"), drafted=3)
@@ -172,7 +169,7 @@ def test_a_captured_cycle_waits_once_and_is_lossless(tiny_bundle: Callable, orac
         before = device.counts.copy()
         made = model.cycle(tokens[-1])
         used = device.counts - before
-        assert (used.synchronisations, used.launches, used.enqueues) == (1, 1, 2)
+        assert (used.synchronisations, used.launches, used.enqueues) == (1, 1, 2), used
         assert used.bytes_down <= 4096, used
         tokens += made
         cycles, accepted = cycles + 1, accepted + len(made) - 1
