@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import device_mutants as device
 import lossless
 import numpy as np
 import pytest
+from captured import captured_cycles
 from rig import Rig
 from rows import ROWS
 from vlmexport.runtime.decode.encoder import Encoder
@@ -17,6 +19,7 @@ from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.masks import CausalMask
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.errors import NumericsError, PromptError
 from vlmexport.runtime.speculate import sequence
 from vlmexport.runtime.speculate.acceptance import Verdict
 
@@ -255,11 +258,25 @@ def on_device(name: str) -> Guard:
     return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "device"), family)
 
 
-def generation(draft: str, *lengths: int) -> Guard:
-    """Whole generations on ONNX Runtime."""
-    return lambda rigs, family: lossless.greedy(
-        rigs(family, "onnxruntime"), draft, (41, 42, 47), lengths, (40,)
-    )
+def growing(name: str) -> Guard:
+    """A row of the contract table, on the recording device whose caches grow."""
+    return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "growing-device"), family)
+
+
+def generation(draft: str, *lengths: int, engine: str = "onnxruntime") -> Guard:
+    """Whole generations."""
+    return lambda rigs, family: lossless.greedy(rigs(family, engine), draft, (41, 42, 47), lengths, (40,))
+
+
+def not_finite(rigs: Callable, family: str) -> None:
+    """Logits that are not finite end a request, on the recording device."""
+    device.not_finite(rigs(family, "device"))
+
+
+def captured(rigs: Callable, family: str) -> None:
+    """A cycle as one captured sequence."""
+    rig = rigs(family, "device")
+    captured_cycles(rig.engine.renewed(), rig.tiny, rig.oracle)
 
 
 @dataclass(frozen=True)
@@ -269,6 +286,8 @@ class Mutant:
     plant: Callable[[Patch], None]
     guards: dict[str, Guard]
     families: tuple[str, ...] = ("t5", "llama")
+    refused_by: tuple[type[Exception], ...] = ()
+    """Errors of the runtime itself that stop it, beside a failing assertion."""
 
 
 MUTANTS = {
@@ -288,7 +307,12 @@ MUTANTS = {
         _moved_length(-1), {"crop": table("crop_after_rejection"), "generation": generation("often-right", 5)}
     ),
     "rejected rows kept": Mutant(
-        crop_forgotten, {"crop": table("crop_after_rejection"), "generation": generation("always-wrong", 3)}
+        crop_forgotten,
+        {
+            "crop": table("crop_after_rejection"),
+            "device": on_device("crop_after_rejection"),
+            "generation": generation("always-wrong", 3),
+        },
     ),
     "tree positions without depth": Mutant(
         slots_instead_of_depths,
@@ -347,7 +371,74 @@ MUTANTS = {
         {"batch": table("batch_on_the_trunk"), "join and leave": table("join_and_leave")},
     ),
     "growth without moving rows": Mutant(
-        rows_left_over_by_growth, {"last positions": table("last_positions")}
+        rows_left_over_by_growth,
+        {"last positions": table("last_positions"), "growing device": growing("last_positions")},
+    ),
+    # An engine with a queue, and those who drive it.
+    "missing synchronisation": Mutant(
+        device.missing_synchronisation,
+        {
+            "device": on_device("one_token"),
+            "growing device": growing("chain"),
+            "generation": generation("early-exit", 3, engine="device"),
+        },
+        refused_by=(NumericsError, PromptError),
+    ),
+    "updated cache elsewhere": Mutant(
+        device.updated_cache_elsewhere,
+        {
+            "device": on_device("one_token"),
+            "growing device": growing("one_token"),
+            "generation": generation("perfect", 3, engine="device"),
+        },
+    ),
+    "keys and values swapped": Mutant(
+        device.keys_and_values_swapped, {"device": on_device("one_token")}, refused_by=(ValueError,)
+    ),
+    "stale mask": Mutant(
+        device.stale_mask,
+        {
+            "device": on_device("one_token"),
+            "trunk and tail": on_device("trunk_and_tail"),
+            "tree": on_device("tree"),
+            "generation": generation("perfect", 3, engine="device"),
+        },
+    ),
+    "write beyond the buffer": Mutant(
+        device.write_beyond_the_buffer, {"last positions": on_device("last_positions")}
+    ),
+    "buffer too small": Mutant(
+        device.buffer_too_small, {"device": on_device("last_positions")}, refused_by=(ValueError,)
+    ),
+    "staging memory reused": Mutant(
+        device.staging_memory_reused,
+        {
+            "trunk and tail": on_device("trunk_and_tail"),
+            "growing device": growing("trunk_and_tail"),
+            "generation": generation("early-exit", 3, engine="device"),
+        },
+    ),
+    "caches not zeroed": Mutant(
+        device.caches_not_zeroed,
+        {"device": on_device("one_token"), "generation": generation("perfect", 3, engine="device")},
+        refused_by=(NumericsError,),
+    ),
+    "context shared by two captured calls": Mutant(
+        device.context_of_a_graph, {"captured": captured}, ("llama",)
+    ),
+    "NaN logits": Mutant(
+        device.nan_logits,
+        {"device": on_device("one_token"), "generation": generation("perfect", 3, engine="device")},
+        refused_by=(NumericsError,),
+    ),
+    "finite always true": Mutant(device.finite_always_true, {"not finite": not_finite}),
+    "finite not asked": Mutant(device.finite_not_asked, {"not finite": not_finite}),
+    "best of the row before": Mutant(
+        device.best_of_the_row_before,
+        {
+            "generation": generation("perfect", 3, engine="device"),
+            "tree": generation("tree", 6, engine="device"),
+        },
     ),
 }
 
@@ -363,7 +454,7 @@ CASES = [
 def test_the_suite_catches(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
     with monkeypatch.context() as patch:
         MUTANTS[mutant].plant(patch)
-        with pytest.raises(AssertionError):
+        with pytest.raises((AssertionError, *MUTANTS[mutant].refused_by)):
             MUTANTS[mutant].guards[guard](rigs, family)
 
 

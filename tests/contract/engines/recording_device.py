@@ -131,14 +131,15 @@ class RecordingDevice(Engine):
         return self.stream.capture()
 
     def spoil(self, cache: View, lengths: list[int]) -> None:
-        """Queue this: the rows of `cache` [batch, heads, rows, D] from `lengths[b]` on hold garbage and count as never
-        written."""
+        """Queue this: whatever was written to `cache` [batch, heads, rows, D] in the rows from `lengths[b]` on is
+        garbage and counts as never written."""
         values, state = self.memory.array(cache), self.memory.state(cache)
 
         def work() -> None:
             for sequence, length in enumerate(lengths):
-                values[sequence, :, length:] = GARBAGE
-                state[sequence, :, length:] = DEFINED
+                stale = state[sequence, :, length:, :, 0] == WRITTEN
+                values[sequence, :, length:][stale] = GARBAGE
+                state[sequence, :, length:][stale] = DEFINED
 
         self.stream.queue.append(work)
 
