@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...runtime.bundle.manifest import SCHEMA_VERSION
 from ...runtime.errors import ExportError, OptionError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
-from .write import (MANIFEST, Progress, check_description, check_output, check_space, describe_files, describe_graph, describe_tensors, replaced_folder, write_graphs, write_manifest)
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts.graph import build_imitation
 from ..drafts.selection import DraftSelection, select_drafts
@@ -24,6 +23,19 @@ from ..families.registry import family_for
 from ..graphs.commit import build_commit
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .text import describe_text, write_tokenizer
+from .write import (
+    MANIFEST,
+    Progress,
+    check_description,
+    check_output,
+    check_space,
+    describe_files,
+    describe_graph,
+    describe_tensors,
+    replaced_folder,
+    write_graphs,
+    write_manifest,
+)
 
 if TYPE_CHECKING:
     from ..tensorrt import PlanOptions

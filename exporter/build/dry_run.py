@@ -12,9 +12,9 @@ from typing import Any, Literal
 import onnx_ir as ir
 from pydantic import BaseModel
 
+from ..graphs.weights import STORED_DTYPES
 from .build import BuildRequest, Exported, Prepared, describe, export, prepare
 from .write import check_description
-from ..graphs.weights import STORED_DTYPES
 
 PROCESS_BYTES = 620 << 20
 """Resident memory of a build before any weight: Python, PyTorch, transformers, ONNX (measured on Linux)."""

@@ -16,8 +16,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ...runtime.bundle.folder import MANIFEST, read_manifest
-from ...runtime.errors import BundleError, ExportError, OptionError
 from ...runtime.bundle.manifest import FORMAT, Manifest
+from ...runtime.errors import BundleError, ExportError, OptionError
 from ..families.base import GraphSpec
 from ..graphs.check import check_graph
 from ..graphs.weights import STORED_DTYPES, WeightStore

@@ -1,0 +1,1 @@
+"""`vlmexport build`: a model and its drafts become a bundle."""
