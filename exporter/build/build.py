@@ -22,6 +22,7 @@ from ..families.base import Family, GraphSpec
 from ..families.registry import family_for
 from ..graphs.commit import build_commit
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
+from .generation import describe_generation, generation_notices
 from .text import describe_text, write_tokenizer
 from .write import (
     MANIFEST,
@@ -236,7 +237,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
         ],
         parity=document["parity"],
         plans=document["plans"],
-        notices=prepared.selection.notices,
+        notices=[*prepared.selection.notices, *generation_notices(document["generation"])],
         seconds=round(time.monotonic() - start, 2),
     )
 
@@ -304,6 +305,7 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
             "draft_length": min(DRAFT_LENGTH, max(1, request.max_width - 1)),
             "confidence_threshold": None,
         },
+        "generation": describe_generation(checkpoint),
         "verify_width": None,
         "parity": [],
         "plans": [],

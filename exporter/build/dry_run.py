@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ..graphs.weights import STORED_DTYPES
 from .build import BuildRequest, Exported, Prepared, describe, export, prepare
+from .generation import generation_notices
 from .write import check_description
 
 PROCESS_BYTES = 620 << 20
@@ -73,7 +74,8 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     """Checks a request and says what its build would write; raises the errors that the build would."""
     prepared = prepare(request, identify=False)
     exported = export(prepared, progress)
-    check_description(describe(prepared, exported))
+    document = describe(prepared, exported)
+    check_description(document)
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
@@ -100,7 +102,7 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
         cross_kv_bytes_per_row=cross,
         parity="whole" if weight_bytes <= request.parity_memory else "layer by layer",
         peak_memory=memory,
-        notices=prepared.selection.notices,
+        notices=[*prepared.selection.notices, *generation_notices(document["generation"])],
     )
 
 

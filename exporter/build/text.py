@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from ...runtime.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 from ..families.base import Family
+from .generation import generation_config
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -25,10 +26,10 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
     """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
     config = getattr(checkpoint.config, "text_config", None) or checkpoint.config
-    generation = checkpoint.generation_config
+    generation = generation_config(checkpoint)
 
     def token(name: str) -> Any:
-        value = generation.get(name)
+        value = getattr(generation, name, None)
         return getattr(config, name, None) if value is None else value
 
     found = token("eos_token_id")

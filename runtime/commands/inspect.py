@@ -89,6 +89,8 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     default = f", default prompt {text['default_prompt']!r}" if text["default_prompt"] is not None else ""
     row("Text", f"{text['vocab_size']} tokens{chat}{default}")
     row("Default", _policy(found))
+    if asked := _generation(found["generation"]):
+        row("Generation", asked)
     if found["verify_width"] is not None:
         row("Verify width", str(found["verify_width"]))
     made = ", ".join(f"{name} {value}" for name, value in found["producer"].items())
@@ -154,6 +156,19 @@ def _policy(found: dict[str, Any]) -> str:
     threshold = policy["confidence_threshold"]
     stop = "" if threshold is None else f", stops below confidence {threshold:g}"
     return f"speculative with {policy['draft']}, {policy['draft_length']} tokens per cycle{stop}"
+
+
+def _generation(asked: dict[str, Any]) -> str:
+    """What the model asks of decoding; empty where it asks nothing."""
+    shown = []
+    for name, value in asked.items():
+        if isinstance(value, list) and value and name != "ignored":
+            shown.append(f"{len(value)} {name.replace('_ids', '').replace('_', ' ')}")
+        elif isinstance(value, int | float) and value != (1 if name == "repetition_penalty" else 0):
+            shown.append(f"{name.replace('_', ' ')} {value:g}")
+    if asked["ignored"]:
+        shown.append(f"not taken over: {', '.join(asked['ignored'])}")
+    return ", ".join(shown)
 
 
 def _checked(found: dict[str, Any]) -> str:

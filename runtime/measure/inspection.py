@@ -69,6 +69,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
         "bytes": sum(info.bytes for info in files.values()),
         "drafts": [draft.to_dict() for draft in manifest.drafts],
         "policy": manifest.policy.to_dict(),
+        "generation": manifest.generation.to_dict(),
         "verify_width": manifest.verify_width,
         "parity": manifest.parity,
         "plans": manifest.plans,

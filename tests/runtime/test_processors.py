@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GenerationConfig
-from transformers.generation.utils import GenerationMixin
 from vlmexport.runtime.speculate.processors import Processors
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 VOCABULARY = 16
 ROWS = VOCABULARY + 3
@@ -37,14 +37,14 @@ class Asked:
         return {name: value for name, value in vars(self).items() if value != getattr(Asked(), name)}
 
 
-class Reference(GenerationMixin):
+class Reference(transformers.GenerationMixin):
     """Just enough of a model for transformers to make its processors."""
 
     def __init__(self, encoder_decoder: bool):
         self.config = SimpleNamespace(is_encoder_decoder=encoder_decoder)
 
     def processed(self, asked: Asked, ends: list[int], prompt: list[int], new: list[int], logits: np.ndarray):
-        config = GenerationConfig(**asked.changed())
+        config = transformers.GenerationConfig(**asked.changed())
         config.update(**config._get_default_generation_params(), defaults_only=True)
         config._eos_token_tensor = torch.tensor(ends) if ends else None
         processors = self._get_logits_processor(config, len(prompt), torch.tensor([prompt]))
