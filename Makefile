@@ -4,6 +4,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DEMO ?= demo
+NEW_ENOUGH = sys.version_info >= (3, 11) or sys.exit("vlmexport needs Python 3.11 or newer: make PYTHON=python3.11")
 STAMP := $(VENV)/.vlmexport-dev
 DEMO_STAMP := $(VENV)/.vlmexport-demo
 
@@ -13,11 +14,13 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; $(NEW_ENOUGH)'
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; $(NEW_ENOUGH)'
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[export,eval]'
 	touch $@
 

@@ -19,6 +19,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
 
     Parallel workers share the folder: copy it before you change anything in it.
     """
+    pytest.importorskip("torch", reason="building the bundles needs [export]")
     import tiny_bundles  # torch is imported only by tests that ask
     from filelock import FileLock  # comes with torch
 
