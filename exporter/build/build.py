@@ -16,7 +16,6 @@ from ...runtime.bundle.manifest import SCHEMA_VERSION
 from ...runtime.errors import ExportError, OptionError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ..drafts.graph import build_imitation
 from ..drafts.selection import DraftSelection, select_drafts
 from ..families.base import Family, GraphSpec
 from ..families.registry import family_for
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from ..tensorrt import PlanOptions
 
 PRECISIONS = ("float32",)
-DRAFT_LENGTH = 5
 
 
 class BuildRequest(BaseModel):
@@ -152,8 +150,7 @@ def prepare(request: BuildRequest, *, identify: bool = True) -> Prepared:
         return Prepared(request, checkpoint, family, selection, selection.cuts(shape.num_layers), "")
     identity = fingerprint(checkpoint)
     for draft in selection.drafts:
-        if draft.network is not None:
-            draft.network.check_target(request.model, identity, shape.num_layers, shape.hidden_size)
+        draft.check_target(request.model, identity, shape.num_layers, shape.hidden_size)
     return Prepared(request, checkpoint, family, selection, selection.cuts(shape.num_layers), identity)
 
 
@@ -174,8 +171,10 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
         add(spec)
     parameters = store.parameters
     for draft in prepared.selection.drafts:
-        if draft.network is not None:
-            add(build_imitation(store, draft.network))
+        for spec in draft.graphs(store, family):
+            add(spec)
+        for ref in draft.tensors().values():
+            store.slot(ref)
     add(
         GraphSpec(
             "commit",
@@ -247,7 +246,8 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
     request, family, checkpoint = prepared.request, prepared.family, prepared.checkpoint
     decoder = asdict(family.decoder)
     bias = decoder.pop("relative_bias")
-    drafts = prepared.selection.drafts
+    default = prepared.selection.default
+    own = {name: ref for draft in prepared.selection.drafts for name, ref in draft.tensors().items()}
     source = (
         request.model
         if checkpoint.alias
@@ -286,23 +286,12 @@ def describe(prepared: Prepared, exported: Exported) -> dict[str, Any]:
         "encoder": family.encoder(),
         "graphs": {g.name: describe_graph(g) for g in exported.graphs},
         "weights": {"file": WEIGHTS_FILE, "bytes": exported.store.bytes},
-        "tensors": describe_tensors(exported.store, family.tensors()),
-        "drafts": [
-            {
-                "name": d.name,
-                "kind": d.kind,
-                "layer": d.layer,
-                "graphs": {} if d.graph is None else {"imitation": d.graph},
-                "weights_dtype": None if d.network is None else request.precision,
-                "trained": d.trained,
-                "fingerprint": None if d.network is None else d.network.fingerprint,
-            }
-            for d in drafts
-        ],
+        "tensors": describe_tensors(exported.store, {**family.tensors(), **own}),
+        "drafts": [d.entry(request.precision) for d in prepared.selection.drafts],
         "policy": {
-            "draft": drafts[0].name if drafts else None,
+            "draft": None if default is None else default.name,
             "speculative": prepared.selection.speculative,
-            "draft_length": min(DRAFT_LENGTH, max(1, request.max_width - 1)),
+            "draft_length": min(prepared.selection.draft_length, max(1, request.max_width - 1)),
             "confidence_threshold": None,
         },
         "generation": describe_generation(checkpoint),
@@ -337,12 +326,11 @@ def _parity(folder: Path, prepared: Prepared, progress: Progress | None) -> list
     """Every graph, and a whole generation, against PyTorch; raises ExportError when one differs."""
     from ..parity import check_parity
 
-    networks = {d.graph: d.network.network for d in prepared.selection.drafts if d.graph and d.network}
     try:
         return check_parity(
             folder,
             prepared.checkpoint,
-            networks=networks,
+            drafts=prepared.selection.drafts,
             memory_limit=prepared.request.parity_memory,
             generation=prepared.family.name in RUNTIME_FAMILIES,
             progress=lambda _name, done, total: progress and progress("parity", done, total),

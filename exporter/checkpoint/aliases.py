@@ -27,13 +27,10 @@ class Alias:
         """The folder of a bundled model."""
         return BUNDLED / self.bundled if self.bundled else None
 
-    def drafts(self) -> dict[int, Path]:
-        """Bundled draft folders by draft layer."""
-        found = {}
-        for path in (BUNDLED / "drafts" / self.name).glob("n*"):
-            if path.name[1:].isdigit() and (path / "draft.json").is_file():
-                found[int(path.name[1:])] = path
-        return dict(sorted(found.items()))
+    def draft_folders(self) -> list[Path]:
+        """Folders of the trained drafts that come with it, of any kind, sorted by name (n3 before n10)."""
+        found = (BUNDLED / "drafts" / self.name).glob("*/draft.json")
+        return sorted((p.parent for p in found), key=lambda p: (len(p.name), p.name))
 
 
 ALIASES: tuple[Alias, ...] = (

@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from ..drafts import KINDS
+
 BACKENDS = "tensorrt-rtx|tensorrt"
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -25,10 +27,12 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON ob
     """List the models that can be exported, and their drafts."""
     from ...runtime.commands.output import console, print_json
     from ..checkpoint.aliases import ALIASES
+    from ..drafts import draft_kinds, shipped_drafts
 
+    untrained = {kind.name: kind.title for kind in draft_kinds() if not kind.trained}
     rows = []
     for alias in ALIASES:
-        drafts = [f"imitation@{layer}" for layer in alias.drafts()]
+        drafts = [draft.name for draft in shipped_drafts(alias)]
         rows.append(
             {
                 "alias": alias.name, "family": alias.family, "source": alias.hub_id or "bundled",
@@ -52,7 +56,9 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON ob
     console().print(table)
     console().print(
         "Any folder or hub id of a supported class works too (LlamaForCausalLM; T5ForConditionalGeneration; "
-        "Blip2ForConditionalGeneration with T5). Every model also has the draft early-exit."
+        "Blip2ForConditionalGeneration with T5). Every model also has the drafts "
+        + ", ".join(f"{name} ({title})" for name, title in untrained.items())
+        + "."
     )
 
 
@@ -68,7 +74,7 @@ def build(
         None,
         "--draft",
         metavar="KIND|PATH",
-        help="early-exit, imitation, none, or a draft's folder. Repeatable.",
+        help=f"{', '.join(KINDS)}, none, or a draft's folder; the first is the default. Repeatable.",
     ),
     max_length: int = typer.Option(
         512, "--max-length", metavar="N", help="Longest sequence, prompt included (tokens)."

@@ -1,1 +1,57 @@
-"""Drafts as networks and folders: what proposes tokens to a target, bound to it by its fingerprint."""
+"""Draft kinds: what proposes tokens to a target, as graphs of a bundle and as folders on disk. One file per kind.
+
+A new kind is a file with a `DraftKind` and one line in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...runtime.errors import ExportError
+
+if TYPE_CHECKING:
+    from ..checkpoint.aliases import Alias
+    from .base import Draft, DraftKind
+
+KINDS: dict[str, tuple[str, str]] = {
+    "imitation": ("imitation", "ImitationKind"),
+    "early-exit": ("early_exit", "EarlyExitKind"),
+    "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
+}
+"""Kind → (module, class), in the order in which a bundle lists its drafts: trained ones first. The names are known
+without importing PyTorch, which the modules need."""
+
+
+def draft_kind(name: str) -> DraftKind:
+    """The kind of that name; KeyError for an unknown one."""
+    module, attribute = KINDS[name]
+    return getattr(import_module(f".{module}", __name__), attribute)()
+
+
+def draft_kinds() -> list[DraftKind]:
+    """All kinds, in the order of `KINDS`."""
+    return [draft_kind(name) for name in KINDS]
+
+
+def open_draft(folder: Path) -> Draft:
+    """The trained draft in `folder`, of whatever kind; a training run's folder gives its best one.
+
+    Raises:
+        ExportError: a file is missing or damaged, or the kind is not one of this version's trained ones.
+    """
+    from .files import draft_folder, read_document
+
+    folder = draft_folder(folder)
+    name = read_document(folder)["kind"]
+    kind = draft_kind(name) if name in KINDS else None
+    if kind is None or not kind.trained:
+        known = ", ".join(k.name for k in draft_kinds() if k.trained)
+        raise ExportError(f"{folder} holds a draft of kind {name!r:.80}; this version knows {known}")
+    return kind.load(folder)
+
+
+def shipped_drafts(alias: Alias | None) -> list[Draft]:
+    """The trained drafts that come with a model of this package."""
+    return [] if alias is None else [open_draft(folder) for folder in alias.draft_folders()]

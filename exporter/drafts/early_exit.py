@@ -3,9 +3,28 @@
 (Elhoushi et al., LayerSkip, arXiv 2404.16710.) It has no weights and no graph: the bundle only needs the cut at n.
 """
 
-EARLY_EXIT = "early-exit"
+from __future__ import annotations
+
+from .base import Draft, UntrainedKind
 
 
-def early_exit_name(layer: int) -> str:
-    """Name of the draft in a manifest."""
-    return f"{EARLY_EXIT}@{layer}"
+class EarlyExit(Draft):
+    """The exit at `layer`."""
+
+    kind = "early-exit"
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+
+
+class EarlyExitKind(UntrainedKind):
+    """See the module."""
+
+    name = EarlyExit.kind
+    title = "the first n layers with the model's own head"
+    has_layer = True
+
+    def at(self, layer: int | None) -> EarlyExit:
+        if layer is None:
+            raise ValueError(f"{self.name} needs a layer")
+        return EarlyExit(layer)

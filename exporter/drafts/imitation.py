@@ -1,31 +1,33 @@
 """The imitation draft (FastVLM, arXiv 2510.22641 section 3): a small stateless network after decoder layer n.
 
-A draft folder holds `draft.json` (format below) and `draft.safetensors` (the network's tensors, any float dtype).
-
-    {"format": "vlmexport-draft", "schema_version": 1, "kind": "imitation", "layer": 3,
-     "network": {"hidden_size": 128, "num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": true},
-     "target": {"name": "tiny-blip2-flant5", "fingerprint": "sha256:...", "num_layers": 12},
-     "provenance": {...}, "evaluation": {...}}
+Its folder (see `files`) describes the network by
+`{"hidden_size": 128, "num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": true}`.
+In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after layer n → `hidden_out`, which enters `head`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, OptionError
+from .base import Draft, Run, TrainedKind
+from .files import draft_folder, read_document, read_tensors, write_document, write_tensors
+from .tensors import DraftTensors
 
-FORMAT = "vlmexport-draft"
-SCHEMA_VERSION = 1
+if TYPE_CHECKING:
+    from ..families.base import Family, GraphSpec
+    from ..graphs.weights import WeightStore
+    from ..parity.capture import Captured
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
@@ -33,6 +35,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "none": nn.Identity,
 }
 NORMS = ("layer_norm", "rms_norm", "none")
+WIDEST = 1 << 17
+"""Largest width of a decoder that is believed."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,12 @@ class ImitationConfig:
     residual: bool = True
 
     def __post_init__(self) -> None:
-        if self.hidden_size < 1:
-            raise OptionError(f"an imitation network needs a positive hidden size, not {self.hidden_size}")
-        if self.num_linear not in (1, 2):
-            raise OptionError(f"an imitation network has 1 or 2 linear layers, not {self.num_linear}")
+        if type(self.hidden_size) is not int or not 1 <= self.hidden_size <= WIDEST:
+            raise OptionError(
+                f"an imitation network needs a hidden size in 1..{WIDEST}, not {self.hidden_size!r:.40}"
+            )
+        if self.num_linear not in (1, 2) or type(self.num_linear) is not int:
+            raise OptionError(f"an imitation network has 1 or 2 linear layers, not {self.num_linear!r:.40}")
         if self.activation not in ACTIVATIONS:
             raise OptionError(
                 f"unknown activation {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}"
@@ -103,7 +109,7 @@ class ImitationNetwork(nn.Module):
 
 
 @dataclass
-class ImitationDraft:
+class ImitationDraft(Draft):
     """A trained network with the identity of the one target it fits."""
 
     network: ImitationNetwork
@@ -126,14 +132,8 @@ class ImitationDraft:
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Writes the draft folder; each file is replaced atomically, the description last."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in self.network.state_dict().items()}
-        (folder / "draft.safetensors.new").write_bytes(
-            save(tensors)
-        )  # save_file would make it unreadable to others
-        (folder / "draft.safetensors.new").replace(folder / "draft.safetensors")
+        write_tensors(folder, self.network.state_dict(), dtype)
         document = {
-            "format": FORMAT,
-            "schema_version": SCHEMA_VERSION,
             "kind": self.kind,
             "layer": self.layer,
             "network": asdict(self.network.config),
@@ -141,8 +141,7 @@ class ImitationDraft:
             "provenance": self.provenance,
             "evaluation": self.evaluation,
         }
-        (folder / "draft.json.new").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        (folder / "draft.json.new").replace(folder / "draft.json")
+        write_document(folder, document)
 
     @classmethod
     def load(cls, folder: Path) -> ImitationDraft:
@@ -151,34 +150,34 @@ class ImitationDraft:
         Raises:
             ExportError: a file is missing, unreadable, of another format, or its tensors do not fit.
         """
-        if not (folder / "draft.json").exists() and (folder / "best" / "draft.json").exists():
-            folder = folder / "best"
-        document = read_draft_document(folder)
-        if document["kind"] != cls.kind:
-            raise ExportError(f"{folder} holds a draft of kind {document['kind']!r}, not {cls.kind!r}")
+        folder = draft_folder(folder)
+        document = read_document(folder)
+        if document["kind"] != cls.kind or document["layer"] is None:
+            found = f"{document['kind']!r:.80} at layer {document['layer']}"
+            raise ExportError(f"{folder} holds a draft of kind {found}, not {cls.kind!r} at a layer")
         try:
-            network = ImitationNetwork(**document["network"])
-            tensors = load_file(folder / "draft.safetensors")
-            network.load_state_dict({k: v.float() for k, v in tensors.items()})
-        except OptionError as error:
+            config = ImitationConfig(**document["network"])
+            with torch.device("meta"):  # nothing is allocated before the file is known to hold it
+                network = ImitationNetwork(**asdict(config))
+        except (OptionError, TypeError) as error:
             raise ExportError(f"{folder / 'draft.json'}: {error}") from error
-        except (SafetensorError, OSError, TypeError, RuntimeError) as error:
-            raise ExportError(f"the draft {folder} cannot be read: {str(error).splitlines()[0]}") from error
+        shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        network.load_state_dict(read_tensors(folder, shapes), assign=True)
         return cls(
             network.eval(),
             document["layer"],
             document["target"],
-            document.get("provenance", {}),
-            document.get("evaluation", {}),
+            document.get("provenance") or {},
+            document.get("evaluation") or {},
         )
 
     def check_target(self, name: str, fingerprint: str, num_layers: int, hidden_size: int) -> None:
         """Raises ExportError, naming both targets, unless the draft was trained for this one."""
         if self.target.get("fingerprint") != fingerprint:
             raise ExportError(
-                f"this draft was trained for {self.target.get('name')!r} ({_short(self.target.get('fingerprint'))}), "
-                f"not for {name!r} ({_short(fingerprint)}); train one with: vlmexport train --model {name} "
-                f"--draft imitation --draft-layer {self.layer}"
+                f"this draft was trained for {self.target.get('name')!r:.80} ({_short(self.target.get('fingerprint'))}), "
+                f"not for {name!r} ({_short(fingerprint)}); train one with: "
+                f"{ImitationKind().train_command(name, self.layer)}"
             )
         if not 0 < self.layer < num_layers or self.network.config.hidden_size != hidden_size:
             raise ExportError(
@@ -186,30 +185,49 @@ class ImitationDraft:
                 f"{name!r} ({num_layers} layers, width {hidden_size})"
             )
 
+    def graph_names(self) -> dict[str, str]:
+        return {"imitation": f"imitation.{self.layer}"}
 
-def read_draft_document(folder: Path) -> Mapping[str, Any]:
-    """`draft.json` of a draft folder, checked for format and the fields every kind has; raises ExportError."""
-    path = folder / "draft.json"
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ExportError(
-            f"{folder} is not a draft folder: {path} cannot be read ({error.strerror})"
-        ) from error
-    except ValueError as error:
-        raise ExportError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ExportError(f"{path} does not say format {FORMAT!r}; give a folder written by vlmexport train")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise ExportError(
-            f"{path} has schema version {document.get('schema_version')!r}; this version reads 1"
-        )
-    for name, kind in (("kind", str), ("layer", int), ("network", dict), ("target", dict)):
-        if not isinstance(document.get(name), kind):
-            raise ExportError(
-                f"{path}: field {name!r} is {document.get(name)!r}, not of type {kind.__name__}"
+    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
+        from ..families.base import GraphSpec
+        from ..graphs.compose import Composer
+        from ..graphs.hooks import export_hooks
+        from ..graphs.template import TraceInput, trace
+
+        ((role, name),) = self.graph_names().items()
+        tensors = DraftTensors(name, self.network.state_dict())
+        store.add_reader(tensors)
+        shape = ("batch", "width", self.network.config.hidden_size)
+        network = self.network.eval().requires_grad_(False)
+        with export_hooks():
+            template = trace(
+                network, lambda m, hidden: (m(hidden),), [TraceInput("hidden", shape)], ("hidden_out",)
             )
-    return document
+        graph = Composer(name, store)
+        hidden = graph.input("hidden", "float32", shape)
+        out = graph.call(template, role, {"hidden": hidden}, tensors.prefix.__add__)["hidden_out"]
+        graph.output("hidden_out", out, "float32", shape)
+        return [GraphSpec(name, role, graph.model())]
+
+    def parity(
+        self, graph: str, run: Run, captures: Sequence[Captured]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for captured in captures:
+            hidden = captured.residuals[self.layer]
+            with torch.no_grad():
+                expected = self.network(torch.from_numpy(hidden)).numpy()
+            yield run({"hidden": hidden})["hidden_out"], expected
+
+
+class ImitationKind(TrainedKind):
+    """See the module."""
+
+    name = ImitationDraft.kind
+    title = "a small network trained to stand for the other layers"
+    has_layer = True
+
+    def load(self, folder: Path) -> ImitationDraft:
+        return ImitationDraft.load(folder)
 
 
 def _short(fingerprint: object) -> str:

@@ -8,46 +8,32 @@ from pathlib import Path
 
 from ...runtime.errors import OptionError
 from ..checkpoint.aliases import Alias
-from .early_exit import EARLY_EXIT, early_exit_name
-from .imitation import ImitationDraft
+from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts
+from .base import Draft, DraftKind
+from .files import draft_name
 
-IMITATION = "imitation"
 NONE = "none"
-KINDS = (EARLY_EXIT, IMITATION, NONE)
-
-
-@dataclass(frozen=True)
-class DraftPlan:
-    """One draft of a bundle. `network` and `folder` are set for trained drafts."""
-
-    name: str
-    kind: str
-    layer: int
-    network: ImitationDraft | None = None
-    folder: Path | None = None
-
-    @property
-    def graph(self) -> str | None:
-        """Name of the draft's graph, None when it needs none."""
-        return None if self.network is None else f"imitation.{self.layer}"
-
-    @property
-    def trained(self) -> bool:
-        """Whether the draft was trained for this target."""
-        return self.network is not None
 
 
 @dataclass
 class DraftSelection:
-    """The drafts of a bundle, the default one first. `notices` are for the user."""
+    """The drafts of a bundle in the order of its list. `default` is used where a request names none (None: no draft
+    at all), `speculative` says whether it is used then. `notices` are for the user."""
 
-    drafts: list[DraftPlan] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
+    default: Draft | None = None
     speculative: bool = False
     notices: list[str] = field(default_factory=list)
 
     def cuts(self, num_layers: int) -> list[int]:
         """Sorted cut points, both ends included."""
-        return sorted({0, num_layers, *(d.layer for d in self.drafts)})
+        return sorted({0, num_layers, *(d.layer for d in self.drafts if d.layer is not None)})
+
+    @property
+    def draft_length(self) -> int:
+        """Tokens per cycle that suit the default draft."""
+        kind = DraftKind if self.default is None else draft_kind(self.default.kind)
+        return kind.draft_length
 
 
 def check_layer(layer: int, num_layers: int) -> None:
@@ -64,77 +50,89 @@ def select_drafts(
 ) -> DraftSelection:
     """Resolves what the user asked for.
 
-    `wanted` holds kinds or draft folders; a folder brings its own layer, kinds use `layer`. Without `wanted` the draft
-    registered for (model, layer) is used, else early exit with speculation off. Raises OptionError naming the value.
+    `wanted` holds kinds or draft folders, the default first; a folder brings its own layer, kinds that need one use
+    `layer`. Without `wanted` the default is a draft that comes with the model (at `layer`, if given), or else the
+    first kind that needs neither training nor a layer. Untrained kinds join the list beside those asked for: they need
+    nothing but, for those with a layer, the cut. Raises OptionError naming the value.
     """
-    registered = alias.drafts() if alias else {}
     if layer is not None:
         check_layer(layer, num_layers)
-    selection = DraftSelection()
     if NONE in wanted:
         if len(wanted) > 1:
             raise OptionError("--draft none excludes other drafts")
-        return selection
-    layer_of_kinds = layer if layer is not None else next(iter(registered), None)
+        return DraftSelection()
+    shipped = shipped_drafts(alias)
+    usual = layer if layer is not None else next((d.layer for d in shipped if d.layer is not None), None)
+    n = usual if usual is not None else max(1, num_layers // 3)
+    selection = DraftSelection(speculative=True)
+    drafts = [_wanted(value, model, shipped, n) for value in wanted]
     if not wanted:
-        n = layer_of_kinds if layer_of_kinds is not None else max(1, num_layers // 3)
-        if n in registered:
-            _add_folder(selection, registered[n])
-            selection.speculative = True
-        else:
-            selection.drafts.append(DraftPlan(early_exit_name(n), EARLY_EXIT, n))
-            selection.notices.append(
-                f"no trained draft for {model} at layer {n}: early exit is included, speculation is off. A better one: "
-                f"{train_command(model, n)}"
-            )
-    for value in wanted:
-        n = layer_of_kinds if layer_of_kinds is not None else max(1, num_layers // 3)
-        if value == EARLY_EXIT:
-            selection.drafts.append(DraftPlan(early_exit_name(n), EARLY_EXIT, n))
-        elif value == IMITATION:
-            if n not in registered:
-                raise OptionError(
-                    f"no trained imitation draft for {model} at layer {n} comes with this version; train one: "
-                    f"{train_command(model, n)}, then give its folder to --draft"
-                )
-            _add_folder(selection, registered[n])
-        elif Path(value).is_dir():
-            _add_folder(selection, Path(value))
-        else:
+        drafts = [d for d in shipped if d.layer in (None, n)][:1]
+        if not drafts:
+            drafts = [_anywhere()]
+            selection.notices.append(_untrained_notice(model, n if n < num_layers else None, drafts[0]))
+            layer = n if n < num_layers else None
+    for draft in drafts:
+        if draft.layer is not None:
+            check_layer(draft.layer, num_layers)
+    found = {d.layer for d in drafts if d.layer is not None}
+    if layer is not None and layer not in found:
+        if found:
             raise OptionError(
-                f"--draft {value!r} is neither a kind ({', '.join(KINDS)}) nor a folder of a trained draft"
+                f"--draft-layer {layer} matches none of the drafts ({', '.join(d.name for d in drafts)}); "
+                "leave it out or change it"
             )
-    if wanted:
-        selection.speculative = True
-    layers = {d.layer for d in selection.drafts}
-    for draft in selection.drafts:
-        check_layer(draft.layer, num_layers)
-    if layer is not None and layer not in layers:
-        found = ", ".join(f"{d.name}" for d in selection.drafts)
-        raise OptionError(
-            f"--draft-layer {layer} matches none of the drafts ({found}); leave it out or change it"
-        )
-    names = [d.name for d in selection.drafts]
+        found.add(layer)
+    names = [d.name for d in drafts]
     for name in names:
         if names.count(name) > 1:
             raise OptionError(f"draft {name} is given twice")
-    # Early exit needs nothing but the cut, so every trained draft comes with it as a baseline.
-    for n in sorted(layers):
-        if early_exit_name(n) not in names:
-            selection.drafts.append(DraftPlan(early_exit_name(n), EARLY_EXIT, n))
-    for n in sorted(layers):
-        if n > num_layers // 2:
+    selection.default = drafts[0]
+    for kind in draft_kinds():
+        for place in sorted(found) if kind.has_layer else [None]:
+            if not kind.trained and draft_name(kind.name, place) not in names:
+                drafts.append(kind.at(place))
+    order = list(KINDS)
+    selection.drafts = sorted(drafts, key=lambda d: order.index(d.kind))
+    for cut in sorted(found):
+        if cut > num_layers // 2:
             selection.notices.append(
-                f"draft layer {n} is beyond half of {num_layers} layers: drafting will cost more than it saves"
+                f"draft layer {cut} is beyond half of {num_layers} layers: drafting will cost more than it saves"
             )
     return selection
 
 
-def train_command(model: str, layer: int) -> str:
-    """The command that trains a draft for this model and layer."""
-    return f"vlmexport train --model {model} --draft imitation --draft-layer {layer} --data DATA -o DIR"
+def _wanted(value: str, model: str, shipped: Sequence[Draft], layer: int) -> Draft:
+    """The draft that one `--draft` names."""
+    if value not in KINDS:
+        if Path(value).is_dir():
+            return open_draft(Path(value))
+        raise OptionError(
+            f"--draft {value!r} is neither a kind ({', '.join([*KINDS, NONE])}) nor a folder of a trained draft"
+        )
+    kind = draft_kind(value)
+    place = layer if kind.has_layer else None
+    if not kind.trained:
+        return kind.at(place)
+    for draft in shipped:
+        if (draft.kind, draft.layer) == (kind.name, place):
+            return draft
+    where = "" if place is None else f" at layer {place}"
+    raise OptionError(
+        f"no trained {kind.name} draft for {model}{where} comes with this version; train one: "
+        f"{kind.train_command(model, place)}, then give its folder to --draft"
+    )
 
 
-def _add_folder(selection: DraftSelection, folder: Path) -> None:
-    draft = ImitationDraft.load(folder)
-    selection.drafts.append(DraftPlan(f"{IMITATION}@{draft.layer}", IMITATION, draft.layer, draft, folder))
+def _anywhere() -> Draft:
+    """The draft that every bundle can have."""
+    return next(kind.at(None) for kind in draft_kinds() if not kind.trained and not kind.has_layer)
+
+
+def _untrained_notice(model: str, layer: int | None, default: Draft) -> str:
+    where = "" if layer is None else f" at layer {layer}"
+    notice = f"no trained draft for {model}{where}: {default.name} proposes"
+    for kind in draft_kinds():
+        if kind.trained and (layer is not None or not kind.has_layer):
+            return f"{notice}. One that is right more often: {kind.train_command(model, layer)}"
+    return notice

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
+from ..drafts.base import Draft
 from .capture import capture
 from .compare import compare_graphs
 from .generation import compare_generation
@@ -23,14 +24,14 @@ def check_parity(
     folder: Path,
     checkpoint: Checkpoint,
     *,
-    networks: Mapping[str, Any] | None = None,
+    drafts: Sequence[Draft] = (),
     memory_limit: int = 4 << 30,
     generation: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Compares every graph of the bundle in `folder` with PyTorch and returns the manifest's `parity` entries.
 
-    `networks` maps an imitation graph's name to its PyTorch network. Above `memory_limit` bytes of parameters both
+    Graphs of drafts that are not among `drafts` are not compared. Above `memory_limit` bytes of parameters both
     sides run layer by layer on chained inputs, with one layer's tensors in memory, and no generation is compared.
     Raises ExportError naming the graph and the difference when one is beyond its limit.
     """
@@ -43,7 +44,7 @@ def check_parity(
         capture(model, checkpoint, manifest, name, decoder["cuts"], rows) for name in ("random", "realistic")
     ]
     runner = GraphRunner(folder, piecewise=streamed)
-    found = compare_graphs(manifest, runner, captures, networks or {}, progress)
+    found = compare_graphs(manifest, runner, captures, drafts, progress)
     del captures, runner
     gc.collect()
     for row in found:

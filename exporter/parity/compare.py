@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
+from ..drafts.base import Draft
 from .capture import SPARE, Captured
 from .runner import GraphRunner
 
@@ -73,12 +74,13 @@ def compare_graphs(
     manifest: Mapping[str, Any],
     runner: GraphRunner,
     captures: list[Captured],
-    networks: Mapping[str, Any],
+    drafts: Sequence[Draft],
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[ParityRow]:
-    """One row per graph, over all captured inputs. `networks` holds the PyTorch network of each imitation graph."""
+    """One row per graph, over all captured inputs; a draft's graph only where its draft is among `drafts`."""
     rows = []
     graphs = manifest["graphs"]
+    owners = {name: draft for draft in drafts for name in draft.graph_names().values()}
     for done, (name, graph) in enumerate(graphs.items()):
         if progress:
             progress(name, done, len(graphs))
@@ -87,10 +89,12 @@ def compare_graphs(
         if graph["role"] == "commit":
             reference = "numpy"
             _commit(manifest, runner, graph, tally)
-        elif graph["role"] == "imitation":
-            if name not in networks:
-                continue
-            _imitation(runner, graph, networks[name], int(name.partition(".")[2]), captures, tally)
+        elif name in owners:
+            run = partial(runner.run, graph["file"])
+            for found, expected in owners[name].parity(name, run, captures):
+                tally.add(found, expected)
+        elif graph["role"] not in _COMPARERS:
+            continue  # of a draft that is not at hand
         else:
             for captured in captures:
                 _COMPARERS[graph["role"]](manifest, runner, graph, captured, tally)
@@ -192,16 +196,6 @@ def _head(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _T
     index = np.arange(count, dtype=np.int64)[::-3].copy()
     found = runner.run(graph["file"], {"hidden": hidden, "row_index": index})["logits"]
     tally.add(found, c.logits.reshape(count, -1)[index])
-
-
-def _imitation(
-    runner: GraphRunner, graph: Any, network: Any, layer: int, captures: list[Captured], tally: _Tally
-) -> None:
-    for c in captures:
-        hidden = c.residuals[layer]
-        with torch.no_grad():
-            expected = network(torch.from_numpy(hidden)).numpy()
-        tally.add(runner.run(graph["file"], {"hidden": hidden})["hidden_out"], expected)
 
 
 def _commit(manifest: Any, runner: GraphRunner, graph: Any, tally: _Tally) -> None:

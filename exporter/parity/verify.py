@@ -11,7 +11,8 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ..drafts.imitation import ImitationDraft
+from ..drafts import open_draft, shipped_drafts
+from ..drafts.base import Draft
 from . import check_parity
 from .losslessness import LosslessRow, check_losslessness, failures
 
@@ -73,13 +74,13 @@ def verify_bundle(
             f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({found[:19]})"
         )
         return report
-    networks = _networks(bundle, checkpoint, draft_folders, report)
+    drafts = _drafts(bundle, checkpoint, draft_folders, report)
     runnable = bundle.manifest.model.family in FAMILIES
     try:
         report.parity = check_parity(
             Path(folder),
             checkpoint,
-            networks=networks,
+            drafts=drafts,
             memory_limit=parity_memory,
             generation=runnable,
             progress=(lambda _name, done, total: progress("parity", done, total)) if progress else None,
@@ -100,27 +101,28 @@ def verify_bundle(
     return report
 
 
-def _networks(
+def _drafts(
     bundle: Bundle, checkpoint: Checkpoint, folders: Sequence[Path], report: VerifyReport
-) -> dict[str, Any]:
-    """The PyTorch network of every imitation graph for which a draft folder is known."""
-    shipped = () if checkpoint.alias is None else checkpoint.alias.drafts().values()
-    known = [(path, True) for path in folders] + [(path, False) for path in shipped]
-    wanted = {d.graphs["imitation"]: d for d in bundle.manifest.drafts if "imitation" in d.graphs}
-    networks: dict[str, Any] = {}
-    for path, given in known:
-        draft = ImitationDraft.load(path)
-        name = f"imitation.{draft.layer}"
-        if name in wanted and wanted[name].fingerprint in (None, draft.fingerprint):
-            networks.setdefault(name, draft.network)
-        elif given:
+) -> list[Draft]:
+    """The bundle's drafts with graphs whose PyTorch side is at hand: in a given folder, or shipped with the model."""
+    known = [(path, open_draft(path)) for path in folders]
+    known += [(None, draft) for draft in shipped_drafts(checkpoint.alias)]
+    wanted = {d.name: d for d in bundle.manifest.drafts if d.graphs}
+    found: dict[str, Draft] = {}
+    for path, draft in known:
+        entry = wanted.get(draft.name)
+        if entry is not None and entry.fingerprint in (None, draft.fingerprint):
+            found.setdefault(draft.name, draft)
+        elif path is not None:
             report.failures.append(
-                f"--draft {path}: the bundle holds no draft of these weights (layer {draft.layer}, {draft.fingerprint[:19]})"
+                f"--draft {path}: the bundle holds no draft of these weights "
+                f"({draft.name}, {str(draft.fingerprint)[:19]})"
             )
-    for name in wanted:
-        if name not in networks:
-            report.notes.append(f"{name} was not compared: give its draft's folder with --draft")
-    return networks
+    for name, entry in wanted.items():
+        if name not in found:
+            graphs = ", ".join(entry.graphs.values())
+            report.notes.append(f"{graphs} was not compared: give its draft's folder with --draft")
+    return list(found.values())
 
 
 def verify_tables(report: VerifyReport) -> list[Any]:

@@ -68,8 +68,8 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
         return [Profile("request", {"batch": batch, "source": source})]
     if role == "commit":
         widths = [("verify", verify, rows)]
-    elif role == "imitation":
-        widths = widths[1:]
+    elif role not in ("embed", "segment", "head"):
+        widths = widths[1:]  # a draft's graph sees no prompt
     found = [
         Profile(name, {"batch": batch, "source": source, "width": width, "rows": wanted})
         for name, width, wanted in widths

@@ -193,10 +193,11 @@ def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
     folder = imitation(llama, tmp_path / "draft", 2)
     report = build(llama, tmp_path / "bundle", drafts=[str(folder)])
     assert (
-        report.cuts == [0, 2, 4] and report.drafts == ["imitation@2", "early-exit@2"] and report.speculative
+        report.cuts == [0, 2, 4] and report.drafts == ["imitation@2", "early-exit@2", "prompt-lookup"]
+        and report.speculative
     )
     manifest = Bundle.open(tmp_path / "bundle").manifest
-    assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graph == "imitation.2"
+    assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graphs == {"imitation": "imitation.2"}
     hidden = torch.randn(2, 3, 96)
     with torch.no_grad():
         expected = ImitationDraft.load(folder).network(hidden).numpy()
@@ -207,7 +208,9 @@ def test_two_drafts_cut_twice(llama: Path, tmp_path: Path) -> None:
     folders = [str(imitation(llama, tmp_path / f"draft{n}", n)) for n in (3, 1)]
     report = build(llama, tmp_path / "bundle", drafts=folders)
     assert report.cuts == [0, 1, 3, 4]
-    assert report.drafts == ["imitation@3", "imitation@1", "early-exit@1", "early-exit@3"]
+    assert report.drafts == [
+        "imitation@3", "imitation@1", "early-exit@1", "early-exit@3", "prompt-lookup",
+    ]  # fmt: skip
 
 
 def test_draft_of_another_target_is_refused_by_name(llama: Path, tmp_path: Path) -> None:
@@ -223,11 +226,10 @@ def test_draft_of_another_target_is_refused_by_name(llama: Path, tmp_path: Path)
 
 def test_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
     report = build(llama, tmp_path / "bundle", draft_layer=2)
-    assert report.drafts == ["early-exit@2"] and not report.speculative
+    assert report.drafts == ["early-exit@2", "prompt-lookup"] and report.speculative
     assert "vlmexport train" in report.notices[0] and "--draft-layer 2" in report.notices[0]
-    assert build(llama, tmp_path / "on", draft_layer=2, drafts=["early-exit"]).speculative
-    none = build(llama, tmp_path / "none", drafts=["none"])
-    assert none.cuts == [0, 4] and none.drafts == []
+    policy = Bundle.open(tmp_path / "bundle").manifest.policy
+    assert (policy.draft, policy.draft_length) == ("prompt-lookup", 4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""What a draft kind, and one draft of a bundle, offer to a build, a dry run, parity, `verify`, `models` and `train`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ...runtime.errors import ExportError
+from .files import draft_name
+
+if TYPE_CHECKING:
+    from ..families.base import Family, GraphSpec
+    from ..graphs.weights import WeightRef, WeightStore
+    from ..parity.capture import Captured
+
+Run = Callable[[Mapping[str, np.ndarray]], "dict[str, np.ndarray]"]
+"""Runs one graph: inputs by name → outputs by name."""
+
+
+class Draft(ABC):
+    """One draft of a bundle. `layer` is the cut after which it branches off, None for one that needs no cut."""
+
+    kind: ClassVar[str]
+    layer: int | None
+
+    @property
+    def name(self) -> str:
+        """Its name in a manifest: `kind@layer`, or the kind alone."""
+        return draft_name(self.kind, self.layer)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was trained for one target."""
+        return self.fingerprint is not None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """`sha256:` of what was trained, None where nothing was."""
+        return None
+
+    def check_target(self, name: str, fingerprint: str, num_layers: int, hidden_size: int) -> None:
+        """Raises ExportError, naming both, unless the draft fits this target."""
+        if self.layer is not None and not 0 < self.layer < num_layers:
+            raise ExportError(f"the draft {self.name} does not fit {name!r}, which has {num_layers} layers")
+
+    def graph_names(self) -> dict[str, str]:
+        """Role → name of every graph it adds to a bundle."""
+        return {}
+
+    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
+        """Traces its graphs; no weight is read. Weights of its own come to `store` through a reader that it adds."""
+        return []
+
+    def tensors(self) -> dict[str, WeightRef]:
+        """Tensors that the runtime reads itself, by their name in the manifest."""
+        return {}
+
+    def parity(
+        self, graph: str, run: Run, captures: Sequence[Captured]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(what `graph` gives, what the draft's PyTorch network gives) for each of the captured inputs."""
+        raise NotImplementedError(f"{self.kind} has no graph {graph!r}")
+
+    def entry(self, weights_dtype: str) -> dict[str, Any]:
+        """Its entry in the manifest's `drafts`; `weights_dtype` is that of the bundle."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "layer": self.layer,
+            "graphs": self.graph_names(),
+            "trained": self.trained,
+            "fingerprint": self.fingerprint,
+            "weights_dtype": weights_dtype if self.graph_names() else None,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Writes the draft folder; only trained drafts have one."""
+        raise ExportError(f"{self.name} has nothing to save: it is not trained")
+
+
+class DraftKind(ABC):
+    """A kind of draft. Instances have no state."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """What it is, in a few words for `vlmexport models`."""
+    trained: ClassVar[bool]
+    """Whether its drafts are trained, and therefore folders."""
+    has_layer: ClassVar[bool]
+    """Whether its drafts branch off the decoder after a layer, which is a cut of the bundle."""
+    draft_length: ClassVar[int] = 5
+    """Tokens per cycle where it is a bundle's default and the request names no number."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> Draft:
+        """The draft in a folder that `vlmexport train` wrote. Raises ExportError for anything else."""
+
+    @abstractmethod
+    def at(self, layer: int | None) -> Draft:
+        """The untrained draft at `layer` (None for a kind without one). Raises ExportError for a trained kind."""
+
+    def train_command(self, model: str, layer: int | None) -> str:
+        """The command that trains such a draft for `model`."""
+        place = "" if layer is None else f" --draft-layer {layer}"
+        return f"vlmexport train --model {model} --draft {self.name}{place} --data DATA -o DIR"
+
+
+class UntrainedKind(DraftKind):
+    """Base of kinds that need no training."""
+
+    trained = False
+
+    def load(self, folder: Path) -> Draft:
+        raise ExportError(f"{folder}: {self.name} has no folder, it is not trained; give --draft {self.name}")
+
+
+class TrainedKind(DraftKind):
+    """Base of kinds whose drafts are folders."""
+
+    trained = True
+
+    def at(self, layer: int | None) -> Draft:
+        raise ExportError(f"{draft_name(self.name, layer)} must be trained: {self.train_command('M', layer)}")

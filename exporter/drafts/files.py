@@ -1,0 +1,120 @@
+"""Draft folders on disk: `draft.json`, which says what the draft is, and `draft.safetensors`.
+
+    {"format": "vlmexport-draft", "schema_version": 1, "kind": "imitation", "layer": 3,
+     "network": {…options of the kind's network…},
+     "target": {"name": "tiny-blip2-flant5", "fingerprint": "sha256:…", "num_layers": 12},
+     "provenance": {…}, "evaluation": {…}}
+
+`layer` is null for kinds that need none. A folder may come from anyone: nothing in it is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = "vlmexport-draft"
+SCHEMA_VERSION = 1
+DESCRIPTION, TENSORS = "draft.json", "draft.safetensors"
+DESCRIPTION_LIMIT = 16 << 20
+"""Bytes. A description with its evaluation has some kilobytes."""
+
+
+def draft_name(kind: str, layer: int | None) -> str:
+    """Name of a draft in a manifest."""
+    return kind if layer is None else f"{kind}@{layer}"
+
+
+def draft_folder(folder: Path) -> Path:
+    """`folder`, or the best draft's one where `folder` is that of a training run."""
+    best = folder / "best"
+    return best if not (folder / DESCRIPTION).exists() and (best / DESCRIPTION).exists() else folder
+
+
+def read_document(folder: Path) -> Mapping[str, Any]:
+    """`draft.json`, checked for format and the fields that every kind has; raises ExportError with one line."""
+    path = folder / DESCRIPTION
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ExportError(f"{path} is not a regular file")
+        if path.exists() and path.stat().st_size > DESCRIPTION_LIMIT:
+            raise ExportError(f"{path} has {path.stat().st_size} bytes; no draft's description is so long")
+        document = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ExportError(
+            f"{folder} is not a draft folder: {path} cannot be read ({error.strerror})"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ExportError(f"{path} does not say format {FORMAT!r}; give a folder written by vlmexport train")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise ExportError(
+            f"{path} has schema version {document.get('schema_version')!r:.80}; this version reads {SCHEMA_VERSION}"
+        )
+    for name, kinds in (
+        ("kind", (str,)),
+        ("layer", (int, type(None))),
+        ("network", (dict,)),
+        ("target", (dict,)),
+        ("provenance", (dict, type(None))),
+        ("evaluation", (dict, type(None))),
+    ):
+        value = document.get(name)
+        if type(value) not in kinds:
+            raise ExportError(f"{path}: field {name!r} is {value!r:.80}, not of type {kinds[0].__name__}")
+    return document
+
+
+def write_document(folder: Path, document: Mapping[str, Any]) -> None:
+    """Replaces `draft.json` atomically; call it after the tensors are written."""
+    scratch = folder / f"{DESCRIPTION}.new"
+    scratch.write_text(
+        json.dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n", "utf-8"
+    )
+    scratch.replace(folder / DESCRIPTION)
+
+
+def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The tensors in float32, which must have exactly these names and shapes.
+
+    Only the header is read before they are compared. Raises ExportError with one line.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / TENSORS
+    if path.exists() and not path.is_file():
+        raise ExportError(f"{path} is not a regular file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            for name in sorted(found.keys() ^ shapes.keys()):
+                what = "holds an unknown tensor" if name in found else "misses the tensor"
+                raise ExportError(f"the draft {folder} cannot be read: {path.name} {what} {name!r:.80}")
+            for name, shape in shapes.items():
+                if found[name] != shape:
+                    raise ExportError(
+                        f"the draft {folder} cannot be read: {name} has shape {list(found[name])}, "
+                        f"{DESCRIPTION} implies {list(shape)}"
+                    )
+            return {name: file.get_tensor(name).float() for name in shapes}
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError, MemoryError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ExportError(f"the draft {folder} cannot be read: {reason:.200}") from error
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Replaces `draft.safetensors` atomically."""
+    from safetensors.torch import save
+
+    stored = {k: v.detach().to("cpu", dtype).contiguous() for k, v in tensors.items()}
+    scratch = folder / f"{TENSORS}.new"
+    scratch.write_bytes(save(stored))  # save_file would make it unreadable to others
+    scratch.replace(folder / TENSORS)
