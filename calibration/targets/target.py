@@ -151,7 +151,10 @@ class Target:
             slots += range(starts[b] + 1, starts[b] + 1 + count)
             tokens += answer[1:]
             positions += range(1, count + 1)
-        index = torch.tensor(batch, device=self.device), torch.tensor(slots, device=self.device)
+        index = (
+            torch.tensor(batch, dtype=torch.long, device=self.device),
+            torch.tensor(slots, dtype=torch.long, device=self.device),
+        )
         residuals = [kept[i][index] for i in sorted(wanted) if i > self.num_layers - FUSED]
         trunks = {n: kept[n][index] for n in layers}
         rows = Rows(

@@ -5,7 +5,9 @@ p is the target's distribution, q the draft's. Every loss is a mean over rows (a
 
 Greedy or sampled, a drafted token is accepted with probability Σ min(p, q) = 1 − TV(p, q) (Leviathan et al.,
 arXiv 2211.17192), so `total_variation` is the loss that is the acceptance, and the others are its surrogates.
-FastVLM (arXiv 2510.22641, eq. 3) adds cross entropy, cosine and KL(q‖p), each with weight 1.
+FastVLM (arXiv 2510.22641, eq. 3) adds cross entropy, cosine and KL(q‖p), each with weight 1. EAGLE (arXiv
+2401.15077) regresses features with smooth L1, soft cross entropy and noise on its inputs; Medusa (arXiv 2401.10774)
+weights the cross entropy of its k-th head by 0.8^k.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 DISTANCES = ("forward", "reverse", "tv")
-FUSIONS = ("average", "last", "concat-frozen", "concat-stopped")
 
 
 def cross_entropy(draft_logits: Tensor, tokens: Tensor) -> Tensor:
@@ -73,3 +74,55 @@ def overlap(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 def agreement(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     """Whether both have the same argmax (ties to the lowest id), bool [N]: the acceptance of greedy drafts."""
     return draft_logits.argmax(-1) == target_logits.argmax(-1)
+
+
+def smooth_l1(rows: Tensor, wanted: Tensor, beta: float = 1.0) -> Tensor:
+    """Mean over rows and widths of |x|²/(2·beta) below `beta` and |x| − beta/2 above, x = row − wanted, both [N, E]."""
+    return F.smooth_l1_loss(rows.float(), wanted.float(), beta=beta)
+
+
+def decayed_cross_entropy(draft_logits: Tensor, tokens: Tensor, decay: float = 0.8) -> Tensor:
+    """Cross entropy of heads that look 1, 2, … tokens ahead: Σ_k decay^k · CE_k over the depths k = 1 … K.
+
+    Args:
+        draft_logits: [N, K, V]. tokens: int64 [N, K]; −100 where the text ends before, which does not count.
+    """
+    logits, depths = draft_logits.float(), draft_logits.shape[1]
+    losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-100, reduction="none")
+    known = (tokens != -100).float()
+    means = (losses.view_as(known) * known).sum(0) / known.sum(0).clamp_min(1.0)
+    weights = decay ** torch.arange(1, depths + 1, dtype=means.dtype, device=means.device)
+    return (weights * means).sum()
+
+
+def soft_cross_entropy(draft_logits: Tensor, target_logits: Tensor, kept: Tensor | None = None) -> Tensor:
+    """−Σ p log q, where q ranges over a trimmed vocabulary.
+
+    Args:
+        draft_logits: [N, K] over the kept words. target_logits: [N, V]. kept: int64 [K], ids of the kept words in V
+            (None: all). p is renormalised over them, so the smallest possible value is p's own entropy.
+    """
+    chosen = target_logits if kept is None else target_logits[:, kept]
+    return -(chosen.float().softmax(-1) * draft_logits.float().log_softmax(-1)).sum(-1).mean()
+
+
+def list_mle(draft_logits: Tensor, ranked: Tensor) -> Tensor:
+    """ListMLE: −log of the probability that drawing without replacement from q gives the words in this order.
+
+    (Xia et al., ICML 2008.) It trains the order of the first k proposals, which a tree of drafts needs.
+
+    Args:
+        draft_logits: [N, V]. ranked: int64 [N, k], the target's best words, best first.
+    """
+    logits = draft_logits.float()
+    picked = logits.gather(1, ranked)
+    rest = logits.scatter(1, ranked, -torch.inf).logsumexp(-1, keepdim=True)  # of words in no rank
+    # log of the sum over what is left when rank i is drawn: ranks i … k−1 and the rest.
+    left = torch.cat([picked, rest], 1).flip(1).logcumsumexp(1).flip(1)[:, :-1]
+    return (left - picked).sum(-1).mean()
+
+
+def with_noise(rows: Tensor, scale: float, generator: torch.Generator | None = None) -> Tensor:
+    """`rows` with uniform noise in ±scale/2 added, as EAGLE trains (scale 0.2 there) to bear its own errors."""
+    noise = torch.rand(rows.shape, generator=generator, device=rows.device, dtype=rows.dtype)
+    return rows + (noise - 0.5) * scale

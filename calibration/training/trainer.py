@@ -1,4 +1,7 @@
-"""The training loop: deterministic, resumable, the same code on one CPU and on several GPUs (accelerate)."""
+"""The training loop: deterministic, resumable, the same code on one CPU and on several GPUs (accelerate).
+
+It knows no draft kind: an `Objective` brings the network, the loss and the draft.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,30 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ...exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from .config import TrainConfig
+from ...exporter.drafts import open_draft
+from ...exporter.drafts.base import Draft
 from .features import FeatureSource
-from .objectives.imitation import Head, Objective
+from .objectives.base import LearnedTarget, Objective
+from .options import LoopOptions
 from .provenance import provenance
 from .state import load_state, save_state
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
+def learning_rate(step: int, options: LoopOptions) -> float:
     """Linear warm-up over `warmup` steps, then half a cosine to 0 at the last step."""
-    if step < config.warmup:
-        return config.lr * (step + 1) / (config.warmup + 1)
-    done = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    assert options.lr is not None
+    if step < options.warmup:
+        return options.lr * (step + 1) / (options.warmup + 1)
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    return options.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def batch_indices(step: int, size: int, config: TrainConfig) -> list[int]:
+def batch_indices(step: int, size: int, options: LoopOptions) -> list[int]:
     """Records of one step: consecutive pieces of a shuffle per epoch, a function of (seed, step) alone."""
-    count = min(config.batch_size, size)
+    count = min(options.batch_size, size)
     per_epoch = size // count
     epoch, piece = divmod(step, per_epoch)
-    order = np.random.default_rng([config.seed, epoch]).permutation(size)
+    order = np.random.default_rng([options.seed, epoch]).permutation(size)
     return order[piece * count : (piece + 1) * count].tolist()
 
 
@@ -47,19 +52,18 @@ class Trainer:
     where that package is installed.
 
     Args:
-        config: the options. head: the frozen target's final norm and LM head.
-        target: `name`, `fingerprint`, `num_layers` of the target.
-        source, validation: rows to train on and to choose the best network by.
+        build: gives the untrained draft for the target; called once, after the seed is set.
+        options: of the loop. target: frozen.
+        source, validation: rows to train on and to choose the best draft by.
         data: identity of the data; a resumed run must have the same. out: the folder.
         device: of the target and of the rows.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
-        head: Head,
-        hidden_size: int,
-        target: dict[str, Any],
+        build: Callable[[LearnedTarget], Objective],
+        options: LoopOptions,
+        target: LearnedTarget,
         source: FeatureSource,
         validation: FeatureSource,
         data: str,
@@ -70,117 +74,115 @@ class Trainer:
         device: torch.device | str = "cpu",
         report: Callable[[str], None] | None = None,
     ) -> None:
-        self.config, self.target, self.out = config, target, out
+        self.target, self.out = target, out
         self.source, self.validation = source, validation
         self.eval_every, self.save_every, self.log_every = eval_every, save_every, log_every
         self.report = report or (lambda line: print(line, file=sys.stderr, flush=True))
-        self.run = {**config.to_dict(), "target": target["fingerprint"], "data": data}
         self.accelerator = Accelerator(cpu=torch.device(device).type == "cpu")
-        torch.manual_seed(config.seed)
-        self.network = ImitationNetwork(
-            hidden_size, config.num_linear, config.activation, config.norm, config.residual
-        )
-        self.objective = Objective(config, hidden_size, target["num_layers"], head).to(
-            self.accelerator.device
-        )
-        self.step, self.best = 0, -1.0
+        torch.manual_seed(options.seed)
+        self.objective = build(target).to(self.accelerator.device)
+        self.options = options.with_rate(self.objective.learning_rate(target.hidden_size))
+        self.all_options = {**self.objective.options.to_dict(), **self.options.to_dict()}
+        kind = self.objective.kind
+        self.run = {"draft": kind, **self.all_options, "target": target.fingerprint, "data": data}
+        self.step, self.best = 0, -math.inf
 
-    def train(self, restart: bool = False, stop_after: int | None = None) -> ImitationDraft:
+    def train(self, restart: bool = False, stop_after: int | None = None) -> Draft:
         """Runs to the last step, or `stop_after` steps from here (as a kill would); returns the best draft."""
         self.out.mkdir(parents=True, exist_ok=True)
-        decayed = [p for p in self.network.parameters() if p.ndim > 1]
-        plain = [p for p in self.network.parameters() if p.ndim <= 1]
-        plain += [p for p in self.objective.parameters() if p.requires_grad]
-        groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-        optimizer: Any = torch.optim.AdamW(groups, lr=self.config.lr, weight_decay=self.config.weight_decay)
+        options = self.options
+        optimizer: Any = torch.optim.AdamW(
+            self.objective.groups(), lr=options.lr or 0.0, weight_decay=options.weight_decay
+        )
         state = None if restart else load_state(self.out, self.run)
         if state is not None:
-            self.network.load_state_dict(state["network"])
             self.objective.load_state_dict(state["objective"])
             optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["rng"])
             self.step, self.best = state["step"], state["best"]
-            self._say(f"resumed at step {self.step}/{self.config.steps}")
-        network, optimizer = self.accelerator.prepare(self.network, optimizer)
+            self._say(f"resumed at step {self.step}/{options.steps}")
+        objective, optimizer = self.accelerator.prepare(self.objective, optimizer)
         board = self._board()
         start, clock, since, seen = self.step, time.perf_counter(), time.perf_counter(), 0
-        while self.step < self.config.steps and (stop_after is None or self.step - start < stop_after):
-            parts, count = self._one_step(network, optimizer)
+        while self.step < options.steps and (stop_after is None or self.step - start < stop_after):
+            parts, count = self._one_step(objective, optimizer)
             seen += count
             self.step += 1
-            last = self.step == self.config.steps
-            if self.step % self.log_every == 0 or last:
+            last = self.step == options.steps
+            if (self.step % self.log_every == 0 or last) and parts:
                 now = time.perf_counter()
-                left = (now - clock) / (self.step - start) * (self.config.steps - self.step)
+                left = (now - clock) / (self.step - start) * (options.steps - self.step)
                 self._log("train", parts, board, tokens_per_second=round(seen / (now - since)))
-                self._say(_line(self.step, self.config.steps, parts, seen / (now - since), left))
+                self._say(self._line(parts, seen / (now - since), left))
                 since, seen = now, 0
             if self.step % self.eval_every == 0 or last:
-                self._validate(network, board)
+                self._validate(objective, board)
             if self.step % self.save_every == 0 or last:
-                self._save(network, optimizer)
+                self._save(optimizer)
         if board is not None:
             board.close()
         self.accelerator.wait_for_everyone()
-        complete = self.step == self.config.steps
-        return ImitationDraft.load(self.out / "best") if complete else self._draft(self.network, {})
+        complete = self.step == options.steps
+        return open_draft(self.out / "best") if complete else self._draft({})
 
-    def _one_step(self, network: nn.Module, optimizer: Any) -> tuple[dict[str, float], int]:
-        rate = learning_rate(self.step, self.config)
+    def _one_step(self, objective: nn.Module, optimizer: Any) -> tuple[dict[str, float], int]:
+        """(parts of the loss, rows of all processes); nothing is learned from records without a row."""
+        options = self.options
+        rate = learning_rate(self.step, options)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        indices = batch_indices(self.step, len(self.source), self.config)
+        indices = batch_indices(self.step, len(self.source), options)
         mine = indices[self.accelerator.process_index :: self.accelerator.num_processes] or indices[:1]
         rows = self.source.rows(mine)
-        network.train()
-        loss, parts = self.objective(network(rows.trunk), rows)
+        if not len(rows):
+            return {}, 0
+        objective.train()
+        loss, parts = objective(rows, self.target)
         self.accelerator.backward(loss)
-        if self.accelerator.num_processes > 1 and self.objective.projection is not None:
-            gradient = self.objective.projection.grad  # not wrapped by DDP
-            if gradient is not None:
-                gradient.copy_(self.accelerator.reduce(gradient, "mean"))  # type: ignore[arg-type]
-        self.accelerator.clip_grad_norm_(network.parameters(), self.config.clip)
+        own = list(self.objective.network.parameters())
+        if options.clip_value is not None:
+            self.accelerator.clip_grad_value_(own, options.clip_value)
+        self.accelerator.clip_grad_norm_(own, options.clip)
         optimizer.step()
         optimizer.zero_grad()
-        return {k: v.item() for k, v in parts.items()} | {"lr": rate}, len(
-            rows
-        ) * self.accelerator.num_processes
+        found = {k: v.item() for k, v in parts.items()} | {"lr": rate}
+        return found, len(rows) * self.accelerator.num_processes
 
     @torch.no_grad()
-    def _validate(self, network: nn.Module, board: Any) -> None:
-        """Means over rows; keeps the network with the highest agreement, then overlap, as `best/`."""
-        network.eval()
+    def _validate(self, objective: nn.Module, board: Any) -> None:
+        """Means over rows; keeps the draft with the highest score as `best/`."""
+        objective.eval()
         sums: dict[str, float] = {}
         total = 0
-        size, mine = self.config.batch_size, range(len(self.validation))
+        size, mine = self.options.batch_size, range(len(self.validation))
         for at in range(0, len(mine), size):
             rows = self.validation.rows(list(mine[at : at + size]))
-            _, parts = self.objective(network(rows.trunk), rows)
+            if not len(rows):
+                continue
+            _, parts = objective(rows, self.target)
             total += len(rows)
             for name, value in parts.items():
                 sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
         means = {name: value / max(1, total) for name, value in sums.items()}
         self._log("validation", means, board)
-        better = means["agreement"] + 1e-3 * means["overlap"]
+        better = self.objective.score(means)
+        shown = "".join(f", {label} {means[part]:.4f}" for label, part in self.objective.shown.items())
         self._say(
-            f"step {self.step}: validation loss {means['loss']:.4f}, agreement {means['agreement']:.4f}, "
-            f"Σmin(p,q) {means['overlap']:.4f}" + (" (best)" if better > self.best else "")
+            f"step {self.step}: validation loss {means['loss']:.4f}{shown}"
+            + (" (best)" if better > self.best else "")
         )
         if better > self.best:
             self.best = better
             if self.accelerator.is_main_process:
-                plain = self.accelerator.unwrap_model(network)
-                self._draft(plain, {"step": self.step, "validation": means}).save(self.out / "best")
+                self._draft({"step": self.step, "validation": means}).save(self.out / "best")
 
-    def _save(self, network: nn.Module, optimizer: Any) -> None:
+    def _save(self, optimizer: Any) -> None:
         if not self.accelerator.is_main_process:
             return
-        plain = self.accelerator.unwrap_model(network)
         save_state(
             self.out,
             {
                 "run": self.run,
-                "network": plain.state_dict(),
                 "objective": self.objective.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "rng": torch.get_rng_state(),
@@ -188,11 +190,18 @@ class Trainer:
                 "best": self.best,
             },
         )
-        self._draft(plain, {"step": self.step}).save(self.out / "last")
+        self._draft({"step": self.step}).save(self.out / "last")
 
-    def _draft(self, network: Any, evaluation: dict[str, Any]) -> ImitationDraft:
-        made = provenance() | {"options": self.config.to_dict()}
-        return ImitationDraft(network, self.config.layer, self.target, made, evaluation)
+    def _draft(self, evaluation: dict[str, Any]) -> Draft:
+        return self.objective.draft(provenance() | {"options": self.all_options}, evaluation)
+
+    def _line(self, parts: dict[str, float], rate: float, left: float) -> str:
+        minutes, seconds = divmod(round(left), 60)
+        shown = "".join(f"  {label} {parts[part]:.4f}" for label, part in self.objective.shown.items())
+        return (
+            f"step {self.step}/{self.options.steps}  loss {parts['loss']:.4f}{shown}  {rate:,.0f} tokens/s  "
+            f"{minutes}:{seconds:02d} left"
+        )
 
     def _board(self) -> Any:
         if not self.accelerator.is_main_process:
@@ -216,11 +225,3 @@ class Trainer:
     def _say(self, line: str) -> None:
         if self.accelerator.is_main_process:
             self.report(line)
-
-
-def _line(step: int, steps: int, parts: dict[str, float], rate: float, left: float) -> str:
-    minutes, seconds = divmod(round(left), 60)
-    return (
-        f"step {step}/{steps}  loss {parts['loss']:.4f}  Σmin(p,q) {parts['overlap']:.4f}  "
-        f"agreement {parts['agreement']:.4f}  {rate:,.0f} tokens/s  {minutes}:{seconds:02d} left"
-    )

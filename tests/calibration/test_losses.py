@@ -89,3 +89,63 @@ def test_agreement_breaks_ties_to_the_lowest_id():
         torch.tensor([[5.0, 1.0, 2.0], [0.0, 1.0, 9.0]]),
     )
     assert losses.agreement(draft, target).tolist() == [True, False]
+
+
+def test_smooth_l1():
+    rows, wanted = torch.tensor([[0.0, 2.0], [1.0, -3.0]]), torch.tensor([[0.5, 0.0], [1.0, 1.0]])
+    # |x| = .5, 2, 0, 4 with beta 1: .125, 1.5, 0, 3.5
+    assert losses.smooth_l1(rows, wanted).item() == pytest.approx(5.125 / 4)
+    assert losses.smooth_l1(rows, wanted, beta=4.0).item() == pytest.approx((0.25 + 4 + 16) / 8 / 4)
+
+
+def test_decayed_cross_entropy(logits):
+    heads = torch.stack([logits[0], logits[1], logits[0] * 2], 1)
+    tokens = torch.stack([torch.arange(ROWS)] * 3, 1)
+    tokens[4:, 2] = -100  # three texts end before the third token
+    expected = 0.0
+    for depth in range(3):
+        q = softmax(heads[:, depth])
+        one = [-np.log(q[i, i]) for i in range(ROWS if depth < 2 else 4)]
+        expected += 0.5 ** (depth + 1) * np.mean(one)
+    assert losses.decayed_cross_entropy(heads, tokens, 0.5).item() == pytest.approx(expected, rel=1e-5)
+    ended = torch.full_like(tokens, -100)
+    assert losses.decayed_cross_entropy(heads, ended).item() == 0.0
+
+
+def test_soft_cross_entropy_over_a_trimmed_vocabulary(logits):
+    kept = torch.tensor([7, 2, 9])
+    p = softmax(logits[1])[:, kept.numpy()]
+    p /= p.sum(1, keepdims=True)
+    q = softmax(logits[0][:, :3])
+    found = losses.soft_cross_entropy(logits[0][:, :3], logits[1], kept)
+    assert found.item() == pytest.approx(-(p * np.log(q)).sum(1).mean(), rel=1e-5)
+    best = losses.soft_cross_entropy(logits[1][:, kept], logits[1], kept)
+    assert best.item() == pytest.approx(-(p * np.log(p)).sum(1).mean(), rel=1e-5)
+    whole = losses.soft_cross_entropy(logits[0], logits[1]) - losses.soft_cross_entropy(logits[1], logits[1])
+    assert whole.item() == pytest.approx(losses.forward_kl(*logits).item(), rel=1e-4)
+
+
+def test_list_mle(logits):
+    ranked = logits[1].topk(4).indices
+    q = softmax(logits[0])
+    expected = 0.0
+    for i in range(ROWS):
+        left = 1.0
+        for word in ranked[i].tolist():
+            expected -= np.log(q[i, word] / left) / ROWS
+            left -= q[i, word]
+    assert losses.list_mle(logits[0], ranked).item() == pytest.approx(expected, rel=1e-4)
+    one = losses.list_mle(logits[0], ranked[:, :1])
+    assert one.item() == pytest.approx(losses.cross_entropy(logits[0], ranked[:, 0]).item(), rel=1e-5)
+    every = losses.list_mle(logits[0], logits[0].argsort(1, descending=True))
+    assert every < losses.list_mle(logits[0], logits[0].argsort(1)), "the draft's own order is the likeliest"
+
+
+def test_noise_is_uniform_and_repeatable():
+    rows = torch.full((400, 50), 3.0)
+    noisy = losses.with_noise(rows, 0.2, torch.Generator().manual_seed(1))
+    assert torch.equal(noisy, losses.with_noise(rows, 0.2, torch.Generator().manual_seed(1)))
+    offset = noisy - rows
+    assert offset.abs().max() <= 0.1 and offset.mean().abs() < 1e-3
+    assert offset.std().item() == pytest.approx(0.2 / 12**0.5, rel=0.02)
+    assert torch.equal(losses.with_noise(rows, 0.0), rows)

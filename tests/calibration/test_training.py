@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from training_targets import make_records, make_target
+from training_targets import make_records, make_target, options
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training import losses
-from vlmexport.calibration.training.config import PRESETS, TrainConfig, with_preset
+from vlmexport.calibration.training import losses, objectives
 from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures, build_cache
-from vlmexport.calibration.training.objectives.imitation import Objective
-from vlmexport.calibration.training.run import train_imitation
+from vlmexport.calibration.training.objectives import objective_for, options_of
+from vlmexport.calibration.training.objectives.imitation import ImitationObjective
+from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.errors import ExportError, InputError, OptionError
@@ -24,12 +27,13 @@ from vlmexport.runtime.errors import ExportError, InputError, OptionError
 LAYER = 2
 
 
-def trainer(target: Target, records: RecordSet, out: Path, config: TrainConfig, **options) -> Trainer:
-    source = LiveFeatures(target, records, config.layer)
-    identity = {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers}
+def trainer(
+    target: Target, records: RecordSet, out: Path, config: tuple[ImitationOptions, LoopOptions], **more
+) -> Trainer:
+    source = LiveFeatures(target, records, config[0].layer)
     return Trainer(
-        config, target.head, target.hidden_size, identity, source, source, "data", out,
-        report=lambda line: None, **options,
+        partial(objective_for, config[0]), config[1], target, source, source, "data", out,
+        report=lambda line: None, **more,
     )  # fmt: skip
 
 
@@ -69,12 +73,13 @@ def test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes(
     before = digest(target.model)
     answers = target.generate(list(records), 8)
     records = RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
-    config = TrainConfig(LAYER, steps=60, batch_size=6, lr=3e-3, warmup=5, cosine=1.0)
+    config = options(LAYER, steps=60, batch_size=6, lr=3e-3, warmup=5, cosine=1.0)
     run = trainer(target, records, tmp_path, config, eval_every=20, save_every=20)
     rows = LiveFeatures(target, records, LAYER).rows(range(len(records)))
-    first, _ = run.objective(run.network(rows.trunk), rows)
+    first, _ = run.objective.loss(rows, target)
     draft = run.train()
-    last, parts = run.objective(draft.network(rows.trunk), rows)
+    run.objective.network.load_state_dict(draft.network.state_dict())
+    last, parts = run.objective.loss(rows, target)
     assert last < 0.5 * first
     assert parts["agreement"] > 0.6
     assert digest(target.model) == before
@@ -85,9 +90,9 @@ def test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes(
 def test_the_first_step_and_what_it_reports(target: Target, records: RecordSet, tmp_path: Path):
     """AdamW moves what has a gradient by the rate, whatever its size; what has none yet (all before the last
     linear, which is zero) only decays, if it is a matrix."""
-    config = TrainConfig(LAYER, steps=1, batch_size=5, lr=3e-2, warmup=2, clip=1e-3, weight_decay=0.5)
+    config = options(LAYER, steps=1, batch_size=5, lr=3e-2, warmup=2, clip=1e-3, weight_decay=0.5)
     run = trainer(target, records, tmp_path, config)
-    before = {name: value.clone() for name, value in run.network.state_dict().items()}
+    before = {name: value.clone() for name, value in run.objective.network.state_dict().items()}
     network = run.train().network
     after = network.state_dict()
     torch.testing.assert_close(after["linear.0.weight"], before["linear.0.weight"] * (1 - 0.01 * 0.5))
@@ -95,10 +100,10 @@ def test_the_first_step_and_what_it_reports(target: Target, records: RecordSet, 
     assert after["linear.1.weight"].abs().median().item() == pytest.approx(0.01, rel=1e-2)
     moments = torch.load(tmp_path / "state.pt", weights_only=True)["optimizer"]["state"].values()
     norm = sum(float(one["exp_avg"].square().sum()) for one in moments) ** 0.5
-    assert norm == pytest.approx(0.1 * config.clip, rel=1e-2)  # of the clipped gradient
+    assert norm == pytest.approx(0.1 * config[1].clip, rel=1e-2)  # of the clipped gradient
     # 12 records in batches of 5: the reported means are means over rows, not over batches.
     rows = run.source.rows(range(len(records)))
-    _, parts = run.objective(network(rows.trunk), rows)
+    _, parts = run.objective.compare(network(rows.trunk), rows, target)
     reported = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
     assert reported["kind"] == "validation"
     for name in ("loss", "overlap", "agreement"):
@@ -109,15 +114,15 @@ def test_the_first_step_and_what_it_reports(target: Target, records: RecordSet, 
 def test_a_killed_run_ends_with_the_same_weights(
     target: Target, records: RecordSet, tmp_path: Path, fusion: str
 ):
-    config = TrainConfig(LAYER, steps=11, batch_size=5, lr=3e-3, warmup=3, cosine=1.0, fusion=fusion)
-    options = {"eval_every": 4, "save_every": 3}
-    trainer(target, records, tmp_path / "whole", config, **options).train()
-    trainer(target, records, tmp_path / "killed", config, **options).train(
+    config = options(LAYER, steps=11, batch_size=5, lr=3e-3, warmup=3, cosine=1.0, fusion=fusion)
+    often = {"eval_every": 4, "save_every": 3}
+    trainer(target, records, tmp_path / "whole", config, **often).train()
+    trainer(target, records, tmp_path / "killed", config, **often).train(
         stop_after=5
     )  # state of step 3 on disk
     torch.manual_seed(999)
-    trainer(target, records, tmp_path / "killed", config, **options).train(stop_after=5)
-    trainer(target, records, tmp_path / "killed", config, **options).train()
+    trainer(target, records, tmp_path / "killed", config, **often).train(stop_after=5)
+    trainer(target, records, tmp_path / "killed", config, **often).train()
     for which in ("last", "best"):
         whole, killed = (ImitationDraft.load(tmp_path / run / which) for run in ("whole", "killed"))
         assert digest(whole.network) == digest(killed.network)
@@ -130,12 +135,12 @@ def test_a_killed_run_ends_with_the_same_weights(
 
 
 def test_a_resumed_run_keeps_a_better_network_from_before(target: Target, records: RecordSet, tmp_path: Path):
-    config, options = TrainConfig(LAYER, steps=6, batch_size=5), {"eval_every": 2, "save_every": 2}
-    trainer(target, records, tmp_path, config, **options).train(stop_after=2)
+    config, often = options(LAYER, steps=6, batch_size=5), {"eval_every": 2, "save_every": 2}
+    trainer(target, records, tmp_path, config, **often).train(stop_after=2)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     torch.save(state | {"best": 2.0}, tmp_path / "state.pt")  # no later network can be better
     before = digest(ImitationDraft.load(tmp_path / "best").network)
-    trainer(target, records, tmp_path, config, **options).train()
+    trainer(target, records, tmp_path, config, **often).train()
     assert digest(ImitationDraft.load(tmp_path / "best").network) == before
     assert digest(ImitationDraft.load(tmp_path / "last").network) != before
 
@@ -154,11 +159,11 @@ def test_rows_beyond_float16_are_refused(target: Target, records: RecordSet, tmp
 
 
 def test_a_run_with_other_options_is_not_continued(target: Target, records: RecordSet, tmp_path: Path):
-    config = TrainConfig(LAYER, steps=2, batch_size=4)
+    config = options(LAYER, steps=2, batch_size=4)
     trainer(target, records, tmp_path, config).train()
     with pytest.raises(OptionError, match=r"lr = 0\.001.*0\.5.*--restart"):
-        trainer(target, records, tmp_path, replace(config, lr=0.5)).train()
-    trainer(target, records, tmp_path, replace(config, lr=0.5)).train(restart=True)
+        trainer(target, records, tmp_path, (config[0], replace(config[1], lr=0.5))).train()
+    trainer(target, records, tmp_path, (config[0], replace(config[1], lr=0.5))).train(restart=True)
 
 
 def test_cached_rows_equal_live_rows(target: Target, records: RecordSet, tmp_path: Path, monkeypatch):
@@ -191,24 +196,27 @@ def test_cached_rows_equal_live_rows(target: Target, records: RecordSet, tmp_pat
 def test_presets_switch_the_losses(target: Target, records: RecordSet):
     rows = LiveFeatures(target, records, LAYER).rows([0, 1])
     expected = {"our": {"ce"}, "our+cs": {"ce", "cosine"}, "our+cs+kd": {"ce", "cosine", "kd"}}
-    assert set(PRESETS) == set(expected)
+    kind = options_of("imitation")
+    assert set(kind.presets) == set(expected)
     for preset, names in expected.items():
-        config = TrainConfig(**with_preset({"layer": LAYER}, preset))  # type: ignore[arg-type]
-        _, parts = Objective(config, target.hidden_size, target.num_layers, target.head)(rows.trunk, rows)
+        _, parts = objective_for(kind.of({"layer": LAYER, "ce": 9.0}, preset), target).loss(rows, target)
         assert set(parts) - {"loss", "overlap", "agreement"} == names
     with pytest.raises(OptionError, match="theirs"):
-        with_preset({}, "theirs")
+        kind.of({"layer": LAYER}, "theirs")
+    with pytest.raises(OptionError, match="give --draft-layer"):
+        kind.of({"layer": None})
 
 
 @pytest.mark.parametrize("fusion", ["last", "average"])
 def test_the_objective_is_the_weighted_sum_of_its_losses(target: Target, records: RecordSet, fusion: str):
     rows = LiveFeatures(target, records, LAYER).rows([0, 1])
-    config = TrainConfig(LAYER, ce=0.5, kd=2.0, cosine=3.0, fusion=fusion)
-    total, parts = Objective(config, target.hidden_size, target.num_layers, target.head)(rows.trunk, rows)
+    own = ImitationOptions(LAYER, ce=0.5, kd=2.0, cosine=3.0, fusion=fusion)
+    # A new network gives its input: the draft's rows are the trunk's.
+    total, parts = ImitationObjective(own, target).loss(rows, target)
     mine, last = target.head(rows.trunk), rows.residuals[:, -1]
     wanted = {
         "ce": losses.cross_entropy(mine, rows.tokens),
-        "kd": losses.distillation(mine, target.head(last), config.kd_distance),
+        "kd": losses.distillation(mine, target.head(last), own.kd_distance),
         "cosine": losses.cosine_distance(rows.trunk, last if fusion == "last" else rows.residuals.mean(1)),
         "agreement": losses.agreement(mine, target.head(last)).float().mean(),
     }
@@ -220,24 +228,65 @@ def test_the_objective_is_the_weighted_sum_of_its_losses(target: Target, records
 def test_the_cosine_cannot_move_its_target(target: Target, records: RecordSet):
     """With a stopped projection its gradient comes from its own cross entropy alone."""
     rows = LiveFeatures(target, records, LAYER).rows([0, 1])
-    config = TrainConfig(LAYER, ce=0.0, kd=0.0, cosine=5.0, fusion="concat-stopped")
-    objective = Objective(config, target.hidden_size, target.num_layers, target.head)
-    drafted = rows.trunk.clone().requires_grad_()
-    objective(drafted, rows)[0].backward()
+    own = ImitationOptions(LAYER, ce=0.0, kd=0.0, cosine=5.0, fusion="concat-stopped")
+    objective = ImitationObjective(own, target)
+    objective.loss(rows, target)[0].backward()
     assert objective.projection is not None and objective.projection.grad is not None
     found = objective.projection.grad.clone()
     objective.zero_grad()
     fused = rows.residuals.flatten(1) @ objective.projection.T
     torch.nn.functional.cross_entropy(target.head(fused), rows.tokens).backward()
     torch.testing.assert_close(found, objective.projection.grad)
-    frozen = Objective(
-        replace(config, fusion="concat-frozen"), target.hidden_size, target.num_layers, target.head
-    )
+    frozen = ImitationObjective(replace(own, fusion="concat-frozen"), target)
     assert frozen.projection is not None and not frozen.projection.requires_grad
+    assert len(frozen.groups()[1]["params"]) == len(objective.groups()[1]["params"]) - 1
+
+
+def test_the_loop_knows_no_draft_kind():
+    """What a kind is called, and which options it has, stand in its own files and its registry line."""
+    room = Path(objectives.__file__).parents[1]
+    for name in ("trainer.py", "run.py", "options.py", "features.py", "state.py"):
+        text = (room / name).read_text("utf-8").lower()
+        assert "imitation" not in text.replace("the imitation network is stateless", ""), name
+
+
+def test_the_rate_follows_the_width_unless_it_is_given(target: Target, records: RecordSet, tmp_path: Path):
+    objective = objective_for(ImitationOptions(LAYER), target)
+    assert objective.learning_rate(128) == pytest.approx(1e-3)
+    assert objective.learning_rate(576) == pytest.approx(1e-2, rel=0.05)
+    assert objective.learning_rate(16) == 1e-3 and objective.learning_rate(4096) == 1e-2
+    usual = trainer(target, records, tmp_path, options(LAYER, steps=1))
+    assert usual.run["lr"] == objective.learning_rate(target.hidden_size)
+    assert trainer(target, records, tmp_path, options(LAYER, steps=1, lr=0.5)).run["lr"] == 0.5
+
+
+def test_texts_of_one_token_teach_nothing_and_break_nothing(
+    target: Target, records: RecordSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    short = [replace(r, tokens=(5,)) for r in records]
+    rows = LiveFeatures(target, RecordSet("short", short), LAYER).rows([0, 1])
+    assert (len(rows), rows.trunk.shape, rows.residuals.shape[0]) == (0, (0, target.hidden_size), 0)
+    run = trainer(target, RecordSet("short", short), tmp_path / "empty", options(LAYER, steps=2))
+    before = digest(run.objective.network)
+    run.train(stop_after=1)
+    assert digest(run.objective.network) == before and run.step == 1
+    mixed = RecordSet("mixed", [*short[:3], *list(records)[3:]])
+    train_draft(target, mixed, *options(LAYER, steps=2, batch_size=4), tmp_path / "run", validation=records)
+    assert "3 text(s) of one token are left out of mixed" in capsys.readouterr().err
+    with pytest.raises(InputError, match="short: no text has two tokens"):
+        train_draft(target, RecordSet("short", short), *options(LAYER, steps=2), tmp_path / "no")
+
+
+def test_gradients_are_cut_by_value_too(target: Target, records: RecordSet, tmp_path: Path):
+    config = options(LAYER, steps=1, batch_size=12, lr=1e-2, warmup=0, clip=1e9, clip_value=1e-4)
+    trainer(target, records, tmp_path, config).train()
+    moments = torch.load(tmp_path / "state.pt", weights_only=True)["optimizer"]["state"].values()
+    largest = max(float(one["exp_avg"].abs().max()) for one in moments)
+    assert largest == pytest.approx(0.1 * 1e-4, rel=1e-3)
 
 
 def test_every_record_is_used_once_per_epoch_and_the_rate_warms_up_and_falls():
-    config = TrainConfig(1, steps=100, batch_size=4, warmup=10, lr=1.0)
+    config = LoopOptions(steps=100, batch_size=4, warmup=10, lr=1.0)
     for epoch in range(2):
         used = [i for step in range(epoch * 3, epoch * 3 + 3) for i in batch_indices(step, 12, config)]
         assert sorted(used) == list(range(12))
@@ -258,15 +307,15 @@ def test_a_draft_for_another_target_is_refused_by_name(target: Target, records: 
     kind = "llama" if target.checkpoint.config.model_type == "llama" else "blip2-t5"
     other = make_target(kind, tmp_path / "other-model", seed=2)
     data = make_records(tmp_path, kind)
-    draft = train_imitation(target, data, TrainConfig(LAYER, steps=2, batch_size=4), tmp_path / "run")
+    draft = train_draft(target, data, *options(LAYER, steps=2, batch_size=4), tmp_path / "run")
     with pytest.raises(ExportError, match=f"trained for '{target.name}'.*not for 'other-model'"):
         draft.check_target(other.name, other.fingerprint, other.num_layers, other.hidden_size)
 
 
 def test_bad_options_are_named(target: Target, records: RecordSet, tmp_path: Path):
     with pytest.raises(OptionError, match=r"--draft-layer 5 is outside 1\.\.4"):
-        train_imitation(target, records, TrainConfig(5), tmp_path)
-    for options, match in (
+        train_draft(target, records, *options(5), tmp_path)
+    for values, match in (
         ({"ce": 0.0, "kd": 0.0}, "every loss weight is 0"),
         ({"fusion": "sum"}, "sum"),
         ({"kd_distance": "js"}, "js"),
@@ -274,7 +323,7 @@ def test_bad_options_are_named(target: Target, records: RecordSet, tmp_path: Pat
         ({"steps": 0}, "--steps"),
     ):
         with pytest.raises(OptionError, match=match):
-            TrainConfig(1, **options)  # type: ignore[arg-type]
+            options(1, **values)  # type: ignore[arg-type]
 
 
 def test_a_damaged_draft_folder_is_refused(tmp_path: Path):
@@ -294,5 +343,5 @@ def test_a_damaged_draft_folder_is_refused(tmp_path: Path):
 def test_a_record_without_text_is_refused_before_training(target: Target, records: RecordSet, tmp_path: Path):
     mute = RecordSet("data", [*records, replace(records[0], key="mute", answer=None)])
     with pytest.raises(InputError, match=r"1 of 13 records.*mute.*generate-data"):
-        train_imitation(target, mute, TrainConfig(LAYER, steps=2), tmp_path / "run", validation=records)
+        train_draft(target, mute, *options(LAYER, steps=2), tmp_path / "run", validation=records)
     assert not (tmp_path / "run").exists()

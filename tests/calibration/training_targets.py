@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.targets.target import Target, load_target
+from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.options import LoopOptions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tiny_models
@@ -20,6 +24,13 @@ def make_target(kind: str, folder: Path, seed: int = 1) -> Target:
     t5 = {"num_decoder_layers": 5, "decoder_start_token_id": 2}  # another start than id 0
     changes = {"num_hidden_layers": 5} if kind == "llama" else t5
     return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **changes))
+
+
+def options(layer: int, **values: Any) -> tuple[ImitationOptions, LoopOptions]:
+    """Options of an imitation draft and of the loop, from one set of names."""
+    own = {f.name for f in fields(ImitationOptions)}
+    mine = {k: values.pop(k) for k in list(values) if k in own}
+    return ImitationOptions(layer, **mine), LoopOptions(**values)
 
 
 def make_jsonl(path: Path, count: int, images: bool) -> Path:

@@ -1,20 +1,24 @@
-"""The weighted sum of losses that a run minimises."""
+"""The imitation draft in training: its row should say through the target's head what the target's own last row says.
+
+(FastVLM, arXiv 2510.22641, with the cosine's target corrected; see `_fused`.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ....exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from ...targets.target import FUSED, Rows
 from .. import losses
-from ..config import TrainConfig
+from .base import LearnedTarget, Objective
+from .imitation_options import ImitationOptions
 
-Head = Callable[[Tensor], Tensor]
 
-
-class Objective(nn.Module):
+class ImitationObjective(Objective):
     """Losses of a draft's rows against a target's rows.
 
     For `concat-frozen` the four residuals pass a fixed semi-orthogonal projection; for `concat-stopped` a
@@ -22,49 +26,82 @@ class Objective(nn.Module):
     cosine sees without gradient, so that the cosine cannot be met by moving its target.
     """
 
-    def __init__(self, config: TrainConfig, hidden_size: int, num_layers: int, head: Head) -> None:
+    kind = ImitationDraft.kind
+    shown = {"Σmin(p,q)": "overlap", "agreement": "agreement"}
+
+    def __init__(self, options: ImitationOptions, target: LearnedTarget) -> None:
         super().__init__()
-        self.config, self.head = config, head
+        self.options: ImitationOptions = options
+        self.target = {
+            "name": target.name,
+            "fingerprint": target.fingerprint,
+            "num_layers": target.num_layers,
+        }
+        width = target.hidden_size
+        self.network: ImitationNetwork = ImitationNetwork(
+            width, options.num_linear, options.activation, options.norm, options.residual
+        )
         self.projection: nn.Parameter | None = None
-        if config.fusion.startswith("concat") and config.cosine:
-            count = min(FUSED, num_layers)
-            weight = torch.empty(hidden_size, count * hidden_size)
-            if config.fusion == "concat-frozen":
+        if options.fusion.startswith("concat") and options.cosine:
+            count = min(FUSED, target.num_layers)
+            weight = torch.empty(width, count * width)
+            if options.fusion == "concat-frozen":
                 nn.init.orthogonal_(weight)
             else:  # starts as the average
-                weight.copy_(torch.eye(hidden_size).repeat(1, count) / count)
-            self.projection = nn.Parameter(weight, requires_grad=config.fusion == "concat-stopped")
+                weight.copy_(torch.eye(width).repeat(1, count) / count)
+            self.projection = nn.Parameter(weight, requires_grad=options.fusion == "concat-stopped")
 
-    def forward(self, drafted: Tensor, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, detached parts): `drafted` [N, E] enters the target's head; parts include overlap and agreement."""
-        config = self.config
-        logits = self.head(drafted)
+    def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum; parts also have `overlap` and `agreement`."""
+        return self.compare(self.network(batch.trunk), batch, target)
+
+    def compare(
+        self, drafted: Tensor, batch: Rows, target: LearnedTarget
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of drafted rows [N, E], which enter the target's head."""
+        options = self.options
+        logits = target.head(drafted)
         with torch.no_grad():
-            target_logits = self.head(rows.residuals[:, -1])
+            target_logits = target.head(batch.residuals[:, -1])
         total = drafted.new_zeros(())
         parts: dict[str, Tensor] = {}
-        if config.ce:
-            parts["ce"] = losses.cross_entropy(logits, rows.tokens)
-            total = total + config.ce * parts["ce"]
-        if config.kd:
-            parts["kd"] = losses.distillation(logits, target_logits, config.kd_distance)
-            total = total + config.kd * parts["kd"]
-        if config.cosine:
-            fused, own = self._fused(rows)
+        if options.ce:
+            parts["ce"] = losses.cross_entropy(logits, batch.tokens)
+            total = total + options.ce * parts["ce"]
+        if options.kd:
+            parts["kd"] = losses.distillation(logits, target_logits, options.kd_distance)
+            total = total + options.kd * parts["kd"]
+        if options.cosine:
+            fused, own = self._fused(batch, target)
             parts["cosine"] = losses.cosine_distance(drafted, fused)
-            total = total + config.cosine * parts["cosine"] + own
+            total = total + options.cosine * parts["cosine"] + own
         parts["loss"] = total
         parts["overlap"] = losses.overlap(logits.detach(), target_logits).mean()
         parts["agreement"] = losses.agreement(logits.detach(), target_logits).float().mean()
         return total, {name: value.detach() for name, value in parts.items()}
 
-    def _fused(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        zero = rows.trunk.new_zeros(())
-        if self.config.fusion == "average":
-            return losses.average_fusion(rows.residuals), zero
-        if self.config.fusion == "last":
-            return rows.residuals[:, -1], zero
+    def _fused(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, Tensor]:
+        zero = batch.trunk.new_zeros(())
+        if self.options.fusion == "average":
+            return losses.average_fusion(batch.residuals), zero
+        if self.options.fusion == "last":
+            return batch.residuals[:, -1], zero
         assert self.projection is not None
-        fused = losses.concatenation_fusion(rows.residuals, self.projection)
-        own = losses.cross_entropy(self.head(fused), rows.tokens) if self.projection.requires_grad else zero
+        fused = losses.concatenation_fusion(batch.residuals, self.projection)
+        own = (
+            losses.cross_entropy(target.head(fused), batch.tokens) if self.projection.requires_grad else zero
+        )
         return fused.detach(), own
+
+    def score(self, means: Mapping[str, float]) -> float:
+        """Greedy acceptance; the overlap decides between equals."""
+        return means["agreement"] + 1e-3 * means["overlap"]
+
+    def learning_rate(self, hidden_size: int) -> float:
+        """Between the two that were measured: 1e-3 at width 128, 1e-2 at 576 (docs/training.md)."""
+        return min(1e-2, max(1e-3, 1e-3 * (hidden_size / 128) ** 1.5))
+
+    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> ImitationDraft:
+        return ImitationDraft(
+            self.network, self.options.layer, self.target, dict(provenance), dict(evaluation)
+        )

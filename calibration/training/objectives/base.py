@@ -1,0 +1,74 @@
+"""What a draft kind brings to training; the loop knows nothing else of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from ....exporter.drafts.base import Draft
+from ...targets.target import Rows
+from ..options import Options
+
+
+class LearnedTarget(Protocol):
+    """The frozen target as an objective sees it."""
+
+    name: str
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    def head(self, rows: Tensor) -> Tensor:
+        """[..., E] before the final norm to logits [..., V]."""
+        ...
+
+
+class Objective(nn.Module, ABC):
+    """One draft in training: its network, what it learns from and what it minimises.
+
+    All parameters and buffers of the module are the run's state. `network` is what the exported draft holds; other
+    parameters (a projection that only a loss uses) are trained beside it and dropped.
+    """
+
+    kind: ClassVar[str]
+    network: nn.Module
+    options: Options
+
+    @abstractmethod
+    def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss, detached parts by name). Parts are means over rows, and `loss` is one of them."""
+
+    def forward(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
+        """`loss`: several processes average the gradients of what runs in here."""
+        return self.loss(batch, target)
+
+    @abstractmethod
+    def score(self, means: Mapping[str, float]) -> float:
+        """From the means of a validation: the higher, the better."""
+
+    shown: ClassVar[dict[str, str]] = {}
+    """Label → part, for the progress line."""
+
+    @abstractmethod
+    def learning_rate(self, hidden_size: int) -> float:
+        """The rate for a target of this width where the user gives none."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups: matrices of the network decay, all else does not."""
+        own = list(self.network.parameters())
+        inside = {id(p) for p in own}
+        rest = [p for p in self.parameters() if id(p) not in inside and p.requires_grad]
+        return [
+            {"params": [p for p in own if p.ndim > 1]},
+            {"params": [*(p for p in own if p.ndim <= 1), *rest], "weight_decay": 0.0},
+        ]
+
+    @abstractmethod
+    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Draft:
+        """The draft as it stands; `save` writes its folder."""

@@ -1,0 +1,58 @@
+"""Options of the imitation draft, without PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....runtime.errors import OptionError
+from ..options import Options, option
+
+DISTANCES = ("forward", "reverse", "tv")  # of losses.distillation
+FUSIONS = ("average", "last", "concat-frozen", "concat-stopped")
+
+
+@dataclass(frozen=True)
+class ImitationOptions(Options):
+    """`layer` is n, the decoder layer that the draft follows; weights of losses; shape of the network."""
+
+    layer: int = field(
+        default=None,  # type: ignore[arg-type]
+        metadata={
+            "help": "n: the draft follows decoder layer n.",
+            "flag": "--draft-layer",
+            "required": True,
+        },
+    )
+    ce: float = option(1.0, "Weight of the cross entropy.")
+    cosine: float = option(0.0, "Weight of 1 - cos to the fused residuals.")
+    kd: float = option(1.0, "Weight of the distance to the target's distribution.")
+    kd_distance: str = option("forward", f"{', '.join(DISTANCES)}.")
+    fusion: str = option("average", f"{', '.join(FUSIONS)}.")
+    num_linear: int = option(2, "1 or 2.")
+    activation: str = option("gelu", "gelu, silu, relu or none.")
+    norm: str = option("layer_norm", "layer_norm, rms_norm or none.")
+    residual: bool = option(True, "Add the input to the output.")
+
+    presets = {
+        "our": {"ce": 1.0, "cosine": 0.0, "kd": 0.0},
+        "our+cs": {"ce": 1.0, "cosine": 1.0, "kd": 0.0},
+        "our+cs+kd": {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "reverse"},
+    }
+    """FastVLM's ablation (arXiv 2510.22641, table 1): its weights are all 1 and its KL is the reverse one."""
+
+    def feature_layer(self, target: Any) -> int:
+        target.check_layer(self.layer)
+        return self.layer
+
+    def __post_init__(self) -> None:
+        self._at_least(1, "num_linear")
+        self._at_least(0, "ce", "cosine", "kd")
+        if not self.ce + self.cosine + self.kd > 0:
+            raise OptionError("every loss weight is 0; set --ce, --cosine or --kd above 0")
+        if self.kd_distance not in DISTANCES:
+            raise OptionError(
+                f"unknown --kd-distance {self.kd_distance!r}; choose one of {', '.join(DISTANCES)}"
+            )
+        if self.fusion not in FUSIONS:
+            raise OptionError(f"unknown --fusion {self.fusion!r}; choose one of {', '.join(FUSIONS)}")
