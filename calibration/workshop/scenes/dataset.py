@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ....runtime.measure.machine import cores
 from .render import render
 from .scene import sample_scene
 
@@ -25,8 +26,9 @@ def model_picture(seed: int, index: int, side: int) -> np.ndarray:
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC))
 
 
-def prerender(path: Path, seed: int, indices: range, side: int, workers: int = 2) -> np.ndarray:
-    """Renders ``indices`` into ``path`` (once: an existing complete file is reused).
+def prerender(path: Path, seed: int, indices: range, side: int, workers: int | None = None) -> np.ndarray:
+    """Renders ``indices`` into ``path`` (once: an existing complete file is reused) with so many processes, by default
+    one per core.
 
     Returns:
         read-only memory map, uint8 (len(indices), side, side, 3).
@@ -41,7 +43,7 @@ def prerender(path: Path, seed: int, indices: range, side: int, workers: int = 2
             (str(partial), seed, indices, side, at, min(at + step, len(indices)))
             for at in range(0, len(indices), step)
         ]
-        with ProcessPoolExecutor(workers) as pool:
+        with ProcessPoolExecutor(workers or cores()) as pool:
             _drain(pool.map(_render_block, *zip(*jobs, strict=True)))
         partial.replace(path)
     return np.memmap(path, np.uint8, "r", shape=shape)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from .....runtime.measure.machine import cores
+from ...precision import PRECISIONS
 from .decoder_stage import train_decoder
 from .evaluate import evaluate_folder
 from .report import write_recipe
@@ -32,12 +34,24 @@ def main() -> None:
         "--joint-steps", type=int, default=0, help="how many of the last decoder steps train all"
     )
     parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="auto: bf16 where the processor has units for it",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.out / "model"
-    train_vision(options.out, options.vision_steps, size=options.pictures, seed=options.seed)
+    train_vision(
+        options.out,
+        options.vision_steps,
+        size=options.pictures,
+        seed=options.seed,
+        precision=options.precision,
+    )
     train_decoder(
         options.out,
         options.decoder_steps,
@@ -45,6 +59,7 @@ def main() -> None:
         size=options.pictures,
         joint=options.joint_steps,
         seed=options.seed,
+        precision=options.precision,
     )
     write_recipe(options.out, folder, {name: value for name, value in vars(options).items() if name != "out"})
     result = evaluate_folder(folder, options.scenes, options.seed)

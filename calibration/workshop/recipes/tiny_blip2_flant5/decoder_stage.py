@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
+from .....runtime.measure.machine import cores
+from ...precision import PRECISIONS, computing, dtype_of
 from ...scenes.dataset import prerender
 from ...scenes.scene import TRAIN, VALIDATION
 from .evaluation import evaluate_scenes
@@ -34,8 +36,10 @@ PROBES = (DECODER_LAYERS // 4, DECODER_LAYERS // 2)
 class QueryCache:
     """Q-Former outputs of the training pictures, computed when first asked for."""
 
-    def __init__(self, model: Blip2ForConditionalGeneration, pictures: np.ndarray) -> None:
-        self.model, self.pictures = model, pictures
+    def __init__(
+        self, model: Blip2ForConditionalGeneration, pictures: np.ndarray, dtype: torch.dtype
+    ) -> None:
+        self.model, self.pictures, self.dtype = model, pictures, dtype
         rows, queries = 2 * len(pictures), model.query_tokens.shape[1]
         self.store = np.zeros((rows, queries, WIDTH), np.float16)
         self.known = np.zeros(rows, bool)
@@ -51,7 +55,7 @@ class QueryCache:
     def __getitem__(self, rows: np.ndarray) -> Tensor:
         missing = rows[~self.known[rows]]
         if len(missing):
-            with torch.autocast("cpu", torch.bfloat16):
+            with computing(self.dtype):
                 _, queries = encode(self.model, self.pixels(missing))
             self.store[missing] = queries.float().numpy().astype(np.float16)
             self.known[missing] = True
@@ -115,6 +119,7 @@ def train_decoder(
     joint: int = 0,
     seed: int = 0,
     resume: bool = True,
+    precision: str = "auto",
 ) -> Path:
     """Runs or resumes the stage; returns the checkpoint's path.
 
@@ -128,7 +133,9 @@ def train_decoder(
         joint: how many of the last steps train the vision side too.
         seed: of weights, data and order.
         resume: continue from the checkpoint if there is one.
+        precision: see `workshop.precision`.
     """
+    dtype = dtype_of(precision)
     data = work / "data"
     tokenizer = build_tokenizer(seed)
     pictures = prerender(data / f"train{SIDE}.u8", seed, TRAIN[:size], SIDE)
@@ -140,14 +147,14 @@ def train_decoder(
     prefixes = ("vision_model.", "qformer.", "query_tokens")
     model.load_state_dict({k: v for k, v in vision["model"].items() if k.startswith(prefixes)}, strict=False)
     heads.load_state_dict(vision["heads"])
-    cache = QueryCache(model, pictures)
+    cache = QueryCache(model, pictures, dtype)
 
     language = [(n, p) for n, p in teacher.named_parameters() if "language_" in n or "probes" in n]
     seeing = [(n, p) for n, p in teacher.named_parameters() if "language_" not in n and "probes" not in n]
     seeing = [("query_embed" if n.endswith("query_tokens") else n, p) for n, p in seeing] + [
         (f"heads.{n}", p) for n, p in heads.named_parameters()
     ]
-    talk, see = build_optimizers(language, lr), build_optimizers(seeing, lr)
+    talk, see = build_optimizers(language, lr, dtype), build_optimizers(seeing, lr, dtype)
     checkpoint, log, start = work / "decoder.pt", work / "decoder.jsonl", 0
     if resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=False)
@@ -171,7 +178,7 @@ def train_decoder(
         prompts = torch.tensor([tokenizer(prompt)["input_ids"]] * batch_size)
         together = step >= steps - joint
         everything = np.concatenate([rows, asked])
-        with torch.autocast("cpu", torch.bfloat16):
+        with computing(dtype):
             seen_loss: Tensor | float = 0.0
             if together:
                 patches, queries = encode(model, cache.pixels(everything))
@@ -245,8 +252,10 @@ def main() -> None:
     parser.add_argument("--joint", type=int, default=0)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     train_decoder(
         options.work,
         options.steps,
@@ -254,6 +263,7 @@ def main() -> None:
         batch_size=options.batch_size,
         lr=options.lr,
         joint=options.joint,
+        precision=options.precision,
     )
 
 

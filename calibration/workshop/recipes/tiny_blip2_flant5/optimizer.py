@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 
-def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Pushes the singular values of a batch of matrices [N, rows, columns] towards 1."""
+def newton_schulz(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Pushes the singular values of a batch of matrices [N, rows, columns] towards 1, computing in `dtype`."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x = matrices.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -32,11 +32,18 @@ class Muon(torch.optim.Optimizer):
         lr: step; an update has root-mean-square 0.2 * lr, comparable to AdamW's.
         momentum: Nesterov momentum.
         weight_decay: decoupled decay.
+        dtype: in which the orthogonalisation is computed.
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.01,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
+        self.dtype = dtype
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -54,12 +61,16 @@ class Muon(torch.optim.Optimizer):
                     velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
                     velocity.lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(velocity, group["momentum"]))
-                directions = newton_schulz(torch.stack(updates)) * (0.2 * math.sqrt(max(shape)))
+                directions = newton_schulz(torch.stack(updates), dtype=self.dtype) * (
+                    0.2 * math.sqrt(max(shape))
+                )
                 for p, direction in zip(members, directions, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
 
 
-def build_optimizers(named: Iterable[tuple[str, Tensor]], lr: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    named: Iterable[tuple[str, Tensor]], lr: float, dtype: torch.dtype = torch.bfloat16
+) -> list[torch.optim.Optimizer]:
     """Muon over the inner matrices, AdamW over embeddings, heads, norms and biases."""
     matrices, rest = [], []
     outside = ("shared", "lm_head", "heads", "relative_attention_bias", "embed")
@@ -67,7 +78,7 @@ def build_optimizers(named: Iterable[tuple[str, Tensor]], lr: float) -> list[tor
         if not p.requires_grad:
             continue
         (matrices if p.ndim == 2 and not any(o in name for o in outside) else rest).append(p)
-    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
+    return [Muon(matrices, lr, dtype=dtype), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
 def schedule(step: int, steps: int, warmup: int, floor: float = 0.02) -> float:

@@ -24,7 +24,6 @@ PROMPTS = (
     "",
 )
 ASKED = 4  # questions kept per picture
-_LONGEST_CAPTION, _LONGEST_QUESTION, _LONGEST_ANSWER = 84, 16, 8
 
 
 def text_table(
@@ -35,7 +34,7 @@ def text_table(
     Rows ``len(indices)`` onwards belong to the mirrored pictures.
 
     Returns:
-        ``caption`` (2N, 84), ``question`` (2N, 4, 16), ``answer`` (2N, 4, 8), all int64 and
+        ``caption`` (2N, c), ``question`` (2N, 4, q), ``answer`` (2N, 4, a), all int64, as wide as the longest and
         ending in </s>, padded with 0, and ``count`` (2N,), the number of objects.
     """
     if not path.exists():
@@ -50,9 +49,9 @@ def text_table(
         openers = [q.text if rng.random() < 0.7 else q.text.capitalize() for q in asked]
         shape = (len(scenes), ASKED, -1)
         table = {
-            "caption": _ids(captions, _LONGEST_CAPTION, tokenizer),
-            "question": _ids(openers, _LONGEST_QUESTION, tokenizer).reshape(shape),
-            "answer": _ids([q.answer for q in asked], _LONGEST_ANSWER, tokenizer).reshape(shape),
+            "caption": _ids(captions, tokenizer),
+            "question": _ids(openers, tokenizer).reshape(shape),
+            "answer": _ids([q.answer for q in asked], tokenizer).reshape(shape),
             "count": np.array([len(s.objects) for s in scenes], np.int16),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,10 +62,9 @@ def text_table(
         return {name: stored[name].astype(np.int64) for name in stored.files}
 
 
-def _ids(texts: list[str], longest: int, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    rows = np.zeros((len(texts), longest), np.int16)
-    for row, ids in zip(rows, tokenizer(texts)["input_ids"], strict=True):
-        if len(ids) > longest:
-            raise ValueError(f"a text has {len(ids)} tokens, at most {longest} fit")
+def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    found = tokenizer(texts)["input_ids"]
+    rows = np.zeros((len(texts), max(map(len, found))), np.int16)
+    for row, ids in zip(rows, found, strict=True):
         row[: len(ids)] = ids
     return rows

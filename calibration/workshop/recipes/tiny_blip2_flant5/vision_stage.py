@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Blip2ForConditionalGeneration
 
+from .....runtime.measure.machine import cores
+from ...precision import PRECISIONS, computing, dtype_of
 from ...scenes.dataset import prerender
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
 from .labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
@@ -94,12 +96,13 @@ def evaluate(
     heads: VisionHeads,
     pictures: np.ndarray,
     labels: dict[str, np.ndarray],
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, float]:
     """Accuracy per question on unmirrored pictures, and of kind and colour together."""
     found: dict[str, list[Tensor]] = {}
     for start in range(0, len(pictures), 250):
         pixels, truth = batch(pictures, labels, np.arange(start, min(start + 250, len(pictures))))
-        with torch.autocast("cpu", torch.bfloat16):
+        with computing(dtype):
             patches, queries = encode(model, pixels)
             _, correct = vision_loss(heads, patches, queries, truth)
         correct["object"] = torch.where(correct["colour"] < 0, -1, correct["kind"] * correct["colour"])
@@ -120,8 +123,10 @@ def train_vision(
     lr: float = 3e-3,
     seed: int = 0,
     resume: bool = True,
+    precision: str = "auto",
 ) -> Path:
-    """Runs or resumes the stage; returns the checkpoint's path."""
+    """Runs or resumes the stage; returns the checkpoint's path. `precision`: see `workshop.precision`."""
+    dtype = dtype_of(precision)
     data = work / "data"
     pictures = prerender(data / f"train{SIDE}.u8", seed, TRAIN[:size], SIDE)
     labels = label_table(data / "train_labels.npz", seed, TRAIN[:size])
@@ -130,7 +135,7 @@ def train_vision(
     model, heads = build_model(build_tokenizer(seed), seed), VisionHeads()
     modules = nn.ModuleDict({"vision": model.vision_model, "qformer": model.qformer, "heads": heads})
     named = [*modules.named_parameters(), ("query_embed", model.query_tokens)]
-    optimizers = build_optimizers(named, lr)
+    optimizers = build_optimizers(named, lr, dtype)
     checkpoint, log = work / "vision.pt", work / "vision.jsonl"
     start = 0
     if resume and checkpoint.exists():
@@ -147,7 +152,7 @@ def train_vision(
                 group["lr"] = lr * schedule(step, steps, 100)
         rows = np.random.default_rng([seed, 7, step]).integers(0, 2 * len(pictures), batch_size)
         pixels, truth = batch(pictures, labels, rows)
-        with torch.autocast("cpu", torch.bfloat16):
+        with computing(dtype):
             patches, queries = encode(model, pixels)
             loss, _ = vision_loss(heads, patches, queries, truth)
         loss.backward()
@@ -164,7 +169,7 @@ def train_vision(
             }
             running = 0.0
             if (step + 1) % 250 == 0 or step + 1 == steps:
-                line |= evaluate(model, heads, check_pictures, check_labels)
+                line |= evaluate(model, heads, check_pictures, check_labels, dtype)
                 state = {"model": model.state_dict(), "heads": heads.state_dict(), "step": step + 1}
                 torch.save(
                     state | {"optimizers": [o.state_dict() for o in optimizers]},
@@ -183,9 +188,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1450)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
-    torch.set_num_threads(2)
-    train_vision(options.work, options.steps, batch_size=options.batch_size, lr=options.lr)
+    torch.set_num_threads(options.threads)
+    train_vision(
+        options.work,
+        options.steps,
+        batch_size=options.batch_size,
+        lr=options.lr,
+        precision=options.precision,
+    )
 
 
 if __name__ == "__main__":
