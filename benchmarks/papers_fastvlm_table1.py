@@ -22,11 +22,13 @@ from machine import save
 from torch import nn
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.plot import plot_by_position
-from vlmexport.calibration.training.config import PRESETS, TrainConfig
+from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import Workshop
 
+PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {
     "Our (CE)": PRESETS["our"],
     "Our+CS": PRESETS["our+cs"],
@@ -95,12 +97,11 @@ def train_and_measure(
     """Greedy acceptance of one row of the table, by seed; a finished run is reread."""
     found = []
     for seed in range(seeds):
-        config = TrainConfig(
-            layer, steps=steps, batch_size=workshop.batch, lr=workshop.lr, seed=seed, **ROWS[losses]
-        )  # type: ignore[arg-type]
+        kind = ImitationOptions(layer, **ROWS[losses])  # type: ignore[arg-type]
+        options = LoopOptions(steps, workshop.batch, workshop.lr, seed=seed)
         slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
-        found.append(workshop.heldout(layer, workshop.train(config, out).network))
+        found.append(workshop.heldout(layer, workshop.train(kind, options, out).network))
     return found
 
 

@@ -1,29 +1,30 @@
 """Acceptance of a draft on held-out data, in PyTorch.
 
-The imitation network is stateless and the trunk's keys and values are the target's own, so on text that the
-target wrote greedily a draft's proposal depends only on accepted tokens, whatever was drafted before. Whether
-each position would be accepted is therefore known from one teacher-forced pass, and greedy cycles of any draft
-length follow from that vector exactly (`greedy_cycles`); on other text the figure is teacher-forced agreement.
+A self-draft has no state and the trunk's keys and values are the target's own, so on text that the target wrote
+greedily a draft's proposal depends only on accepted tokens, whatever was drafted before. Whether each position
+would be accepted is therefore known from one teacher-forced pass, and greedy cycles of any draft length follow from
+that vector exactly (`greedy_cycles`); on other text the figure is teacher-forced agreement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ...runtime.speculate.stats import Stats
+from ..targets.target import Rows
 from ..training.features import FeatureSource
 from ..training.losses import agreement, overlap
-from ..training.objectives.imitation import Head
 
 
 @dataclass
 class Acceptance:
-    """Counts over all answers; identities as in the runtime's statistics."""
+    """Counts over all answers; identities as in the runtime's statistics, whose formulas `alpha` and `tau` use."""
 
     draft_length: int
     proposed: int
@@ -38,96 +39,123 @@ class Acceptance:
 
     @property
     def alpha(self) -> float:
-        """accepted / evaluated."""
-        return self.accepted / max(1, self.evaluated)
+        """accepted / evaluated; 0 where nothing was."""
+        return Stats(accepted=self.accepted, evaluated=self.evaluated).alpha or 0.0
 
     @property
     def tau(self) -> float:
-        """Mean tokens per cycle, the bonus included."""
-        return self.tokens / max(1, self.cycles)
+        """Mean tokens per cycle, the bonus included, also one that follows the end."""
+        return Stats(accepted=self.accepted, cycles=self.cycles).tau
 
     def to_dict(self) -> dict[str, Any]:
         """All fields with alpha and tau."""
         return {"alpha": self.alpha, "tau": self.tau, **asdict(self)}
 
 
-@dataclass
-class Cycles:
-    """One answer decoded speculatively."""
-
-    proposed: int
-    evaluated: list[int]  # by depth, from 1
-    accepted: list[int]
-    cycles: int
-
-
-def greedy_cycles(matches: Sequence[bool], draft_length: int) -> Cycles:
-    """Replays chain drafting over one answer.
+def greedy_cycles(matches: Sequence[bool], draft_length: int, ended: bool = True) -> Stats:
+    """Replays chain drafting over one answer, as the runtime counts it.
 
     Args:
         matches: for every token after the first, whether the draft proposes it given the text before it.
         draft_length: d.
+        ended: the last token is an end token, which a draft may propose; otherwise the limit cut the answer, and the
+            last cycle drafts one token less than are left, since verification gives one itself.
     """
-    evaluated, accepted = [0] * draft_length, [0] * draft_length
-    at, cycles, proposed = 0, 0, 0
+    stats, at = Stats(tokens=1 + len(matches)), 0
     while at < len(matches):
-        cycles += 1
-        depth = min(draft_length, len(matches) - at)
-        proposed += depth
+        left = len(matches) - at
+        depth = min(draft_length, left if ended else left - 1)
         run = 0
-        while run < depth:
-            evaluated[run] += 1
-            if not matches[at + run]:
-                break
-            accepted[run] += 1
+        while run < depth and matches[at + run]:
             run += 1
+        stats.count(depth, run, min(run + 1, depth))
+        stats.discarded += max(0, run + 1 - left)
         at += run + 1  # and the correction or the bonus
-    return Cycles(proposed, evaluated, accepted, cycles)
+    return stats
+
+
+class _Head(Protocol):
+    """What is needed of a target."""
+
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+    def head(self, rows: Tensor) -> Tensor: ...
+
+
+class Count:
+    """Collects the acceptance of one draft, batch by batch."""
+
+    def __init__(self, draft_length: int, eos_token_ids: Collection[int]) -> None:
+        self.draft_length, self.eos = draft_length, set(eos_token_ids)
+        self.cycles = Stats()
+        self.tokens, self.shared = 0, 0.0
+        self.hits, self.answers = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def add(self, drafted: Tensor, target: Tensor, rows: Rows) -> None:
+        """`drafted` and `target` are logits [N, V] of the batch's rows."""
+        if not len(rows):
+            return
+        self.shared += overlap(drafted, target).sum().item()
+        matches = agreement(drafted, target).cpu().numpy()
+        positions, owner = rows.positions.cpu().numpy(), rows.records.cpu().numpy()
+        longest = max(len(self.hits), int(positions.max()) + 1)
+        self.hits = np.pad(self.hits, (0, longest - len(self.hits)))
+        self.answers = np.pad(self.answers, (0, longest - len(self.answers)))
+        np.add.at(self.hits, positions, matches)
+        np.add.at(self.answers, positions, 1)
+        last = rows.tokens.cpu().numpy()
+        for record in np.unique(owner):
+            mine = owner == record
+            one = greedy_cycles(matches[mine].tolist(), self.draft_length, int(last[mine][-1]) in self.eos)
+            self._add_cycles(one)
+            self.tokens += int(mine.sum())
+
+    def _add_cycles(self, one: Stats) -> None:
+        total = self.cycles
+        for name in ("cycles", "proposed", "evaluated", "accepted"):
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+        for mine, other in (
+            (total.evaluated_by_depth, one.evaluated_by_depth),
+            (total.accepted_by_depth, one.accepted_by_depth),
+        ):
+            mine += [0] * (len(other) - len(mine))
+            for depth, count in enumerate(other):
+                mine[depth] += count
+
+    def result(self) -> Acceptance:
+        """The figures over everything that was added."""
+        stats, total = self.cycles, max(1, int(self.answers.sum()))
+        depths = zip(stats.accepted_by_depth, stats.evaluated_by_depth, strict=True)
+        return Acceptance(
+            self.draft_length,
+            stats.proposed,
+            stats.evaluated,
+            stats.accepted,
+            stats.cycles,
+            self.tokens,
+            float(self.hits.sum() / total),
+            self.shared / total,
+            [
+                (i, round(h / n, 5), int(n))
+                for i, (h, n) in enumerate(zip(self.hits, self.answers, strict=True))
+                if n
+            ],
+            [
+                (i, round(accepted / evaluated, 5), evaluated)
+                for i, (accepted, evaluated) in enumerate(depths, 1)
+            ],
+        )
 
 
 @torch.no_grad()
 def measure(
-    source: FeatureSource, network: nn.Module, head: Head, draft_length: int = 5, batch_size: int = 64
+    source: FeatureSource, network: nn.Module, target: _Head, draft_length: int = 5, batch_size: int = 64
 ) -> Acceptance:
     """Acceptance of `network` (an `nn.Identity` is the early exit) over every record of `source`."""
     network.eval()
-    evaluated, accepted = np.zeros(draft_length, np.int64), np.zeros(draft_length, np.int64)
-    proposed = cycles = tokens = 0
-    shared, hits = 0.0, np.zeros(0, np.int64)
-    counts = np.zeros(0, np.int64)
+    count = Count(draft_length, target.eos_token_ids)
     for at in range(0, len(source), batch_size):
-        indices = list(range(at, min(at + batch_size, len(source))))
-        rows = source.rows(indices)
-        if not len(rows):
-            continue
-        drafted, target = head(network(rows.trunk)), head(rows.residuals[:, -1])
-        shared += overlap(drafted, target).sum().item()
-        matches = agreement(drafted, target).cpu().numpy()
-        positions, owner = rows.positions.cpu().numpy(), rows.records.cpu().numpy()
-        longest = max(len(hits), int(positions.max()) + 1)
-        hits, counts = np.pad(hits, (0, longest - len(hits))), np.pad(counts, (0, longest - len(counts)))
-        np.add.at(hits, positions, matches)
-        np.add.at(counts, positions, 1)
-        for record in range(len(indices)):
-            one = greedy_cycles(matches[owner == record].tolist(), draft_length)
-            evaluated += one.evaluated
-            accepted += one.accepted
-            proposed, cycles = proposed + one.proposed, cycles + one.cycles
-            tokens += int((owner == record).sum())
-    total = max(1, int(counts.sum()))
-    return Acceptance(
-        draft_length,
-        proposed,
-        int(evaluated.sum()),
-        int(accepted.sum()),
-        cycles,
-        tokens,
-        float(hits.sum() / total),
-        shared / total,
-        [(i, round(hits[i] / counts[i], 5), int(counts[i])) for i in range(len(counts)) if counts[i]],
-        [
-            (i + 1, round(accepted[i] / evaluated[i], 5), int(evaluated[i]))
-            for i in range(draft_length)
-            if evaluated[i]
-        ],
-    )
+        rows = source.rows(range(at, min(at + batch_size, len(source))))
+        if len(rows):
+            count.add(target.head(network(rows.trunk)), target.head(rows.residuals[:, -1]), rows)
+    return count.result()

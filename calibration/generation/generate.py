@@ -1,4 +1,4 @@
-"""`vlmexport generate-data`: greedy answers of a target in JSONL shards, each written atomically.
+"""`vlmexport generate-data`: answers of a target in JSONL shards, each written atomically.
 
 A killed run is continued by the same command: shards that exist are kept.
 """
@@ -15,15 +15,15 @@ from typing import Any
 from ...runtime.errors import ImageError, OptionError
 from ..data.generated import META, shard_name
 from ..data.records import Problems, Record, RecordSet
-from ..targets.target import Target
 from ..training.provenance import provenance
+from .answers import Answers, GenerationOptions
 
 
 def generate_data(
-    target: Target,
+    answers: Answers,
     records: RecordSet,
     out: Path,
-    max_new_tokens: int = 96,
+    options: GenerationOptions | None = None,
     shard_size: int = 256,
     batch_size: int = 128,
     strict: bool = False,
@@ -32,21 +32,23 @@ def generate_data(
     """Answers every record; returns how many shards this call wrote.
 
     Args:
-        target: who answers. records: what to; their own texts are ignored.
+        answers: who answers. records: what to; their own texts are ignored.
         out: folder for `generated.json` and `shard-*.jsonl`.
-        max_new_tokens: limit per answer. shard_size: records per shard. batch_size: records per pass.
+        options: limit and sampling. shard_size: records per shard. batch_size: records per pass.
         strict: raise at an unreadable image in place of skipping it.
 
     Raises:
-        OptionError: `out` holds generations of another target, data or limit.
+        OptionError: `out` holds generations of another target, data or options.
     """
+    options = options or GenerationOptions()
     say = report or (lambda line: print(line, file=sys.stderr, flush=True))
     shards = -(-len(records) // shard_size)
     run: dict[str, Any] = {
-        "target": {"name": target.name, "fingerprint": target.fingerprint},
+        "target": {"name": answers.name, "fingerprint": answers.fingerprint},
         "data": records.name,
         "identity": records.identity(),
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": options.max_new_tokens,
+        "sampling": options.sampling(),
         "shard_size": shard_size,
         "shards": shards,
     }
@@ -63,28 +65,33 @@ def generate_data(
     else:
         _write(meta, json.dumps(run | {"provenance": provenance()}, indent=1) + "\n")
     missing = [n for n in range(shards) if not (out / shard_name(n)).exists()]
-    problems, clock, tokens = Problems(strict), time.perf_counter(), 0
+    problems, clock, tokens, written, cut = Problems(strict), time.perf_counter(), 0, 0, 0
     for done, number in enumerate(missing, 1):
         lines = []
         chunk = records[number * shard_size : (number + 1) * shard_size]
         for at in range(0, len(chunk), batch_size):
-            for record, answer in _answers(target, chunk[at : at + batch_size], max_new_tokens, problems):
-                tokens += len(answer)
-                lines.append(json.dumps(_line(target, record, answer)))
+            for record, found in _answers(answers, chunk[at : at + batch_size], options, problems):
+                for sample, answer in enumerate(found):
+                    tokens += len(answer)
+                    written += 1
+                    cut += answers.is_cut(answer)
+                    lines.append(json.dumps(_line(answers, record, sample, answer)))
         _write(out / shard_name(number), "".join(line + "\n" for line in lines))
         spent = time.perf_counter() - clock
         left = spent / done * (len(missing) - done)
         say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {left:.0f} s left")
     if problems.found:
         say(f"{len(problems.found)} record(s) were skipped")
+    if cut:
+        say(f"{cut} of {written} answers were cut at --max-new-tokens {options.max_new_tokens}")
     return len(missing)
 
 
 def _answers(
-    target: Target, chunk: list[Record], max_new_tokens: int, problems: Problems
-) -> list[tuple[Record, tuple[int, ...]]]:
+    answers: Answers, chunk: list[Record], options: GenerationOptions, problems: Problems
+) -> list[tuple[Record, list[tuple[int, ...]]]]:
     try:
-        return list(zip(chunk, target.generate(chunk, max_new_tokens), strict=True))
+        return list(zip(chunk, answers.answer(chunk, options), strict=True))
     except ImageError:
         readable = []
         for record in chunk:
@@ -96,16 +103,16 @@ def _answers(
                 problems.report(f"record {record.key}", str(error))
         if len(readable) == len(chunk):
             raise
-        return list(zip(readable, target.generate(readable, max_new_tokens), strict=True)) if readable else []
+        return list(zip(readable, answers.answer(readable, options), strict=True)) if readable else []
 
 
-def _line(target: Target, record: Record, answer: tuple[int, ...]) -> dict[str, Any]:
+def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]) -> dict[str, Any]:
     return {
-        "key": record.key,
+        "key": f"{record.key}#{sample}" if sample else record.key,
         "prompt": record.prompt,
         "image": record.image.absolute().to_json() if record.image else None,
         "tokens": list(answer),
-        "text": target.tokenizer.decode(answer, skip_special_tokens=True),
+        "text": answers.text(answer),
     }
 
 

@@ -103,8 +103,11 @@ class Target:
         return list(ids) if isinstance(ids, list | tuple) else [ids]
 
     @torch.no_grad()
-    def generate(self, records: Sequence[Record], max_new_tokens: int = 96) -> list[tuple[int, ...]]:
-        """Greedy answers, ending in the end token unless cut by the limit."""
+    def generate(
+        self, records: Sequence[Record], max_new_tokens: int = 96, processors: Any = None
+    ) -> list[tuple[int, ...]]:
+        """Greedy answers, ending in the end token unless cut by the limit. `processors` are transformers' own
+        (`LogitsProcessorList`); what they leave is chosen from greedily."""
         inputs, first = self._generation_inputs(records)
         output = self.model.generate(
             **inputs,
@@ -115,6 +118,7 @@ class Target:
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
             pad_token_id=self.pad_token_id,
+            logits_processor=processors,
         )
         return [self._cut(row) for row in output[:, first:].tolist()]
 

@@ -61,7 +61,11 @@ class Options:
         """OptionError naming the first of these fields that is below `least` (or equal, when `strictly`)."""
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
-            if one.name in names and value is not None and not (value > least if strictly else value >= least):
+            if (
+                one.name in names
+                and value is not None
+                and not (value > least if strictly else value >= least)
+            ):
                 bound = f"above {least:g}" if strictly else f"at least {least:g}"
                 raise OptionError(f"{flag_of(one.name, one.metadata)} must be {bound}, not {value}")
 
@@ -72,7 +76,9 @@ class LoopOptions(Options):
 
     steps: int = option(1500, "Steps of the optimizer.")
     batch_size: int = option(64, "Records per step, over all processes.")
-    lr: float | None = option(None, "Highest learning rate (default: by the draft's kind and the model's width).")
+    lr: float | None = option(
+        None, "Highest learning rate (default: by the draft's kind and the model's width)."
+    )
     weight_decay: float = option(0.01, "Decoupled decay of matrices.")
     warmup: int = option(50, "Steps of linear warm-up.")
     clip: float = option(1.0, "Largest gradient norm.")

@@ -76,7 +76,9 @@ def usable_records(target: Target, records: RecordSet) -> RecordSet:
     if not long:
         raise InputError(f"{records.name}: no text has two tokens, so there is nothing to draft")
     if len(long) < len(records):
-        print(f"{len(records) - len(long)} text(s) of one token are left out of {records.name}", file=sys.stderr)
+        print(
+            f"{len(records) - len(long)} text(s) of one token are left out of {records.name}", file=sys.stderr
+        )
     return replace(records, records=long)
 
 

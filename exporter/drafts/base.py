@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from torch import nn
 
 from ...runtime.errors import ExportError
 from .files import draft_name
@@ -80,6 +81,14 @@ class Draft(ABC):
     def save(self, folder: Path) -> None:
         """Writes the draft folder; only trained drafts have one."""
         raise ExportError(f"{self.name} has nothing to save: it is not trained")
+
+
+class SelfDraft(Draft):
+    """A draft that branches off the target itself: `network` maps its rows after `layer` [..., E] to rows that enter
+    its final norm and LM head. Whether a token is proposed rightly depends on accepted tokens alone."""
+
+    layer: int
+    network: nn.Module
 
 
 class DraftKind(ABC):

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from .base import Draft, UntrainedKind
+from torch import nn
+
+from .base import SelfDraft, UntrainedKind
 
 
-class EarlyExit(Draft):
+class EarlyExit(SelfDraft):
     """The exit at `layer`."""
 
     kind = "early-exit"
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer
+        self.layer, self.network = layer, nn.Identity()
 
 
 class EarlyExitKind(UntrainedKind):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, OptionError
-from .base import Draft, Run, TrainedKind
+from .base import Run, SelfDraft, TrainedKind
 from .files import draft_folder, read_document, read_tensors, write_document, write_tensors
 from .tensors import DraftTensors
 
@@ -109,7 +109,7 @@ class ImitationNetwork(nn.Module):
 
 
 @dataclass
-class ImitationDraft(Draft):
+class ImitationDraft(SelfDraft):
     """A trained network with the identity of the one target it fits."""
 
     network: ImitationNetwork

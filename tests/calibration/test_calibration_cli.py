@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,17 @@ import typer
 from training_targets import make_target
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
+from vlmexport.calibration.training.flags import read_flags
+from vlmexport.calibration.training.objectives import options_of
+from vlmexport.calibration.training.options import LoopOptions, flag_of
+from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.runtime.errors import OptionError
+
+
+def call_fails(*words: object) -> str:
+    with pytest.raises(OptionError) as caught:
+        call(*words)
+    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +70,42 @@ def test_from_scenes_to_a_measured_draft(model: Path, tmp_path: Path):
     drafts = json.loads(output)["drafts"]
     assert set(drafts) == {str(tmp_path / "run"), "early-exit@2"}
     assert all(0 <= d["alpha"] <= 1 for d in drafts.values())
+
+
+def test_flags_follow_the_options_of_the_loop_and_of_the_kind(model: Path, tmp_path: Path):
+    shown = call("train", "--help")
+    for owner in (LoopOptions, options_of("imitation")):
+        for one in fields(owner):
+            assert flag_of(one.name, one.metadata)[:20] in shown, one.name
+    start = ["train", "--model", model, "--data", "scenes:train:2", "-o", tmp_path / "x"]
+    assert "give --draft-layer" in call_fails(*start)
+    assert "--steps must be at least 1, not 0" in call_fails(*start, "--draft-layer", 2, "--steps", 0)
+    assert "every loss weight is 0" in call_fails(*start, "--draft-layer", 2, "--ce", 0, "--kd", 0)
+    given = {"layer": 2, "residual": False, "lr": 0.5, "seed": None}
+    own, loop = read_flags("imitation", given)
+    assert (own.to_dict()["residual"], loop.lr, loop.seed) == (False, 0.5, 0)
+    with pytest.raises(OptionError, match="--heads does not apply to --draft imitation"):
+        read_flags("imitation", {"layer": 2, "heads": 3})
+
+
+def test_several_data_and_a_limit_for_all(model: Path, tmp_path: Path):
+    words = [
+        "train", "--model", model, "--draft-layer", 1, "--data", "scenes:train:3:offset=70000",
+        "--data", "scenes-questions:train:9:seed=7", "--validation", "scenes:validation:50", "--limit", 4,
+        "-o", tmp_path / "run", "--steps", 1, "--batch-size", 2,
+    ]  # fmt: skip
+    seen, split = [], Trainer.__init__
+
+    def spy(self, build, options, target, source, validation, *more, **named):
+        seen.extend([list(source.records), list(validation.records)])
+        split(self, build, options, target, source, validation, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "__init__", spy)
+        call(*words)
+    assert [r.image.scene for r in seen[0]] == [(0, 70000), (0, 70001), (0, 70002), (7, 0)]
+    assert [r.key.partition("/")[0] for r in seen[0]] == ["0", "0", "0", "1"]
+    assert len(seen[1]) == 4, "--limit is for --validation too"
 
 
 def test_other_draft_kinds_are_refused(model: Path, tmp_path: Path):

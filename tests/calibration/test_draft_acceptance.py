@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from training_targets import options
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import greedy_cycles, measure
 from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.config import TrainConfig
 from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.run import train_imitation
+from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
 
@@ -33,7 +33,7 @@ def told(target: Target, records: RecordSet) -> RecordSet:
 def draft(target: Target, told: RecordSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A half-trained draft: right sometimes."""
     folder = tmp_path_factory.mktemp("draft")
-    train_imitation(target, told, TrainConfig(LAYER, steps=25, lr=3e-3, batch_size=8, warmup=2), folder, told)
+    train_draft(target, told, *options(LAYER, steps=25, lr=3e-3, batch_size=8, warmup=2), folder, told)
     return folder / "best"
 
 
@@ -56,17 +56,21 @@ def next_token(target: Target, record, text: list[int], network: nn.Module | Non
         return int(target.head(rows if network is None else network(rows)).argmax())
 
 
-def speculate(target: Target, record, network: nn.Module, count: int, d: int) -> dict[str, int]:
-    """Draft d tokens, keep those that the target would say, add its own next one; until `count` tokens."""
+def speculate(target: Target, record, network: nn.Module, limit: int, d: int) -> dict[str, int]:
+    """Draft d tokens, keep those that the target would say, add its own next one; until the end or `limit` tokens.
+
+    As the runtime does: the last pass gives a token itself, so at most `limit` − 1 are drafted, and a draft ends with
+    an end token.
+    """
     text = [next_token(target, record, [], None)]
-    found = dict.fromkeys(("cycles", "evaluated", "accepted", "proposed"), 0)
-    while len(text) < count:
+    found = dict.fromkeys(("cycles", "evaluated", "accepted"), 0)
+    while len(text) < limit and text[-1] not in target.eos_token_ids:
         found["cycles"] += 1
         drafted = list(text)
-        depth = min(d, count - len(text))
-        for _ in range(depth):
+        for _ in range(min(d, limit - len(text) - 1)):
             drafted.append(next_token(target, record, drafted, network))
-        found["proposed"] += depth
+            if drafted[-1] in target.eos_token_ids:
+                break
         for token in drafted[len(text) :]:
             own = next_token(target, record, text, None)
             found["evaluated"] += 1
@@ -75,9 +79,9 @@ def speculate(target: Target, record, network: nn.Module, count: int, d: int) ->
                 break
             found["accepted"] += 1
         else:
-            if len(text) < count:
-                text.append(next_token(target, record, text, None))
-    assert tuple(text) == record.tokens
+            text.append(next_token(target, record, text, None))
+    ends = [i for i, token in enumerate(text) if token in target.eos_token_ids]
+    assert tuple(text[: ends[0] + 1] if ends else text) == record.tokens
     return found
 
 
@@ -85,21 +89,32 @@ def speculate(target: Target, record, network: nn.Module, count: int, d: int) ->
 def test_measure_equals_a_speculative_loop(target: Target, told: RecordSet, draft: Path, d: int):
     network = ImitationDraft.load(draft).network
     some = RecordSet("some", told[:3])
-    result = measure(LiveFeatures(target, some, LAYER), network, target.head, d, batch_size=2)
-    loops = [speculate(target, r, network, len(r.tokens or ()), d) for r in some]
-    for name in ("cycles", "evaluated", "accepted", "proposed"):
+    result = measure(LiveFeatures(target, some, LAYER), network, target, d, batch_size=2)
+    loops = [speculate(target, r, network, NEW, d) for r in some]
+    for name in ("cycles", "evaluated", "accepted"):
         assert getattr(result, name) == sum(loop[name] for loop in loops), name
+    assert result.tau == (result.accepted + result.cycles) / result.cycles
     assert result.tokens == sum(len(r.tokens or ()) - 1 for r in some)
     assert 0 < result.accepted < result.evaluated  # right sometimes, wrong sometimes
 
 
 def test_cycles_by_hand():
+    """Counted as the runtime counts, its own identities hold."""
     one = greedy_cycles([True, True, False, True, True, True, True], 2)
-    # (T T) + bonus token in place of F; (T T) + bonus token
-    assert (one.cycles, one.evaluated, one.accepted, one.proposed) == (3, [3, 2], [3, 2], 5)
+    # (T T) + bonus token in place of F; (T T) + bonus token; (T), after which the text has ended: the bonus is discarded
+    assert (one.cycles, one.evaluated, one.accepted, one.proposed, one.discarded) == (3, 5, 5, 5, 1)
+    assert (one.evaluated_by_depth, one.accepted_by_depth) == ([3, 2], [3, 2])
     wrong = greedy_cycles([False] * 4, 3)
-    assert (wrong.cycles, wrong.evaluated, wrong.accepted) == (4, [4, 0, 0], [0, 0, 0])
+    assert (wrong.cycles, wrong.evaluated_by_depth, wrong.accepted, wrong.tau) == (4, [4], 0, 1.0)
     assert greedy_cycles([], 3).cycles == 0
+    perfect = greedy_cycles([True] * 7, 5)
+    assert (perfect.cycles, perfect.accepted, perfect.discarded, perfect.tau) == (2, 6, 1, 4.0)
+    cut = greedy_cycles(
+        [True] * 7, 5, ended=False
+    )  # one token is left after the first cycle: nothing to draft
+    assert (cut.cycles, cut.accepted, cut.proposed, cut.tau) == (2, 5, 5, 3.5)
+    for stats in (one, wrong, perfect, cut):
+        stats.check()
 
 
 def test_figures_agree_with_each_other(target: Target, told: RecordSet, draft: Path, tmp_path: Path):
@@ -121,12 +136,27 @@ def test_figures_agree_with_each_other(target: Target, told: RecordSet, draft: P
 
 def test_the_target_itself_is_always_accepted(target: Target, told: RecordSet):
     last = target.num_layers
-    result = measure(LiveFeatures(target, told, last), nn.Identity(), target.head, 4)
+    result = measure(LiveFeatures(target, told, last), nn.Identity(), target, 4)
     assert result.alpha == result.agreement == 1.0
     assert result.overlap == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_target_runs_once_for_all_drafts(
+    target: Target, records: RecordSet, draft: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls, rows, lines = [], target.rows, []
+    monkeypatch.setattr(target, "rows", lambda *a: calls.append(a) or rows(*a))
+    names = [str(draft), "early-exit@1", f"early-exit@{LAYER}"]
+    together = evaluate_drafts(target, records, names, 3, NEW, report=lines.append)
+    assert len(calls) == 1
+    assert lines[0] == f"answered {len(records)}/{len(records)} records"
+    assert f"answers were cut at --max-new-tokens {NEW}" in lines[1] and "measured" in lines[-1]
+    assert together == {n: evaluate_drafts(target, records, [n], 3, NEW)[n] for n in names}
 
 
 def test_unknown_drafts_are_named(target: Target, told: RecordSet):
     for name in ("early-exit", "early-exit@5", "early-exit@x"):
         with pytest.raises(OptionError, match=r"early-exit@N|--draft-layer 5"):
             evaluate_drafts(target, told, [name])
+    with pytest.raises(OptionError, match=r"prompt-lookup drafts from the text alone.*vlmexport bench"):
+        evaluate_drafts(target, told, ["prompt-lookup"])

@@ -19,9 +19,9 @@ def model() -> Target:
 def test_every_quarter_and_half_has_a_draft_for_these_weights(model: Target):
     alias = find_alias(MODEL)
     assert alias is not None
-    drafts = alias.drafts()
-    assert tuple(drafts) == LAYERS == (model.num_layers // 4, model.num_layers // 2)
-    for layer, folder in drafts.items():
+    folders = alias.draft_folders()
+    assert (model.num_layers // 4, model.num_layers // 2) == LAYERS
+    for layer, folder in zip(LAYERS, folders, strict=True):
         draft = ImitationDraft.load(folder)
         assert draft.layer == layer
         draft.check_target(model.name, model.fingerprint, model.num_layers, model.hidden_size)
@@ -34,7 +34,7 @@ def test_acceptance_on_heldout_scenes(model: Target):
     alias = find_alias(MODEL)
     assert alias is not None
     records = load_records("scenes:heldout:1024")[-24:]
-    results = evaluate_drafts(model, RecordSet("some", records), [str(f) for f in alias.drafts().values()])
+    results = evaluate_drafts(model, RecordSet("some", records), [str(f) for f in alias.draft_folders()])
     for result, least in zip(results.values(), (0.88, 0.93), strict=True):
         assert result.alpha >= least
         assert result.evaluated > 1000

@@ -33,6 +33,12 @@ def options(layer: int, **values: Any) -> tuple[ImitationOptions, LoopOptions]:
     return ImitationOptions(layer, **mine), LoopOptions(**values)
 
 
+TRAINED: dict[str, dict[str, Any]] = {
+    "imitation": {"layer": 2, "cosine": 1.0},
+}
+"""The training table: draft kind → options with which it learns something in a few steps. A new kind is one line."""
+
+
 def make_jsonl(path: Path, count: int, images: bool) -> Path:
     """A JSONL file of `count` records with different prompts and answers."""
     rng = np.random.default_rng(3)

@@ -193,11 +193,14 @@ def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
     folder = imitation(llama, tmp_path / "draft", 2)
     report = build(llama, tmp_path / "bundle", drafts=[str(folder)])
     assert (
-        report.cuts == [0, 2, 4] and report.drafts == ["imitation@2", "early-exit@2", "prompt-lookup"]
+        report.cuts == [0, 2, 4]
+        and report.drafts == ["imitation@2", "early-exit@2", "prompt-lookup"]
         and report.speculative
     )
     manifest = Bundle.open(tmp_path / "bundle").manifest
-    assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graphs == {"imitation": "imitation.2"}
+    assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graphs == {
+        "imitation": "imitation.2"
+    }
     hidden = torch.randn(2, 3, 96)
     with torch.no_grad():
         expected = ImitationDraft.load(folder).network(hidden).numpy()

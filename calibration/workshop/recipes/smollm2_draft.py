@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ from torch import nn
 
 from ....exporter.drafts.imitation import ImitationDraft
 from ....runtime.errors import OptionError
+from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
+from ...generation.answers import GenerationOptions, TorchAnswers
 from ...generation.generate import generate_data
 from ...targets.target import Target, load_target
-from ...training.config import TrainConfig
 from ...training.features import CachedFeatures, build_cache
+from ...training.objectives import objective_for
+from ...training.objectives.imitation_options import ImitationOptions
+from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 from .smollm2_prompts import chat_prompts
 from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
@@ -191,7 +196,10 @@ def _answer(target: Target, prompts: list[str], place: Path, name: str, new_toke
     path.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), "utf-8")
     asked = load_records(str(path), strict=True)
     asked = RecordSet(name, [replace(r, key=f"{name}/{r.key}") for r in asked])
-    generate_data(target, asked, folder, new_tokens, len(prompts), GENERATION_BATCH, report=lambda line: None)
+    options = GenerationOptions(new_tokens)
+    generate_data(
+        TorchAnswers(target), asked, folder, options, len(prompts), GENERATION_BATCH, report=lambda line: None
+    )
     return load_records(str(folder), strict=True)
 
 
@@ -200,12 +208,12 @@ def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) 
     target, rows = workshop.target, workshop.features[limits.layer]
 
     def trainer(steps: int, out: Path) -> Trainer:
-        options: dict[str, Any] = {"lr": LEARNING_RATE, "warmup": min(50, steps // 10), **SHIPPED}
-        config = TrainConfig(limits.layer, steps, BATCH, **options)
+        kind = ImitationOptions(limits.layer, **SHIPPED)  # type: ignore[arg-type]
+        options = LoopOptions(steps, BATCH, LEARNING_RATE, warmup=min(50, steps // 10))
         often = max(1, steps // VALIDATIONS)
         return Trainer(
-            config, target.head, target.hidden_size, workshop.identity, rows.train, rows.validation, workshop.data,
-            out, eval_every=often, save_every=min(often, 50), log_every=10, report=report,
+            partial(objective_for, kind), options, target, rows.train, rows.validation, workshop.data, out,
+            eval_every=often, save_every=min(often, 50), log_every=10, report=report,
         )  # fmt: skip
 
     def report(line: str) -> None:
@@ -227,7 +235,9 @@ def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) 
             steps = int(min(MOST_STEPS, max(LEAST_STEPS, left / step - extra)))
             _say(f"{step:.2f} s a step: {steps} steps")
         progress.note(steps=steps)
-        return trainer(steps, place / f"run-n{limits.layer}").train()
+        draft = trainer(steps, place / f"run-n{limits.layer}").train()
+        assert isinstance(draft, ImitationDraft)
+        return draft
 
 
 def _evaluate(
@@ -272,7 +282,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--heldout", type=int, default=Limits.heldout, help="held-out prompts")
     parser.add_argument("--new-tokens", type=int, default=Limits.new_tokens, help="limit per answer")
     parser.add_argument("--steps", type=int, help="in place of what the time allows")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=cores())
     options = vars(parser.parse_args(arguments))
     torch.set_num_threads(options.pop("threads"))
     model, work, out = options.pop("model"), options.pop("work"), options.pop("out")

@@ -17,12 +17,15 @@ from pathlib import Path
 import torch
 
 from ....exporter.drafts.imitation import ImitationDraft
+from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
+from ...generation.answers import TorchAnswers
 from ...generation.generate import generate_data
 from ...targets.target import load_target
-from ...training.config import TrainConfig
 from ...training.features import CachedFeatures, build_cache
+from ...training.objectives.imitation_options import ImitationOptions
+from ...training.options import LoopOptions
 from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
@@ -43,7 +46,7 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
     }
     told = {}
     for name, data in sets.items():
-        generate_data(target, load_records(data), place / name)
+        generate_data(TorchAnswers(target), load_records(data), place / name)
         told[name] = load_records(str(place / name))
     train = RecordSet(
         "captions+questions", [*told["captions"], *told["questions"]], [], told["captions"].generated_by
@@ -66,7 +69,9 @@ def make_drafts(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -
     results = {}
     for layer in LAYERS:
         run = work / "runs" / f"shipped-n{layer}-{workshop.target.fingerprint[7:19]}"
-        draft = workshop.train(TrainConfig(layer, steps=steps, **SHIPPED), run)  # type: ignore[arg-type]
+        kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
+        draft = workshop.train(kind, LoopOptions(steps, lr=workshop.lr), run)
+        assert isinstance(draft, ImitationDraft)
         folder = out / f"n{layer}"
         shutil.rmtree(folder, ignore_errors=True)
         draft.save(folder, torch.float16)
@@ -94,7 +99,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=CAPTIONS, help="training scenes")
     parser.add_argument("--heldout", type=int, default=HELDOUT)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     workshop = prepare(options.model, options.work, options.captions, options.heldout)

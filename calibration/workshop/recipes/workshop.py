@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-from ....exporter.drafts.imitation import ImitationDraft
+from ....exporter.drafts.base import Draft
 from ...evaluation.acceptance import Acceptance, measure
 from ...targets.target import Target
-from ...training.config import TrainConfig
 from ...training.features import CachedFeatures
+from ...training.objectives import objective_for
+from ...training.objectives.imitation_options import ImitationOptions
+from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 
 SHIPPED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward"}
@@ -38,33 +40,22 @@ class Workshop:
     batch: int = 64
     lr: float = 1e-3
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The target as drafts name it."""
-        target = self.target
-        return {
-            "name": target.name,
-            "fingerprint": target.fingerprint,
-            "num_layers": target.num_layers,
-        }
-
-    def train(self, config: TrainConfig, out: Path) -> ImitationDraft:
+    def train(self, kind: ImitationOptions, options: LoopOptions, out: Path) -> Draft:
         """Runs, continues or (when complete) rereads one training run."""
-        features = self.features[config.layer]
+        features = self.features[kind.layer]
         return Trainer(
-            config,
-            self.target.head,
-            self.target.hidden_size,
-            self.identity,
+            partial(objective_for, kind),
+            options,
+            self.target,
             features.train,
             features.validation,
             self.data,
             out,
-            eval_every=max(1, config.steps // 4),
-            save_every=max(1, config.steps // 4),
+            eval_every=max(1, options.steps // 4),
+            save_every=max(1, options.steps // 4),
             log_every=100,
         ).train()
 
     def heldout(self, layer: int, network: nn.Module) -> Acceptance:
         """Greedy acceptance on held-out answers; `nn.Identity` is the early exit."""
-        return measure(self.features[layer].heldout, network, self.target.head, DRAFT_LENGTH, self.batch)
+        return measure(self.features[layer].heldout, network, self.target, DRAFT_LENGTH, self.batch)

@@ -1,0 +1,69 @@
+"""From the options of the loop and of every draft kind to the flags of `vlmexport train`, and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from ...runtime.errors import OptionError
+from .objectives import KINDS, options_of
+from .options import LoopOptions, Options, flag_of
+
+
+def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose parameter `options` (a mapping of names to values or None) becomes one flag per option.
+
+    A flag that several kinds have is one flag; its help is the first kind's.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    flags: dict[str, inspect.Parameter] = {}
+    for owner in (LoopOptions, *map(options_of, KINDS)):
+        hints = get_type_hints(owner)
+        for one in fields(owner):  # type: ignore[arg-type]
+            flags.setdefault(one.name, _flag(one, hints[one.name]))
+
+    def run(**values: Any) -> None:
+        options = {name: values.pop(name) for name in flags}
+        command(**values, options=options)
+
+    own = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in signature.parameters.values()
+        if p.name != "options"
+    ]
+    run.__signature__ = signature.replace(parameters=[*own, *flags.values()])  # type: ignore[attr-defined]
+    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    return run
+
+
+def read_flags(kind: str, given: Mapping[str, Any], preset: str | None = None) -> tuple[Options, LoopOptions]:
+    """The options of a kind and of the loop, from flags (None: not given).
+
+    Raises OptionError for an unknown kind, for a flag that belongs to other kinds only, and as the options do.
+    """
+    owner = options_of(kind)
+    loop, own = ({f.name for f in fields(o)} for o in (LoopOptions, owner))  # type: ignore[arg-type]
+    for name, value in given.items():
+        if value is not None and name not in loop | own:
+            raise OptionError(f"--{name.replace('_', '-')} does not apply to --draft {kind}")
+    return (
+        owner.of({n: given.get(n) for n in own}, preset),
+        LoopOptions.of({n: given.get(n) for n in loop}),
+    )
+
+
+def _flag(one: Field[Any], hint: Any) -> inspect.Parameter:
+    name = flag_of(one.name, one.metadata)
+    shown = "" if one.default is None else f" (default: {'on' if one.default is True else one.default})"
+    text = f"{one.metadata['help'].rstrip('.')}{shown}."
+    declared = f"{name}/--no-{name[2:]}" if hint is bool else name
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[hint | None, typer.Option(declared, help=text, show_default=False)],
+    )
