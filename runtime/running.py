@@ -12,6 +12,7 @@ from .decode.passes import Decoder
 from .errors import PromptError
 from .families.base import Prepared
 from .result import Result
+from .speculate.processors import Processors
 from .speculate.sequence import Sequence, SequenceLimits
 from .speculate.stats import Stats
 from .text.incremental import IncrementalDetokenizer
@@ -134,6 +135,9 @@ class Running:
         elif prepared.row_slots is not None:
             sequence.barred = frozenset(ids[prepared.row_slots].tolist())
         sequence.prompt_ids = ids.tolist()
+        sequence.processors = Processors.from_info(
+            manifest.generation, manifest.text.eos_token_ids, sequence.prompt_ids
+        )
         encoded = time.perf_counter()
         seconds.encoder = encoded - vision
         on_rows = None

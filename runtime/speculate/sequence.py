@@ -80,6 +80,8 @@ class Sequence:
         try:
             for token in tokens:
                 self.tokens.append(token)
+                if self.processors is not None:
+                    self.processors.extend((token,))
                 left -= 1
                 if token in self.limits.eos_token_ids:
                     self.finish_reason = "eos"
@@ -109,7 +111,7 @@ class Sequence:
         rows.check(row)
         logits = rows.logits(row)
         if processors is not None:
-            logits = processors.apply(logits, [*self.tokens, *after])
+            logits = processors.apply(logits, after)
         return sampling.choose(logits, len(self.tokens) + len(after))
 
     def judge(self, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
@@ -134,7 +136,8 @@ class Sequence:
 
     def _distributions(self, tree: TokenTree, rows: TargetRows, first: int) -> list[np.ndarray]:
         """p after every node of a chain, with the processors that its prefix asks for."""
-        found, before = [], list(self.tokens)
+        found: list[np.ndarray] = []
+        before: list[int] = []
         for node in range(len(tree)):
             rows.check(first + node)
             logits = rows.logits(first + node)
