@@ -24,7 +24,7 @@ def main() -> None:
     options = parser.parse_args()
     from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.proposers import always_wrong
+    from vlmexport.runtime.proposers.wrong import always_wrong
 
     session = Session.load(options.bundle)
     drafts = [draft.name for draft in session.bundle.manifest.drafts]
@@ -41,7 +41,7 @@ def main() -> None:
         for name, length, limit in runs:
             result = session.generate(image=image, max_new_tokens=limit, draft=name, draft_length=length)
             compare(total, different, plain.tokens, result, name, length, limit, index)
-        with always_wrong(session):
+        with always_wrong(session, drafts[0]):
             length = 1 + index % longest
             result = session.generate(
                 image=image, max_new_tokens=options.max_new_tokens, draft=drafts[0], draft_length=length

@@ -51,8 +51,12 @@ class KVArena:
         self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
         self._shape = (heads, head_dim)
         size = max_batch * heads * capacity * head_dim * DTYPES[dtype].itemsize
-        self.keys = [engine.allocate(f"{prefix}key_cache.{layer}", size, zeroed=True) for layer in range(layers)]
-        self.values = [engine.allocate(f"{prefix}value_cache.{layer}", size, zeroed=True) for layer in range(layers)]
+        self.keys = [
+            engine.allocate(f"{prefix}key_cache.{layer}", size, zeroed=True) for layer in range(layers)
+        ]
+        self.values = [
+            engine.allocate(f"{prefix}value_cache.{layer}", size, zeroed=True) for layer in range(layers)
+        ]
         self.reset()
 
     @property

@@ -111,6 +111,7 @@ def _at(truth: Items[int], index: int) -> int:
 DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "early-exit": _bundled("early-exit"),
     "imitation": _bundled("imitation"),
+    "prompt-lookup": _bundled("prompt-lookup"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
     "often-right": lambda rig, truth: Scripted(

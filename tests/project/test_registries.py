@@ -76,7 +76,7 @@ def _engines() -> list[str]:
     return [
         p.stem
         for p in sorted(folder.glob("*.py"))
-        if p.stem != "base" and "def bind(" in p.read_text("utf-8")
+        if p.stem not in ("base", "__init__") and "def _bind(" in p.read_text("utf-8")
     ]
 
 

@@ -22,7 +22,7 @@ class Memory(Engine):
         super().__init__({})
         self.host_memory = host_memory  # type: ignore[misc]
 
-    def allocate(self, name: str, nbytes: int) -> Buffer:
+    def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         data = np.zeros(nbytes, np.uint8)
         return Buffer(name, nbytes, data.ctypes.data, data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,8 +169,14 @@ def decode(proposer: PromptLookup, sequence: Any, answer: list[int], budget: Bud
     return cycles
 
 
+def lookup(vocab_size: int = 1 << 20) -> PromptLookup:
+    """The proposer over a decoder of so many tokens."""
+    draft, text = SimpleNamespace(name="prompt-lookup"), SimpleNamespace(vocab_size=vocab_size)
+    return PromptLookup(draft, SimpleNamespace(manifest=SimpleNamespace(text=text)))  # type: ignore[arg-type]
+
+
 def test_copied_text_takes_few_cycles_and_two_sequences_do_not_mix():
-    proposer, prompt = PromptLookup(vocab_size=100), list(range(10, 60))
+    proposer, prompt = lookup(100), list(range(10, 60))
     copying, other = Sequence(prompt), Sequence([70, 71, 72])
     proposer.begin(other)
     other.tokens += [70]
@@ -181,14 +188,12 @@ def test_copied_text_takes_few_cycles_and_two_sequences_do_not_mix():
 def test_a_branch_saves_the_cycle_that_the_latest_occurrence_loses():
     prompt = [10, 11, 12, 13, 14, 10, 11, 22, 23, 24, 30]
     answer = [10, 11, 12, 13, 14]
-    cycles = [
-        decode(PromptLookup(), Sequence(prompt), answer, budget) for budget in (Budget(3, 3), Budget(6, 3))
-    ]
+    cycles = [decode(lookup(), Sequence(prompt), answer, budget) for budget in (Budget(3, 3), Budget(6, 3))]
     assert cycles == [2, 1]
 
 
 def test_image_places_and_end_tokens():
-    proposer = PromptLookup(vocab_size=VOCAB)
+    proposer = lookup(VOCAB)
     sequence = Sequence([1, BARRED, BARRED, 2, 5, END, 0, 1], tokens=[5])
     proposer.begin(sequence)  # type: ignore[arg-type]
     propose = lambda: proposer.propose_one(sequence, Budget.chain(4)).tokens  # type: ignore[arg-type]  # noqa: E731
