@@ -16,6 +16,7 @@ from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
 from rig import ENGINES, FAMILIES, Rig
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
+from vlmexport.runtime.session import Session
 
 # --- generations ---
 
@@ -67,6 +68,41 @@ def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
 def test_a_captured_cycle_waits_once_and_is_lossless(rigs: Callable) -> None:
     rig: Rig = rigs("llama", "device")
     captured_cycles(rig.engine.renewed(), rig.tiny, rig.oracle)
+
+
+@pytest.mark.parametrize("engine", ("device", "growing-device"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
+    """From pictures and text to text, alone and in a ragged batch of five with three places, greedy and sampled."""
+
+    def requests(rig: Rig, draft: str) -> list[dict[str, Any]]:
+        picture = rig.manifest.image is not None
+        return [
+            {
+                "image": lossless.image_array(seed) if picture else None,
+                "prompt": prompt,
+                "max_new_tokens": limit,
+                "draft": draft,
+                "draft_length": 1 + seed,
+                "temperature": 1.5 if seed == 3 else 0.0,
+                "seed": seed,
+            }
+            for seed, (prompt, limit) in enumerate(
+                (("the red cup", 9), ("describe it", 20), ("a", 3), ("what is on the table", 17), ("two", 24))
+            )
+        ]
+
+    said: dict[str, list[Any]] = {}
+    for column in ("onnxruntime", engine):
+        rig: Rig = rigs(family, column)
+        session = Session(rig.tiny.bundle, rig.decoder, None)
+        names = ["none", *(draft.name for draft in rig.manifest.drafts)]
+        results = [result for name in names for result in session.generate_batch(requests(rig, name))]
+        results.append(session.generate(**requests(rig, names[1])[1]))
+        said[column] = [(result.tokens, result.text, result.finish_reason) for result in results]
+        rig.settle()
+    assert said[engine] == said["onnxruntime"]
+    assert len({tuple(tokens) for tokens, *_ in said[engine]}) == 5, "the requests must differ"
 
 
 @pytest.mark.parametrize("engine", ("onnxruntime", "device"))
