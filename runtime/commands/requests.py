@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def draft_options(manifest: Manifest, draft: str | None, draft_length: int | None) -> dict[str, Any]:
-    """Keyword arguments of `Session.generate` for `--draft` and `--draft-length`.
+    """Keyword arguments of `Session.generate` for `--draft` and `--draft-length`, checked before a model is loaded.
 
-    `draft` is a name (`imitation@3`), a kind (`imitation`), `none`, or None for the bundle's default.
     Raises `OptionError` naming what the bundle has.
     """
     from ..errors import OptionError
 
+    chosen = manifest.choose_draft(draft)
     options: dict[str, Any] = {}
     if draft_length is not None:
         if not 1 <= draft_length < manifest.limits.max_width:
@@ -25,17 +25,9 @@ def draft_options(manifest: Manifest, draft: str | None, draft_length: int | Non
                 "(max_width less the pending token)"
             )
         options["draft_length"] = draft_length
-    if draft is None:
-        return options
-    if draft == "none":
-        return {"speculative": False}
-    names = [entry.name for entry in manifest.drafts]
-    if draft not in names:
-        named = [entry.name for entry in manifest.drafts if entry.kind == draft]
-        if not named:
-            raise OptionError(f"--draft {draft}: this bundle has {', '.join([*names, 'none'])}")
-        draft = manifest.policy.draft if manifest.policy.draft in named else named[0]
-    return options | {"draft": draft, "speculative": True}
+    if draft is not None:
+        options["draft"] = "none" if chosen is None else chosen.name
+    return options
 
 
 def read_prompt(prompt: str | None, raw: bool) -> str | None:

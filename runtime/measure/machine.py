@@ -26,7 +26,7 @@ def describe() -> dict[str, Any]:
     except (AttributeError, OSError):
         load = None
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": cores(),
         "load": load,
         "system": f"{platform.system()} {platform.machine()}",
@@ -35,7 +35,8 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name of the processor: what stored pass times are found by."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -11,7 +11,7 @@ from typing import Any
 import handmade_bundle
 import pytest
 from vlmexport.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.errors import BundleError, OptionError
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
@@ -125,3 +125,26 @@ def test_names_missing_fields_and_wrong_types(valid: dict[str, Any]) -> None:
     for junk in (None, [], "manifest", 3):
         with pytest.raises(BundleError):
             Manifest.from_dict(junk)
+
+
+def test_choosing_a_draft(valid: dict[str, Any]) -> None:
+    data = copy.deepcopy(valid)
+    draft = copy.deepcopy(next(d for d in data["drafts"] if d["kind"] == "early-exit"))
+    data["drafts"] = [draft | {"name": "first"}, draft | {"name": "second"}]
+    data["policy"] |= {"draft": "second", "speculative": True}
+    manifest = Manifest.from_dict(data)
+
+    def chosen(name: str | None) -> str | None:
+        found = manifest.choose_draft(name)
+        return None if found is None else found.name
+
+    assert chosen("first") == "first" and chosen("none") is None
+    assert chosen(None) == "second" and chosen("early-exit") == "second", "the default is preferred"
+    manifest.policy.draft = None
+    assert chosen("early-exit") == "first" and chosen(None) is None
+    manifest.policy.draft, manifest.policy.speculative = "second", False
+    assert chosen(None) is None and chosen("early-exit") == "second"
+    with pytest.raises(
+        OptionError, match=r"the bundle has no 'medusa'; it has first, second; none decodes plainly"
+    ):
+        manifest.choose_draft("medusa")
