@@ -18,6 +18,7 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.proposers.wrong import always_wrong
 from ...runtime.session import Session
+from ...runtime.speculate.stats import Stats
 from .capture import SENTENCE, sample_picture
 from .generation import NEAR_TIE, first_difference
 
@@ -154,11 +155,8 @@ def _compare(
         else:
             row.different += 1
             row.first_difference = row.first_difference or (index, at)
-    accepted = sum(r.stats.accepted for r in results)
-    evaluated = sum(r.stats.evaluated for r in results)
-    cycles = sum(r.stats.cycles for r in results)
-    row.alpha = accepted / evaluated if evaluated else None
-    row.tau = (accepted + cycles) / cycles if cycles else None
+    total = Stats.total(result.stats for result in results)
+    row.alpha, row.tau = total.alpha, total.tau if total.cycles else None
     return row
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +23,19 @@ class Seconds:
         return dict(vars(self))
 
 
+_SUMMED = (
+    "prompt_tokens", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
+    "time_to_first_token", "total_seconds",
+)  # fmt: skip
+
+
 @dataclass
 class Stats:
     """Counters of a request. `emitted tokens = 1 + accepted + cycles − discarded`: the first token comes from
     prefill, `discarded` were cut by an end token, the limit or a stop string."""
 
+    requests: int = 1
+    """More in a `total`."""
     prompt_tokens: int = 0
     tokens: int = 0
     cycles: int = 0
@@ -39,6 +49,8 @@ class Stats:
     """True when acceptance was forced for a measurement: the output is not text."""
     evaluated_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Cycles by (drafted nodes, depth) of what was verified; (0, 0) decoded one token plainly."""
     seconds: Seconds = field(default_factory=Seconds)
     time_to_first_token: float = 0.0
     total_seconds: float = 0.0
@@ -68,12 +80,15 @@ class Stats:
     def tokens_per_second(self) -> float | None:
         """Decoded tokens per second, without the first token, which belongs to prefill."""
         return (
-            (self.tokens - 1) / self.decode_seconds if self.tokens > 1 and self.decode_seconds > 0 else None
+            (self.tokens - self.requests) / self.decode_seconds
+            if self.tokens > self.requests and self.decode_seconds > 0
+            else None
         )
 
-    def count(self, proposed: int, accepted: int, evaluated: int) -> None:
-        """Add one cycle."""
+    def count(self, proposed: int, accepted: int, evaluated: int, depth: int | None = None) -> None:
+        """Add one cycle; `depth` of the verified tree, by default a chain's."""
         self.cycles += 1
+        self.shapes[proposed, proposed if depth is None else depth] += 1
         self.proposed += proposed
         self.accepted += accepted
         self.evaluated += evaluated
@@ -85,14 +100,42 @@ class Stats:
         for depth in range(accepted):
             self.accepted_by_depth[depth] += 1
 
+    @classmethod
+    def total(cls, requests: Iterable[Stats]) -> Stats:
+        """Counters and seconds of several requests together; `tau`, `alpha` and `tokens_per_second` are then theirs.
+
+        `draft`, `draft_length` and `forced` are kept where all requests agree. The first tokens of the requests,
+        which prefill gives, are counted in `requests`.
+        """
+        found = list(requests)
+        out = cls(requests=0)
+        for name in ("requests", *_SUMMED):
+            setattr(out, name, sum(getattr(entry, name) for entry in found))
+        for name in ("draft", "draft_length", "forced"):
+            values = {getattr(entry, name) for entry in found}
+            if len(values) == 1:
+                setattr(out, name, values.pop())
+        for name in ("evaluated_by_depth", "accepted_by_depth"):
+            lists = [getattr(entry, name) for entry in found]
+            longest = max(map(len, lists), default=0)
+            setattr(out, name, [sum(v[at] for v in lists if at < len(v)) for at in range(longest)])
+        for entry in found:
+            out.shapes.update(entry.shapes)
+            for phase, seconds in vars(entry.seconds).items():
+                setattr(out.seconds, phase, getattr(out.seconds, phase) + seconds)
+        return out
+
     def check(self) -> None:
         """Assert the identities."""
-        assert self.tokens == 1 + self.accepted + self.cycles - self.discarded, (
+        assert self.tokens == self.requests + self.accepted + self.cycles - self.discarded, (
             f"token identity broken: {self}"
         )
         assert 0 <= self.accepted <= self.evaluated <= self.proposed, f"counter order broken: {self}"
         assert sum(self.accepted_by_depth) == self.accepted, f"depth counters broken: {self}"
         assert sum(self.evaluated_by_depth) == self.evaluated, f"depth counters broken: {self}"
+        assert sum(self.shapes.values()) == self.cycles, f"shape counters broken: {self}"
+        nodes = sum(count * nodes for (nodes, _), count in self.shapes.items())
+        assert nodes == self.proposed, f"shape counters broken: {self}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON object: counters, ratios, seconds."""
