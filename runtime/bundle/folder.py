@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import BundleError
+from ..errors import BundleError, OptionError
 from ..text.tokenizer import Tokenizer
 from .manifest import FileInfo, Manifest, TensorInfo
 
 MANIFEST = "manifest.json"
+UNFINISHED = ".manifest.json.new"
+"""A manifest that is being written beside the valid one; never read."""
 MANIFEST_LIMIT = 64 << 20
 """Bytes. A manifest of a 96-layer model with plans is below 4 MB; anything near this is not one."""
 SMALL = 4 << 20
@@ -153,10 +155,47 @@ class Bundle:
         for folder, _, names in os.walk(self.path):
             for name in names:
                 relative = (Path(folder) / name).relative_to(self.path).as_posix()
-                if relative != MANIFEST and relative not in self.manifest.files:
+                if relative not in (MANIFEST, UNFINISHED) and relative not in self.manifest.files:
                     raise BundleError(
                         f"{self.path / relative}: not listed in the manifest; move it out of the bundle"
                     )
+
+
+def check_writable(bundle: Path) -> None:
+    """Raise `OptionError` when the manifest of a bundle cannot be replaced; for before something long is measured."""
+    if not os.access(bundle, os.W_OK | os.X_OK):
+        raise _not_writable(bundle, "the folder is read-only")
+
+
+def _not_writable(bundle: Path, why: str | None) -> OptionError:
+    return OptionError(
+        f"{bundle / MANIFEST}: cannot be written ({why}); save into a copy of the bundle that you may write to"
+    )
+
+
+def store_costs(bundle: Path, entry: dict[str, Any]) -> None:
+    """Write an entry into the `costs` of a bundle's manifest; it replaces one of the same machine and threads.
+
+    The new manifest takes the old one's place in one step, so that a reader finds either. Raises `OptionError` when
+    the folder cannot be written, `BundleError` when it holds no valid manifest.
+    """
+    path, unfinished = bundle / MANIFEST, bundle / UNFINISHED
+    document = read_manifest(path)
+    same = (entry["machine"], entry["threads"])
+    others = [old for old in document.get("costs", []) if (old.get("machine"), old.get("threads")) != same]
+    document["costs"] = [*others, entry]
+    text = json.dumps(Manifest.from_dict(document).to_dict(), indent=1, ensure_ascii=False) + "\n"
+    try:
+        try:
+            with unfinished.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise _not_writable(bundle, error.strerror) from error
 
 
 def read_manifest(path: Path) -> Any:

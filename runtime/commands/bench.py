@@ -29,12 +29,13 @@ def bench(
     ),
     threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores; one for small models."),
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
+    save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from ..bundle.folder import Bundle
+    from ..bundle.folder import Bundle, check_writable, store_costs
     from ..errors import OptionError
     from ..families import get_family
     from ..measure.benchmark import measure
@@ -48,6 +49,8 @@ def bench(
     if plot is not None:
         check_plot(plot)
     opened = Bundle.open(bundle)
+    if save:
+        check_writable(opened.path)
     requests = make_requests(opened.manifest, image, prompt, raw)
     for request in requests:  # refused before a large model is loaded for nothing
         get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
@@ -65,10 +68,13 @@ def bench(
             max_new_tokens=max_new_tokens,
             repeats=repeats,
             force_acceptance=force_acceptance,
+            every_draft=save,
             progress=lambda what, done, total: bar.update(
                 task, description=what, completed=done, total=total
             ),
         )
+    if save:
+        store_costs(opened.path, report["costs"])
     if plot is not None:
         write_plot(report, plot)
     if as_json:
@@ -77,6 +83,10 @@ def bench(
     show(report, console())
     if plot is not None:
         console().print(f"Plot: {plot}", markup=False)
+    if save:
+        console().print(
+            f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
+        )
 
 
 def register(app: typer.Typer) -> None:
@@ -87,7 +97,8 @@ def register(app: typer.Typer) -> None:
 def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:
     """Every image with every prompt. Without an image a synthetic one, without a prompt the bundle's default."""
     from ..images.load import load_image
-    from ..measure.benchmark import DEFAULT_PROMPT, Request, synthetic_image
+    from ..images.synthetic import synthetic_image
+    from ..measure.benchmark import DEFAULT_PROMPT, Request
     from .requests import read_prompt
 
     texts: list[str | None] = [read_prompt(text, raw) for text in prompts] or [None]
@@ -96,7 +107,9 @@ def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], ra
             texts = [read_prompt(DEFAULT_PROMPT, raw)]
         pictures: list[tuple[str, Any]] = [(path.name, load_image(path)) for path in images] or [("", None)]
     else:
-        made_up = synthetic_image(max(manifest.image.height, 64), max(manifest.image.width, 64))
+        # A model that takes any size is given one of the usual side.
+        sides = (max(side or 224, 64) for side in (manifest.image.height, manifest.image.width))
+        made_up = synthetic_image(*sides)
         pictures = [(path.name, load_image(path)) for path in images] or [("made-up image", made_up)]
     return [
         Request(

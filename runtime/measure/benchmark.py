@@ -6,19 +6,20 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import OptionError
-from .machine import describe
-from .speed_model import cycle_seconds, expected_tokens
+from ..speculate.costs import FREE, CostTable, Curve
+from ..speculate.stats import Stats
+from ..speculate.stored_costs import StoredCosts
+from . import machine
 from .timing import GraphTimer
+from .virtual_clock import decoding
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
     from ..session import Result, Session
-    from ..speculate.stats import Stats
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Widths q of the T(q) table, up to the bundle's max_width."""
@@ -76,16 +77,6 @@ class Arm:
         }
 
 
-def synthetic_image(height: int, width: int) -> np.ndarray:
-    """A uint8 image [H, W, 3] for measurements without a picture: smooth colour with three blocks."""
-    y, x = np.mgrid[0:height, 0:width]
-    picture = np.stack([200 + 20 * x / width, 190 + 20 * y / height, 180 + 0 * x], axis=-1).astype(np.uint8)
-    for index, colour in enumerate([(200, 40, 40), (40, 80, 200), (60, 160, 60)]):
-        left = width * (1 + 3 * index) // 10
-        picture[height // 3 : height * 2 // 3, left : left + width // 6] = colour
-    return picture
-
-
 def measure(
     session: Session,
     requests: Sequence[Request],
@@ -95,16 +86,19 @@ def measure(
     repeats: int = 5,
     warm_up: int = 1,
     force_acceptance: float | None = None,
+    every_draft: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Measure and return the report (schema: `schemas/bench-1.json`).
 
     `options` are the speculative arm's keyword arguments of `Session.generate`. Each repeat decodes every
-    request plainly, then speculatively, so that both arms meet the same state of the machine.
+    request plainly, then speculatively, so that both arms meet the same state of the machine. `every_draft` times
+    the passes of all drafts of the bundle: then the report's `costs` is an entry for the manifest, else null.
     Raises `OptionError` when there is nothing to compare.
     """
     plain_options = {"max_new_tokens": max_new_tokens, "speculative": False}
-    draft = drafting(session.bundle.manifest, options)
+    manifest = session.bundle.manifest
+    draft = drafting(manifest, options)
     draft_options = {"max_new_tokens": max_new_tokens, **options, "draft": draft.name, "speculative": True}
     if force_acceptance is not None:
         # Random weights rarely emit the end token, and forced drafts must not end the output by chance.
@@ -124,12 +118,15 @@ def measure(
     if not any(plain.tokens):
         raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
     progress("timing graphs", 0, 1)
-    report = _report(session, requests, results, references, plain, speculative, draft, draft_options)
+    drafts = manifest.drafts if every_draft else [draft]
+    table, rows = _time_passes(session, drafts, options.get("draft_length"), references)
+    report = _report(session, requests, results, table, plain, speculative, draft, draft_options)
     forced = force_acceptance is not None
     return report | {
         "forced_acceptance": force_acceptance,
         "output_is_text": not forced,
         "identical": None if forced else identical,
+        "costs": _entry(session, table, rows) if every_draft else None,
     }
 
 
@@ -152,19 +149,18 @@ def _report(
     session: Session,
     requests: Sequence[Request],
     results: Sequence[Result],
-    references: Sequence[Result],
+    table: CostTable,
     plain: Arm,
     speculative: Arm,
     draft: DraftInfo,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     manifest = session.bundle.manifest
-    length = options.get("draft_length", manifest.policy.draft_length)
-    stats = [result.stats for result in results]
-    alphas, alpha = acceptance(stats)
+    total = Stats.total(result.stats for result in results)
+    costs = table.drafts.get(draft.name, FREE)
     decode = _ratios(speculative.rates, plain.rates)
     end_to_end = _ratios(plain.totals, speculative.totals)
-    costs, bound = _bound(session, draft, length, alphas, references)
+    bound = _bound(table, draft.name, total)
     achieved = statistics.median(decode)
     return {
         "schema_version": 1,
@@ -172,7 +168,7 @@ def _report(
         "model": manifest.model.source,
         "precision": manifest.weights_dtype,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
-        "draft_length": length,
+        "draft_length": options.get("draft_length", manifest.policy.draft_length),
         "max_new_tokens": options["max_new_tokens"],
         "repeats": len(plain.tokens),
         "requests": [
@@ -187,60 +183,53 @@ def _report(
             "decode_max": max(decode),
             "end_to_end": statistics.median(end_to_end),
         },
-        "tau": _tau(stats),
-        "alpha": alpha,
-        "alpha_by_depth": alphas,
-        "width_cost": {str(width): seconds / costs.plain[1] for width, seconds in costs.plain.items()},
+        "tau": total.tau if total.cycles else None,
+        "alpha": total.alpha,
+        "alpha_by_depth": [alpha for alpha in total.alpha_by_depth if alpha is not None],
+        "cycles_by_drafted": _by_drafted(total),
+        "width_cost": {str(width): value / table.plain(1) for width, value in table.plain.measured.items()},
         "passes": {
-            "plain": {str(width): seconds for width, seconds in costs.plain.items()},
-            "tail": {str(width): seconds for width, seconds in costs.tail.items()},
+            "plain": _by_width(table.plain),
+            "tail": {} if costs.tail is None else _by_width(costs.tail),
             "trunk": costs.trunk,
             "propose": costs.propose,
         },
         "bound": bound,
         "achieved": None if bound is None else achieved / bound["decode"],
-        "machine": describe(),
+        "machine": machine.describe(),
     }
 
 
 def drafting(manifest: Manifest, options: dict[str, Any]) -> DraftInfo:
-    """The draft that `options` select. Raises `OptionError` when the bundle has none."""
-    name = (
-        options.get("draft") or manifest.policy.draft or next((draft.name for draft in manifest.drafts), None)
-    )
-    found = None if name is None else manifest.draft(name)
+    """The draft that `options` select; where the bundle decodes plainly by default, its policy's or its first draft.
+    Raises `OptionError` when there is none."""
+    name = options.get("draft")
+    found = manifest.choose_draft(name)
+    if name is None and found is None and manifest.drafts:
+        found = manifest.draft(manifest.policy.draft or "") or manifest.drafts[0]
     if found is None:
         raise OptionError("this bundle has no draft, so there is nothing to compare plain decoding with")
     return found
 
 
-def acceptance(stats: Sequence[Stats]) -> tuple[list[float], float | None]:
-    """alpha by depth (1 first; up to the last depth that was evaluated) and overall: accepted / evaluated."""
-    accepted = _add([entry.accepted_by_depth for entry in stats])
-    evaluated = _add([entry.evaluated_by_depth for entry in stats])
-    by_depth = [a / e for a, e in zip(accepted, evaluated, strict=False) if e]
-    return by_depth, sum(accepted) / sum(evaluated) if sum(evaluated) else None
+def _by_drafted(total: Stats) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for (nodes, _), count in sorted(total.shapes.items()):
+        found[str(nodes)] = found.get(str(nodes), 0) + count
+    return found
 
 
-def _add(lists: Sequence[Sequence[int]]) -> list[int]:
-    total = [0] * max((len(values) for values in lists), default=0)
-    for values in lists:
-        for index, value in enumerate(values):
-            total[index] += value
-    return total
+def _by_width(curve: Curve) -> dict[str, float]:
+    return {str(width): seconds for width, seconds in curve.measured.items()}
 
 
-def _tau(stats: Sequence[Stats]) -> float | None:
-    cycles = sum(entry.cycles for entry in stats)
-    return (sum(entry.accepted for entry in stats) + cycles) / cycles if cycles else None
-
-
-def _bound(
-    session: Session, draft: DraftInfo, length: int, alphas: list[float], references: Sequence[Result]
-) -> tuple[Any, dict[str, Any] | None]:
-    """Pass times at the middle of an output, and what they allow at the measured acceptance."""
+def _time_passes(
+    session: Session, drafts: Sequence[DraftInfo], length: int | None, references: Sequence[Result]
+) -> tuple[CostTable, int]:
+    """Pass times at the middle of an output, and how many key/value rows that is."""
     manifest = session.bundle.manifest
     widest = manifest.limits.max_width
+    length = manifest.policy.draft_length if length is None else length
     widths = {width for width in (*WIDTHS, length + 1) if width <= widest}
     prompt = round(statistics.mean(result.stats.prompt_tokens for result in references))
     rows = round(statistics.mean(len(result.tokens) for result in references)) // 2
@@ -248,13 +237,22 @@ def _bound(
         rows += prompt
     engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
     timer = GraphTimer(session.bundle, engine, cache=rows, source=prompt)
-    costs = timer.costs(draft.layer, draft.graphs.get("imitation"), widths)
-    if not alphas or length + 1 not in costs.tail:
-        return costs, None
-    expected, seconds = expected_tokens(alphas, length), cycle_seconds(costs, length)
-    return costs, {
-        "decode": expected * costs.plain[1] / seconds,
-        "tokens_per_cycle": expected,
-        "cycle_seconds": seconds,
-        "token_seconds": costs.plain[1],
+    return timer.costs(drafts, widths), rows
+
+
+def _bound(table: CostTable, draft: str, total: Stats) -> dict[str, Any] | None:
+    """What the graphs alone allow: the cycles that were decoded, by the table, without the tokens that were cut."""
+    if not total.cycles:
+        return None
+    reading = decoding(table, draft, total)
+    return {
+        "decode": reading.speedup,
+        "tokens_per_cycle": (total.tokens - total.requests) / total.cycles,
+        "cycle_seconds": reading.seconds / total.cycles,
+        "token_seconds": table.token_seconds(),
     }
+
+
+def _entry(session: Session, table: CostTable, rows: int) -> dict[str, Any]:
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return StoredCosts.of(table, machine.processor(), session.threads or 1, date, rows).to_json()

@@ -12,10 +12,11 @@ import numpy as np
 
 from ..decode.kv import BUCKET
 from ..engines.base import DTYPES
-from .speed_model import Costs
+from ..speculate.costs import FREE, CostTable, Curve, DraftCosts
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle
+    from ..bundle.manifest import DraftInfo
     from ..engines.base import Call, Engine, View
 
 BUDGET = 8.0
@@ -50,30 +51,41 @@ class GraphTimer:
         """Calls of these graphs over `width` new positions at the end of the cache."""
         return [self._bind(graph, width) for graph in graphs]
 
-    def costs(self, layer: int | None, imitation: str | None, widths: Iterable[int]) -> Costs:
-        """Median seconds of the passes of plain and of speculative decoding with the trunk cut at `layer`.
+    def costs(self, drafts: Iterable[DraftInfo], widths: Iterable[int]) -> CostTable:
+        """Median seconds of the passes of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
-        Without a draft (`layer` None) only the plain passes are timed.
+        Drafts that branch off after a layer get tail, trunk and proposal; one without graphs runs on the host and
+        costs nothing. A draft of another kind is left out: its default share stands until it is timed.
         """
-        segments = self._manifest.segments
-        cut = 0 if layer is None else self._manifest.decoder.cuts.index(layer)
+        manifest, segments = self._manifest, self._manifest.segments
         # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
         embed = [] if self._engine.host_memory else ["embed"]
-        arms: dict[tuple[str, int], list[Call]] = {}
-        for width in sorted(set(widths)):
-            arms["plain", width] = self.calls([*embed, *segments, "head"], width)
-            if layer is not None:
-                arms["tail", width] = self.calls([*segments[cut:], "head"], width)
-        if layer is not None:
-            arms["trunk", 1] = self.calls([*embed, *segments[:cut]], 1)
-            arms["propose", 1] = self.calls([*([imitation] if imitation else []), "head"], 1)
+        found = list(drafts)
+        cuts = {draft.layer: manifest.decoder.cuts.index(draft.layer) for draft in found if draft.layer}
+        arms: dict[tuple[str, Any, int], list[Call]] = {}
+        for width in sorted({1, *widths}):
+            arms["plain", None, width] = self.calls([*embed, *segments, "head"], width)
+            for layer, cut in cuts.items():
+                arms["tail", layer, width] = self.calls([*segments[cut:], "head"], width)
+        for layer, cut in cuts.items():
+            arms["trunk", layer, 1] = self.calls([*embed, *segments[:cut]], 1)
+        for draft in found:
+            if draft.layer:
+                arms["propose", draft.name, 1] = self.calls([*draft.graphs.values(), "head"], 1)
         seconds = median_seconds(arms)
-        return Costs(
-            plain={width: value for (name, width), value in seconds.items() if name == "plain"},
-            tail={width: value for (name, width), value in seconds.items() if name == "tail"},
-            trunk=seconds.get(("trunk", 1), 0.0),
-            propose=seconds.get(("propose", 1), 0.0),
-        )
+
+        def curve(what: str, which: Any) -> Curve:
+            return Curve({arm[2]: value for arm, value in seconds.items() if arm[:2] == (what, which)})
+
+        costs = {draft.name: FREE for draft in found if not draft.layer and not draft.graphs}
+        for draft in found:
+            if draft.layer:
+                costs[draft.name] = DraftCosts(
+                    curve("tail", draft.layer),
+                    seconds["trunk", draft.layer, 1],
+                    seconds["propose", draft.name, 1],
+                )
+        return CostTable(curve("plain", None), costs)
 
     def _bind(self, graph: str, width: int) -> Call:
         info = self._engine.interface(graph)

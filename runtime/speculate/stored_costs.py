@@ -1,0 +1,145 @@
+"""Cost tables in a manifest: reading and writing an entry, picking this machine's, and the default without one."""
+
+# ruff: noqa: RUF009 - `checked` returns a dataclass field
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..bundle.schema import Part, checked, failure, integer, mapping_of, number, optional, string
+from .costs import FREE, CostTable, Curve, DraftCosts
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftInfo, Manifest
+
+FROM_MEMORY = {
+    1: 1.0,
+    2: 1.01,
+    3: 1.03,
+    4: 1.05,
+    5: 1.06,
+    6: 1.09,
+    8: 1.23,
+    10: 1.33,
+    16: 1.59,
+    24: 1.95,
+    31: 2.3,
+}
+"""T(q)/T(1) where weights are read from memory at every pass: SmolLM2-135M in float32, two cores, quiet machine."""
+
+FROM_CACHE = {1: 1.0, 2: 1.20, 3: 1.28, 4: 1.39, 5: 1.54, 6: 1.67, 8: 2.0, 10: 2.36, 12: 2.58, 16: 3.2}
+"""T(q)/T(1) where weights stay in the processor's cache: the bundled 4 M model, one thread."""
+
+CACHED_BYTES = 32 << 20
+"""Weights up to this size count as cached."""
+
+OWN_GRAPH = 0.1
+"""Share of T(1) that a step of a draft with graphs of its own takes where nothing was measured: one layer and a head."""
+
+
+def _seconds(value: Any, path: str) -> dict[int, float]:
+    found = mapping_of(number(1e-9, 1e4), string(6), 64)(value, path)
+    if not found or not all(width.isdigit() and 0 < int(width) <= 1 << 16 for width in found):
+        raise failure(path, value, "an object of seconds by pass width")
+    return {int(width): float(seconds) for width, seconds in found.items()}
+
+
+@dataclass(kw_only=True)
+class _StoredDraft(Part):
+    tail: dict[int, float] | None = checked(optional(_seconds), default=None)
+    trunk: float = checked(number(0, 1e4), default=0.0)
+    propose: float = checked(number(0, 1e4), default=0.0)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class StoredCosts(Part):
+    """One entry of `costs`: pass times in seconds, and what they were measured on."""
+
+    machine: str = checked(string(200))
+    threads: int = checked(integer(1, 4096))
+    date: str = checked(string(40))
+    cache: int | None = checked(optional(integer(0, 1 << 21)), default=None)
+    """Key/value rows that were visible."""
+    plain: dict[int, float] = checked(_seconds)
+    drafts: dict[str, _StoredDraft] = checked(
+        mapping_of(_StoredDraft.parse, string(100), 100), default_factory=dict
+    )
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: CostTable, machine: str, threads: int, date: str, cache: int) -> StoredCosts:
+        """An entry from a measured table."""
+        drafts = {
+            name: _StoredDraft(
+                tail=None if costs.tail is None else costs.tail.measured,
+                trunk=costs.trunk,
+                propose=costs.propose,
+            )
+            for name, costs in table.drafts.items()
+        }
+        return cls(
+            machine=machine,
+            threads=threads,
+            date=date,
+            cache=cache,
+            plain=table.plain.measured,
+            drafts=drafts,
+        )
+
+    @property
+    def table(self) -> CostTable:
+        """The table without its provenance."""
+        drafts = {
+            name: DraftCosts(None if entry.tail is None else Curve(entry.tail), entry.trunk, entry.propose)
+            for name, entry in self.drafts.items()
+        }
+        return CostTable(Curve(self.plain), drafts)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: widths become strings."""
+        return _strings(self.to_dict())
+
+
+def _strings(value: Any) -> Any:
+    return {str(k): _strings(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
+    """The latest table that was stored on `machine` with `threads`, else the default in units of T(1).
+
+    A draft that the stored table does not know gets its default share of the measured T(1).
+    Raises `BundleError` for an entry that is not one.
+    """
+    for at in reversed(range(len(manifest.costs))):
+        entry: StoredCosts = StoredCosts.parse(manifest.costs[at], f"costs[{at}]")
+        if (entry.machine, entry.threads) == (machine, threads):
+            table = entry.table
+            missing = [draft for draft in manifest.drafts if draft.name not in table.drafts]
+            shares = {draft.name: _default_draft(manifest, draft, table.plain) for draft in missing}
+            return CostTable(table.plain, {**table.drafts, **shares})
+    return default_costs(manifest)
+
+
+def default_costs(manifest: Manifest) -> CostTable:
+    """Costs in units of T(1) where nothing was measured: by the size of the weights and the shares of the layers."""
+    plain = Curve(FROM_CACHE if manifest.weights.bytes <= CACHED_BYTES else FROM_MEMORY)
+    return CostTable(plain, {draft.name: _default_draft(manifest, draft, plain) for draft in manifest.drafts})
+
+
+def _default_draft(manifest: Manifest, draft: DraftInfo, plain: Curve) -> DraftCosts:
+    one = plain(1)
+    if draft.layer is None:
+        return DraftCosts(propose=OWN_GRAPH * one) if draft.graphs else FREE
+    decoder, words = manifest.decoder, manifest.text.vocab_size
+    layer = 12 * decoder.hidden_size  # parameters of a layer per hidden unit: attention 4, feed-forward 8
+    all_layers = layer * decoder.num_layers
+    head = words / (words + all_layers)
+    trunk = (1 - head) * draft.layer / decoder.num_layers
+    network = (
+        (1 - head) * layer / (6 * all_layers) * len(draft.graphs)
+    )  # imitation: two matrices of the width
+    tail = Curve({width: (1 - trunk) * seconds for width, seconds in plain.measured.items()})
+    return DraftCosts(tail, trunk * one, (head + network) * one)
