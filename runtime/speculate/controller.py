@@ -1,0 +1,304 @@
+"""The controller: drafts as much as pays, less where it does not, nothing where nothing does, and notices when it does
+again.
+
+Its decisions are a function of the tokens so far and of a stored cost table; it never reads the clock. Three parts:
+
+- acceptance by depth, from discounted counts: what a session has seen is the prior of what a request shows;
+- the budget that maximises expected tokens per second by the table (`costs.CostTable`), for a whole batch at once;
+- a purse per request: what a cycle gained or lost against plain decoding, by the table. A cycle is drafted only if
+  the purse could pay for all of it being rejected, so no history makes a request slower than 1 − LOSS of plain.
+
+Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
+gained is followed by another at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from ..errors import OptionError
+from .acceptance import Verdict
+from .budget import NOTHING, Budget
+from .costs import CostTable
+
+LOSS = 0.03
+"""Most time that a request may lose against plain decoding, as a share of it."""
+
+FLOOR = 60
+"""Tokens of a request that the share is taken of until it is longer: a request must be allowed its first mistake."""
+
+RISK = 0.5
+"""Share of a purse that one cycle may stake: a mistake leaves enough to go on with shorter drafts."""
+
+PROBES = 0.01
+"""Share of the time of plain decoding that probes may take."""
+
+PRIOR = 0.8
+"""Acceptance of a draft of which nothing is known: trained drafts reach it, and a wrong guess is paid from the purse."""
+
+SESSION_MEMORY, REQUEST_MEMORY = 200.0, 12.0
+"""Drafted cycles after which counts have faded to 1/e."""
+
+SESSION_WEIGHT, REQUEST_WEIGHT = 2.0, 6.0
+"""Evaluated tokens that the prior of the session, and of a request, counts as."""
+
+NEGLIGIBLE = 1e-3
+"""A depth that is reached less often is not considered."""
+
+
+class Drafting(Protocol):
+    """What the controller sees of a sequence: which proposer drafts for it, if any."""
+
+    @property
+    def proposer(self) -> Any: ...
+
+
+class Acceptance:
+    """Accepted and evaluated tokens by depth, fading with every drafted cycle."""
+
+    def __init__(self, memory: float):
+        self._keep = 1 - 1 / memory
+        self._accepted: list[float] = []
+        self._evaluated: list[float] = []
+
+    def add(self, accepted: int, evaluated: int) -> None:
+        """One drafted cycle: the first `accepted` of `evaluated` tokens were right."""
+        keep = self._keep
+        while len(self._evaluated) < evaluated:
+            self._accepted.append(0.0)
+            self._evaluated.append(0.0)
+        for depth in range(len(self._evaluated)):
+            self._accepted[depth] = keep * self._accepted[depth] + (depth < accepted)
+            self._evaluated[depth] = keep * self._evaluated[depth] + (depth < evaluated)
+
+    def rates(self, prior: Items[float], weight: float) -> list[float]:
+        """Acceptance by depth, as many as in `prior`, each shrunk towards the mean of its prior and of the depth above.
+
+        The depth above matters: a depth that is not drafted any more follows it, and so is tried again when it pays.
+        """
+        rates: list[float] = []
+        above, known = prior[0], len(self._evaluated)
+        for depth, expected in enumerate(prior):
+            above = (expected + above) / 2
+            if depth < known:
+                above = (self._accepted[depth] + weight * above) / (self._evaluated[depth] + weight)
+            rates.append(above)
+        return rates
+
+
+@dataclass
+class _Learned:
+    """What is known of one draft: over the session, or over one request."""
+
+    prior: list[float]
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(SESSION_MEMORY))
+    found: float = 1.0
+    """Share of the cycles with a budget in which the draft proposed anything."""
+    credit: float = 0.0
+    """Seconds saved up for the next probe."""
+    again: bool = False
+    """The last drafted cycle gained: the next probe needs no credit."""
+    cycles: int = 0
+    """Drafted cycles so far."""
+    rates: list[float] = field(default_factory=list)
+    """Acceptance by depth."""
+
+    def __post_init__(self) -> None:
+        self.rates = self.prior
+
+    def add(self, proposed: int, accepted: int, evaluated: int) -> None:
+        """One cycle that had a budget."""
+        self.found += ((proposed > 0) - self.found) / SESSION_MEMORY
+        if proposed:
+            self.cycles += 1
+            self.acceptance.add(accepted, evaluated)
+            self.rates = self.acceptance.rates(self.prior, SESSION_WEIGHT)
+
+
+@dataclass
+class _Request:
+    """Notes on one request."""
+
+    learned: _Learned
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(REQUEST_MEMORY))
+    balance: float = 0.0
+    """Seconds gained against plain decoding so far, negative when lost."""
+    tokens: int = 0
+    """Emitted in the cycles that the balance covers."""
+    allotted: Budget = NOTHING
+    """Of the cycle that is under way."""
+    _survival: tuple[int, list[float]] = -1, []  # by `learned.cycles` when it was made
+
+    def survival(self) -> list[float]:
+        """Chance that depth 1, 2, … is accepted, as far as it matters."""
+        made, survival = self._survival
+        if made != self.learned.cycles:
+            alive, survival = 1.0, []
+            for rate in self.acceptance.rates(self.learned.rates, REQUEST_WEIGHT):
+                alive *= rate
+                if alive < NEGLIGIBLE:
+                    break
+                survival.append(alive)
+            self._survival = self.learned.cycles, survival
+        return survival
+
+    def purse(self, unit: float) -> float:
+        """Seconds that may still be lost; `unit` is the time of one plain token."""
+        return self.balance + LOSS * max(FLOOR, self.tokens) * unit
+
+
+class _Outcome(NamedTuple):
+    """One sequence's part in the cycle that was just decoded."""
+
+    request: _Request
+    proposed: int
+    accepted: int
+    allotted: bool
+
+
+class Adaptive:
+    """A policy that learns acceptance. One object serves all requests of a session.
+
+    `costs`: this machine's table or the default. `most`: the largest budget; its depth is the longest chain tried.
+    `learn`: "session" keeps what was learned for later requests; "request" starts afresh at each one, so that its
+    output and its counters are a function of the request alone. `confidence_threshold` ends a chain early, as in
+    `FixedLength`. Raises `OptionError` for another `learn`.
+    """
+
+    def __init__(
+        self,
+        costs: CostTable,
+        most: Budget,
+        learn: str = "session",
+        confidence_threshold: float | None = None,
+    ):
+        if learn not in ("session", "request"):
+            raise OptionError(f"adaptive: {learn!r:.80} is not session or request")
+        self._costs, self._most, self._learn = costs, most, learn
+        self.confidence_threshold = confidence_threshold
+        self.needs_confidence = confidence_threshold is not None
+        self._learned: dict[str, _Learned] = {}
+        self._requests: WeakKeyDictionary[Any, _Request] = WeakKeyDictionary()
+        self._cycle: dict[str, list[_Outcome]] = {}
+        self._seconds: dict[tuple[str, int], list[float]] = {}
+
+    def keep_drafting(self, confidence: float) -> bool:
+        return self.confidence_threshold is None or confidence >= self.confidence_threshold
+
+    def allot(self, sequences: Items[Drafting]) -> list[Budget]:
+        """Budgets for the next cycle of these sequences; those with the same draft are one batch."""
+        self._settle()
+        groups: dict[str, list[_Request]] = {}
+        requests: list[_Request | None] = []
+        for sequence in sequences:
+            if sequence.proposer is None:
+                requests.append(None)
+                continue
+            request = self._request(sequence)
+            groups.setdefault(sequence.proposer.name, []).append(request)
+            requests.append(request)
+        for name, group in groups.items():
+            budget = Budget.chain(self._depth(name, group))
+            for request in group:
+                request.allotted = budget
+        return [NOTHING if request is None else request.allotted for request in requests]
+
+    def observe(self, sequence: Drafting, proposed: int, verdict: Verdict) -> None:
+        """The outcome of a cycle for one sequence. What it cost is settled when all of its batch have reported."""
+        if sequence.proposer is None:
+            return
+        request = self._request(sequence)
+        allotted, accepted = not request.allotted.empty, len(verdict.path)
+        request.allotted = NOTHING  # a cycle that is not asked for drafts nothing
+        if allotted:
+            request.learned.add(proposed, accepted, verdict.evaluated)
+            if proposed:
+                request.acceptance.add(accepted, verdict.evaluated)
+        outcome = _Outcome(request, proposed, accepted, allotted)
+        self._cycle.setdefault(sequence.proposer.name, []).append(outcome)
+
+    # --- private ---
+
+    def _request(self, sequence: Drafting) -> _Request:
+        found = self._requests.get(sequence)
+        if found is None:
+            prior = [PRIOR] * self._most.depth
+            if self._learn == "request":
+                learned = _Learned(prior)
+            else:
+                learned = self._learned.setdefault(sequence.proposer.name, _Learned(prior))
+            found = self._requests[sequence] = _Request(learned)
+        return found
+
+    def _cycle_seconds(self, name: str, batch: int) -> list[float]:
+        """Seconds of a cycle by chain length, from 0."""
+        found = self._seconds.get((name, batch))
+        if found is None:
+            found = [
+                self._costs.cycle_seconds(name, depth, batch=batch) for depth in range(self._most.depth + 1)
+            ]
+            self._seconds[name, batch] = found
+        return found
+
+    def _settle(self) -> None:
+        """Enter the last cycle of every batch into the balances of its requests, by the table."""
+        for name, outcomes in self._cycle.items():
+            batch = len(outcomes)
+            seconds = self._cycle_seconds(name, batch)
+            plain = seconds[0]
+            taken = seconds[min(max(outcome.proposed for outcome in outcomes), self._most.depth)]
+            share, unit, gained = taken / batch, plain / batch, 0.0
+            for outcome in outcomes:
+                emitted = outcome.accepted + 1
+                outcome.request.balance += emitted * unit - share
+                outcome.request.tokens += emitted
+                gained += emitted * unit - share
+            learned = outcomes[0].request.learned
+            if any(outcome.proposed for outcome in outcomes):
+                learned.again = gained > 0
+            if not any(outcome.allotted for outcome in outcomes):
+                learned.credit += PROBES * plain
+        self._cycle.clear()
+
+    def _depth(self, name: str, group: list[_Request]) -> int:
+        """Length of the chains that maximise expected tokens per second among those the purses can pay for."""
+        batch, learned = len(group), group[0].learned
+        seconds = self._cycle_seconds(name, batch)
+        plain = seconds[0]
+        purse = sum(request.purse(plain / batch) for request in group)
+        found = learned.found
+        some = found if batch == 1 else 1 - (1 - found) ** batch
+        survival = [request.survival() for request in group]
+        reached = survival[0] if batch == 1 else [sum(at) for at in zip_longest(*survival, fillvalue=0.0)]
+        expected, best, speed = float(batch), 0, batch / plain
+        for depth, tokens in enumerate(reached, 1):
+            expected += found * tokens
+            cost = seconds[depth]
+            if cost - plain > RISK * purse:
+                break
+            now = expected / (some * cost + (1 - some) * plain)
+            if now > speed:
+                best, speed = depth, now
+        return best or self._probe(learned, seconds, batch, purse)
+
+    def _probe(self, learned: _Learned, seconds: list[float], batch: int, purse: float) -> int:
+        """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""
+        plain = seconds[0]
+        unit = plain / batch
+        for depth in range(1, len(seconds)):
+            loss = seconds[depth] - plain
+            if depth * batch * unit <= loss:
+                continue
+            if loss > purse:
+                return 0
+            if learned.again:
+                return depth
+            if learned.credit < loss:
+                return 0
+            learned.credit -= loss
+            return depth
+        return 0

@@ -1,0 +1,269 @@
+"""The controller on the virtual clock: what it gains, what it may lose, and that it decides from tokens and tables."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
+from vlmexport.runtime.speculate.acceptance import Verdict
+from vlmexport.runtime.speculate.budget import NOTHING, Budget
+from vlmexport.runtime.speculate.controller import LOSS, Acceptance, Adaptive
+from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts
+from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
+from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY
+
+LEAST = 1 / (1 + LOSS)
+"""Speed of a request that lost all it may."""
+MOST = Budget.chain(10)
+DRAFT = SimpleNamespace(name="draft")
+MEMORY, CACHE = Curve(FROM_MEMORY), Curve(FROM_CACHE)
+
+
+def exit_draft(plain: Curve, trunk: float, propose: float) -> DraftCosts:
+    return DraftCosts(Curve({q: (1 - trunk) * s for q, s in plain.measured.items()}), trunk, propose)
+
+
+TABLES = {
+    "lookup": CostTable(MEMORY, {"draft": FREE}),
+    "drafter": CostTable(MEMORY, {"draft": DraftCosts(propose=0.08)}),
+    "exit": CostTable(MEMORY, {"draft": exit_draft(MEMORY, 0.27, 0.2)}),
+    "small exit": CostTable(CACHE, {"draft": exit_draft(CACHE, 0.22, 0.03)}),
+    "small lookup": CostTable(CACHE, {"draft": FREE}),
+}
+EVERY = pytest.mark.parametrize("name", TABLES)
+
+
+def certain(accepted: Callable[[int], int]) -> Outcome:
+    """A draft that proposes all it may; `accepted(at)` of it are right after `at` tokens."""
+    return lambda at, budget: (budget.depth, min(budget.depth, accepted(at)))
+
+
+def drawn(alpha: Callable[[int], float], seed: int, found: float = 1.0) -> Outcome:
+    """Each token is right with probability alpha(at); something is found with probability `found`."""
+    rng = random.Random(seed)
+
+    def outcome(at: int, budget: Budget) -> tuple[int, int]:
+        if rng.random() >= found:
+            return 0, 0
+        accepted = 0
+        while accepted < budget.depth and rng.random() < alpha(at + accepted):
+            accepted += 1
+        return budget.depth, accepted
+
+    return outcome
+
+
+def run(policy: Any, table: CostTable, outcomes: list[Outcome], length: int = 96) -> list[Reading]:
+    """A reading per request, one after the other."""
+    return [play(policy, [Simulated(outcome, length, DRAFT)], table) for outcome in outcomes]
+
+
+def best_fixed(table: CostTable, outcomes: Callable[[], list[Outcome]], length: int = 96) -> float:
+    """Speed of the best fixed length, 0 included."""
+    return max(total(run(FixedLength(d), table, outcomes(), length)).speedup for d in range(MOST.depth + 1))
+
+
+def total(readings: list[Reading]) -> Reading:
+    return sum(readings, Reading(0.0, 0.0))
+
+
+@EVERY
+def test_a_perfect_draft_is_used_to_its_full_length(name: str):
+    table = TABLES[name]
+    outcomes = lambda: [certain(lambda at: 99)] * 10  # noqa: E731
+    best = best_fixed(table, outcomes)
+    policy = Adaptive(table, MOST)
+    found = run(policy, table, outcomes())
+    assert total(found).speedup >= 0.95 * best
+    assert found[-1].speedup == pytest.approx(best, rel=0.04), "once it is known"
+
+
+@EVERY
+def test_a_draft_that_is_always_wrong_costs_at_most_three_percent(name: str):
+    table = TABLES[name]
+    for learn in ("session", "request"):
+        policy = Adaptive(table, MOST, learn)
+        found = run(policy, table, [certain(lambda at: 0)] * 200, 60)
+        assert total(found).speedup >= LEAST
+        assert min(reading.speedup for reading in found) >= LEAST
+        if learn == "session":
+            assert total(found).speedup >= 0.985, "only probes are left"
+
+
+@EVERY
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97])
+def test_steady_acceptance_gains_what_the_best_fixed_length_gains(name: str, alpha: float):
+    table = TABLES[name]
+    outcomes = lambda: [drawn(lambda at: alpha, seed) for seed in range(40)]  # noqa: E731
+    found = total(run(Adaptive(table, MOST), table, outcomes())).speedup
+    assert found >= 0.95 * best_fixed(table, outcomes)
+
+
+HISTORIES = st.lists(st.tuples(st.floats(0, 1), st.integers(10, 120)), max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(sorted(TABLES)),
+    HISTORIES,
+    st.lists(st.integers(0, 10), min_size=1, max_size=30),
+    st.integers(60, 150),
+    st.sampled_from(["session", "request"]),
+)
+def test_no_request_is_slower_after_any_history(
+    name: str, history: list[tuple[float, int]], runs: list[int], length: int, learn: str
+):
+    table = TABLES[name]
+    policy = Adaptive(table, MOST, learn)
+    for seed, (alpha, tokens) in enumerate(history):
+        play(policy, [Simulated(drawn(lambda at, a=alpha: a, seed), tokens, DRAFT)], table)
+    reading = play(policy, [Simulated(certain(lambda at: runs[at % len(runs)]), length, DRAFT)], table)
+    assert reading.speedup >= LEAST
+
+
+@EVERY
+def test_a_draft_that_turns_bad_and_good_again(name: str):
+    table = TABLES[name]
+    policy = Adaptive(table, MOST)
+    for phase, alpha in enumerate((0.9, 0.0, 0.9)):
+        outcomes = lambda: [drawn(lambda at: alpha, 100 * phase + seed) for seed in range(30)]  # noqa: B023, E731
+        found = run(policy, table, outcomes())
+        assert total(found).speedup >= 0.92 * best_fixed(table, outcomes)
+        assert min(reading.speedup for reading in found) >= LEAST
+
+
+@EVERY
+def test_within_one_request_it_stops_and_comes_back(name: str):
+    table = TABLES[name]
+    policy = Adaptive(table, MOST)
+    sequence = Simulated(certain(lambda at: 10 if at < 300 or at > 1000 else 0), 1600, DRAFT)
+    play(policy, [sequence], table)
+    at, drafted = 1, {"good": 0, "turn": 0, "bad": 0, "again": 0}
+    cycles = dict.fromkeys(drafted, 0)
+    for proposed, accepted in sequence.recorded:
+        phase = "good" if at < 300 else "turn" if at <= 400 else "bad" if at <= 1000 else "again"
+        drafted[phase] += proposed
+        cycles[phase] += 1
+        at += accepted + 1
+    assert drafted["good"] / cycles["good"] > 4
+    assert drafted["bad"] / cycles["bad"] < 1.1
+    assert drafted["again"] / cycles["again"] > 2
+
+
+@pytest.mark.parametrize("name", ["lookup", "small lookup"])
+def test_bursts_of_copied_text(name: str):
+    table = TABLES[name]
+    outcomes = lambda: [  # noqa: E731
+        drawn(lambda at: 0.95 if at // 40 % 3 == 0 else 0.1, seed, found=0.5) for seed in range(30)
+    ]
+    found = run(Adaptive(table, MOST), table, outcomes(), 240)
+    assert total(found).speedup >= 0.97 * best_fixed(table, outcomes, 240)
+    assert min(reading.speedup for reading in found) >= LEAST
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+@EVERY
+def test_a_batch_of_sixteen(name: str, alpha: float):
+    table = TABLES[name]
+
+    def speed(policy: Any) -> float:
+        batches = [
+            [Simulated(drawn(lambda at: alpha, 16 * r + i), 60 + 5 * i, DRAFT) for i in range(16)]
+            for r in range(4)
+        ]
+        return total([play(policy, batch, table) for batch in batches]).speedup
+
+    best = max(speed(FixedLength(d)) for d in range(5))
+    assert speed(Adaptive(table, MOST)) >= max(LEAST, 0.96 * best)
+
+
+def test_a_wide_batch_drafts_less_than_a_single_sequence():
+    table, lengths = TABLES["drafter"], {}
+    for batch in (1, 16):
+        policy = Adaptive(table, MOST)
+        play(policy, [Simulated(certain(lambda at: 99), 400, DRAFT) for _ in range(batch)], table)
+        sequences = [Simulated(certain(lambda at: 99), 400, DRAFT) for _ in range(batch)]
+        lengths[batch] = {budget.depth for budget in policy.allot(sequences)}
+    assert len(lengths[16]) == 1 and max(lengths[16]) < min(lengths[1])
+
+
+def test_sequences_without_a_draft_and_two_drafts_in_a_batch():
+    table = CostTable(MEMORY, {"good": FREE, "bad": FREE})
+    policy = Adaptive(table, MOST)
+    sequences = [
+        Simulated(certain(lambda at: 0), 400, name and SimpleNamespace(name=name))
+        for name in ("good", None, "bad")
+    ]
+    for _ in range(120):
+        budgets = policy.allot(sequences)
+        assert budgets[1] == NOTHING
+        for sequence, budget, right in zip(sequences, budgets, (99, 0, 0), strict=True):
+            accepted = min(budget.depth, right)
+            verdict = Verdict(list(range(1, accepted + 1)), 0, min(accepted + 1, budget.depth))
+            policy.observe(sequence, budget.depth, verdict)
+    assert budgets[0] == MOST and budgets[2].depth <= 1
+
+
+def test_what_was_learned_stays_in_its_scope():
+    table = TABLES["exit"]
+    bad, good = certain(lambda at: 0), drawn(lambda at: 0.7, 5)
+    for learn, same in (("request", True), ("session", False)):
+        fresh, used = Adaptive(table, MOST, learn), Adaptive(table, MOST, learn)
+        run(used, table, [bad] * 20)
+        records = []
+        for policy in (fresh, used):
+            sequence = Simulated(drawn(lambda at: 0.7, 5), 96, DRAFT)
+            play(policy, [sequence], table)
+            records.append(sequence.recorded)
+        assert (records[0] == records[1]) is same
+    assert good(1, MOST)[0] == MOST.depth
+
+
+def test_no_decision_reads_the_clock(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: object) -> float:
+        raise AssertionError("the controller asked for the time")
+
+    expected = run(Adaptive(TABLES["exit"], MOST), TABLES["exit"], [drawn(lambda at: 0.8, 1)])
+    for name in ("time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns"):
+        monkeypatch.setattr(time, name, refuse)
+    assert run(Adaptive(TABLES["exit"], MOST), TABLES["exit"], [drawn(lambda at: 0.8, 1)]) == expected
+
+
+def test_acceptance_by_depth():
+    learned = Acceptance(memory=1e9)
+    for _ in range(300):
+        learned.add(2, 3)
+    for _ in range(100):
+        learned.add(0, 1)
+    first, second, third, fourth = learned.rates([0.5] * 4, 1e-9)
+    assert (first, second, third) == pytest.approx((0.75, 1.0, 0.0), abs=1e-6)
+    assert fourth == pytest.approx((0.5 + third) / 2), (
+        "never evaluated: between its prior and the depth above"
+    )
+    assert Acceptance(10).rates([0.9, 0.8], 2) == pytest.approx([0.9, 0.85])
+    fading = Acceptance(memory=5)
+    for accepted in [0] * 50 + [1] * 50:
+        fading.add(accepted, 1)
+    assert fading.rates([0.5], 1e-3)[0] > 0.99
+
+
+def test_confidence_and_options():
+    policy = Adaptive(TABLES["exit"], MOST, confidence_threshold=0.4)
+    assert policy.needs_confidence and policy.keep_drafting(0.4) and not policy.keep_drafting(0.39)
+    assert not Adaptive(TABLES["exit"], MOST).needs_confidence
+    with pytest.raises(OptionError, match="adaptive: 'off'"):
+        Adaptive(TABLES["exit"], MOST, "off")
+
+
+def test_fixed_and_logistic_lengths_allot_chains():
+    sequences = [SimpleNamespace(tokens=[0] * n) for n in (1, 64)]
+    assert FixedLength(3).allot(sequences) == [Budget.chain(3)] * 2
+    assert LogisticLength().allot(sequences) == [Budget.chain(8), Budget.chain(10)]
