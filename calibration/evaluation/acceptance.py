@@ -87,7 +87,7 @@ class Count:
 
     def __init__(self, draft_length: int, eos_token_ids: Collection[int]) -> None:
         self.draft_length, self.eos = draft_length, set(eos_token_ids)
-        self.cycles = Stats()
+        self.cycles = Stats.total([])
         self.tokens, self.shared = 0, 0.0
         self.hits, self.answers = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
@@ -107,20 +107,8 @@ class Count:
         for record in np.unique(owner):
             mine = owner == record
             one = greedy_cycles(matches[mine].tolist(), self.draft_length, int(last[mine][-1]) in self.eos)
-            self._add_cycles(one)
+            self.cycles = Stats.total([self.cycles, one])
             self.tokens += int(mine.sum())
-
-    def _add_cycles(self, one: Stats) -> None:
-        total = self.cycles
-        for name in ("cycles", "proposed", "evaluated", "accepted"):
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-        for mine, other in (
-            (total.evaluated_by_depth, one.evaluated_by_depth),
-            (total.accepted_by_depth, one.accepted_by_depth),
-        ):
-            mine += [0] * (len(other) - len(mine))
-            for depth, count in enumerate(other):
-                mine[depth] += count
 
     def result(self) -> Acceptance:
         """The figures over everything that was added."""

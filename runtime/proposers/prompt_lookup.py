@@ -27,9 +27,7 @@ class PromptLookup(Proposer):
     def __init__(self, draft: DraftInfo, decoder: Decoder, longest: int = LONGEST, shortest: int = SHORTEST):
         self.name = draft.name
         self._vocab_size, self._lengths = decoder.manifest.text.vocab_size, (longest, shortest)
-        self._open: dict[
-            int, tuple[NgramIndex, int]
-        ] = {}  # by id: a sequence is no key, and it outlives its entry
+        self._open: dict[Sequence, tuple[NgramIndex, int]] = {}
 
     def begin(self, sequence: Sequence) -> None:
         """Index the prompt; `sequence.barred` ids, its image placeholders, are never proposed."""
@@ -40,7 +38,7 @@ class PromptLookup(Proposer):
             vocab_size=self._vocab_size,
         )
         index.extend(int(token) for token in sequence.prompt_ids)
-        self._open[id(sequence)] = index, len(index)
+        self._open[sequence] = index, len(index)
 
     def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
         """What followed before, below the pending token: a chain, or a tree when the budget has room for branches."""
@@ -59,9 +57,9 @@ class PromptLookup(Proposer):
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""
-        self._open.pop(id(sequence), None)
+        self._open.pop(sequence, None)
 
     def _read(self, sequence: Sequence) -> NgramIndex:
-        index, prompt = self._open[id(sequence)]
+        index, prompt = self._open[sequence]
         index.extend(sequence.tokens[len(index) - prompt :])
         return index

@@ -262,6 +262,20 @@ def test_bench_needs_neither_image_nor_prompt(tiny_bundle: Bundles, capsys: Capt
 
 
 @pytest.mark.usefixtures("quick")
+def test_bench_times_a_draft_without_graphs(tiny_bundle: Bundles, capsys: Capture) -> None:
+    report = bench(
+        capsys, tiny_bundle("llama").path, "--draft", "prompt-lookup", "--prompt", "the cup the cup"
+    )
+    assert report["identical"] is True
+    passes = report["passes"]
+    assert passes["tail"] == {} and passes["trunk"] == passes["propose"] == 0
+    plain = {q: max(s for p, s in passes["plain"].items() if int(p) <= q) for q in map(int, passes["plain"])}
+    cycles = {int(drafted): count for drafted, count in report["cycles_by_drafted"].items()}
+    seconds = sum(count * plain[drafted + 1] for drafted, count in cycles.items())
+    assert report["bound"]["cycle_seconds"] == pytest.approx(seconds / sum(cycles.values()))
+
+
+@pytest.mark.usefixtures("quick")
 def test_bench_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) -> None:
     path = tiny_bundle("llama").path
     report = bench(capsys, path, "--force-acceptance", 1.0, "--draft-length", 3)
