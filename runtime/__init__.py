@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from .result import Result as Result
     from .session import Session as Session
+    from .speculate.controller import Adaptive as Adaptive
     from .speculate.policy import FixedLength as FixedLength
     from .speculate.policy import LogisticLength as LogisticLength
     from .speculate.stats import Stats as Stats
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Bundle": "bundle.folder",
     "Manifest": "bundle.manifest",
+    "Adaptive": "speculate.controller",
     "FixedLength": "speculate.policy",
     "LogisticLength": "speculate.policy",
     "Result": "result",

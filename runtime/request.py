@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,10 @@ from .speculate.sampling import Sampling
 
 if TYPE_CHECKING:
     from .bundle.manifest import DraftInfo, Manifest
+
+
+ADAPTIVE = ("off", "request", "session")
+"""What the draft length depends on: nothing, the request so far, or every request of the session so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class RequestOptions:
     stop: Sequence[str] | str = ()
     deadline: float | None = None
     ignore_eos: bool = False
+    adaptive: str | None = None
     policy: DraftPolicy | None = None
     force_acceptance: float | None = None
 
@@ -49,6 +54,8 @@ class RequestOptions:
             raise OptionError(f"draft: {self.draft!r:.80} is not the name or kind of a draft")
         if self.draft_length is not None:
             found["draft_length"] = integer("draft_length", self.draft_length, 0)
+        if self.adaptive not in (None, *ADAPTIVE):
+            raise OptionError(f"adaptive: {self.adaptive!r:.80} is not one of {', '.join(ADAPTIVE)}")
         if self.policy is not None and not callable(getattr(self.policy, "allot", None)):
             raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -80,12 +87,15 @@ class Settings:
     forced: float | None
     draft: DraftInfo | None = None
     draft_length: int = 0
-    """Most tokens of a proposal; 0 where a policy of the caller's decides."""
+    """Tokens of a proposal; 0 where the controller or a policy of the caller's decides."""
     policy: DraftPolicy | None = None
 
 
-def resolve(options: RequestOptions, manifest: Manifest) -> Settings:
-    """Fill in what the manifest decides. Raises `OptionError` for a draft or a length that the bundle has not."""
+def resolve(
+    options: RequestOptions, manifest: Manifest, controller: Callable[[str, float | None], DraftPolicy]
+) -> Settings:
+    """Fill in what the manifest decides; `controller(learn, threshold)` gives the policy of a request that neither
+    fixes a length nor brings a policy. Raises `OptionError` for a draft or a length that the bundle has not."""
     widest = manifest.limits.max_width
     if options.draft_length is not None and options.draft_length >= widest:
         raise OptionError(
@@ -108,13 +118,13 @@ def resolve(options: RequestOptions, manifest: Manifest) -> Settings:
     if chosen is None:
         return Settings(**request)
     defaults, length, threshold = manifest.policy, options.draft_length, options.confidence_threshold
-    if length is None:
-        length = min(defaults.draft_length, widest - 1)
     if threshold is None:
         threshold = defaults.confidence_threshold
-    return Settings(
-        **request,
-        draft=chosen,
-        draft_length=length,
-        policy=options.policy or FixedLength(length, threshold),
-    )
+    learn = options.adaptive or ("off" if options.force_acceptance is not None else defaults.adaptive)
+    if options.policy is not None:
+        return Settings(**request, draft=chosen, policy=options.policy)
+    if length is None and learn != "off":
+        return Settings(**request, draft=chosen, policy=controller(learn, threshold))
+    if length is None:
+        length = min(defaults.draft_length, widest - 1)
+    return Settings(**request, draft=chosen, draft_length=length, policy=FixedLength(length, threshold))

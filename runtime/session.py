@@ -16,15 +16,19 @@ from .bundle.folder import Bundle
 from .decode.passes import Decoder
 from .errors import InputError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
+from .measure.machine import processor
 from .options import integer
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
 from .running import Running
+from .speculate.budget import Budget
+from .speculate.controller import Adaptive
 from .speculate.cycle import Cycle
 from .speculate.policy import DraftPolicy
 from .speculate.proposer import Proposer
 from .speculate.sequence import Sequence as Request
 from .speculate.stats import Stats
+from .speculate.stored_costs import pick_costs
 
 INT64 = 2**63 - 1
 
@@ -71,6 +75,7 @@ class Session:
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
         self._proposers: dict[str, Proposer] = {}
+        self._controllers: dict[tuple[str, float | None], DraftPolicy] = {}
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False
@@ -122,6 +127,7 @@ class Session:
         deadline: float | None = None,
         ignore_eos: bool = False,
         on_text: Callable[[str], object] | None = None,
+        adaptive: str | None = None,
         policy: DraftPolicy | None = None,
         force_acceptance: float | None = None,
     ) -> Result:
@@ -129,7 +135,9 @@ class Session:
 
         `image`: path, PIL image, uint8 array [H, W, 3], or None. `prompt`: text, chat messages, or None for the
         bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
-        `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
+        Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
+        seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
+        ("off": the bundle's length). `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
         between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
         at this rate whatever they are: for timing only, the output is not text.
         Raises `InputError` for the request, `OptionError` for an option.
@@ -137,7 +145,7 @@ class Session:
         options = RequestOptions(
             max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
             confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-            stop=stop, deadline=deadline, ignore_eos=ignore_eos, policy=policy, force_acceptance=force_acceptance,
+            stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
         )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
@@ -155,7 +163,7 @@ class Session:
         return self._stream(image, prompt, request_options(options))
 
     def _stream(self, image: Any, prompt: Any, options: RequestOptions) -> Stream:
-        settings = resolve(options, self.bundle.manifest)
+        settings = resolve(options, self.bundle.manifest, self._controller)
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
@@ -168,7 +176,7 @@ class Session:
 
         Raises `PromptError` for ids outside the vocabulary.
         """
-        settings = resolve(request_options(options), self.bundle.manifest)
+        settings = resolve(request_options(options), self.bundle.manifest, self._controller)
         if not isinstance(token_ids, list | tuple | range | np.ndarray):
             raise PromptError(f"token_ids: {token_ids!r:.80} is not a list of token ids")
         try:  # the decoder checks them against the vocabulary
@@ -200,7 +208,7 @@ class Session:
                 raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
             options = {name: value for name, value in request.items() if name not in ("image", "prompt")}
             try:
-                settings = resolve(request_options(options), self.bundle.manifest)
+                settings = resolve(request_options(options), self.bundle.manifest, self._controller)
                 waiting.append((number, request, settings))
             except OptionError as error:
                 raise OptionError(f"requests[{number}]: {error}") from None
@@ -243,6 +251,15 @@ class Session:
         self._proposers[name] = proposer
 
     # --- private ---
+
+    def _controller(self, learn: str, threshold: float | None) -> DraftPolicy:
+        """The session's controller; it decides from a stored table and what it has seen, never from the clock."""
+        found = self._controllers.get((learn, threshold))
+        if found is None:
+            costs = pick_costs(self.bundle.manifest, processor(), self.threads or 1)
+            most = Budget.chain(self.bundle.manifest.limits.max_width - 1)
+            found = self._controllers[learn, threshold] = Adaptive(costs, most, learn, threshold)
+        return found
 
     def _prepare(self, image: Any, prompt: Any) -> Prepared:
         return self._family.prepare(self.bundle, image, prompt)

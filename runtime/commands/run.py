@@ -84,4 +84,4 @@ def summary(result: Result) -> str:
     line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason})"
     if not stats.proposed:
         return f"{line}; plain decoding"
-    return f"{line}; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length}"
+    return f"{line}; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length or 'adaptive'}"

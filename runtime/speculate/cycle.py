@@ -114,7 +114,7 @@ class Cycle:
 
     def _tell(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> list[int]:
         """Count, and let the policy and the proposer know; returns what the sequence emits."""
-        sequence.stats.count(tree.proposed, len(verdict.path), verdict.evaluated)
+        sequence.stats.count(tree.proposed, len(verdict.path), verdict.evaluated, max(tree.depths))
         if sequence.policy is not None:
             sequence.policy.observe(sequence, tree.proposed, verdict)
         proposer = sequence.proposer

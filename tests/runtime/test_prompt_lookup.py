@@ -179,12 +179,6 @@ def decode(proposer: PromptLookup, sequence: Any, answer: list[int], budget: Bud
     return cycles
 
 
-def lookup(vocab_size: int = 1 << 20) -> PromptLookup:
-    """The proposer over a decoder of so many tokens."""
-    draft, text = SimpleNamespace(name="prompt-lookup"), SimpleNamespace(vocab_size=vocab_size)
-    return PromptLookup(draft, SimpleNamespace(manifest=SimpleNamespace(text=text)))  # type: ignore[arg-type]
-
-
 def test_copied_text_takes_few_cycles_and_two_sequences_do_not_mix():
     proposer, prompt = lookup(), list(range(10, 60))
     copying, other = Sequence(prompt), Sequence([70, 71, 72])
