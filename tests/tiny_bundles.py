@@ -9,7 +9,7 @@ from typing import Any
 
 import tiny_models
 import torch
-from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.bundle.folder import Bundle

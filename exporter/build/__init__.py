@@ -1,1 +1,17 @@
-"""`vlmexport build`: a model and its drafts become a bundle."""
+"""One way through a build. The manifest is one typed object, `runtime.bundle.manifest.Manifest`; every step completes
+it, and it is checked as a whole and written once, at the end:
+
+    request    what is asked for, and the report                         (no manifest yet)
+    prepare    model, drafts, and everything that is cheap to refuse     limits, text, image, decoder, drafts, policy
+    export     graphs that refer to weights                              graphs, tensors, weights, model.parameters
+    build      the way itself: weights, graphs and tokenizer are written, then compared, then compiled  parity, plans
+    write      the folder that replaces another only when it is complete files
+
+`dry_run` goes as far as `export`.
+"""
+
+from .build import build_bundle
+from .prepare import prepare
+from .request import BuildReport, BuildRequest
+
+__all__ = ["BuildReport", "BuildRequest", "build_bundle", "prepare"]

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from pydantic import BaseModel
 
 from ..graphs.weights import STORED_DTYPES
-from .build import BuildRequest, Exported, Prepared, describe, export, prepare
-from .generation import generation_notices
-from .write import check_description
+from .export import Exported, export
+from .prepare import Prepared, prepare
+from .request import BuildRequest
 
 PROCESS_BYTES = 620 << 20
 """Resident memory of a build before any weight: Python, PyTorch, transformers, ONNX (measured on Linux)."""
@@ -74,8 +74,6 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     """Checks a request and says what its build would write; raises the errors that the build would."""
     prepared = prepare(request, identify=False)
     exported = export(prepared, progress)
-    document = describe(prepared, exported)
-    check_description(document)
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
@@ -100,9 +98,9 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
         kv_bytes_per_token=per_token,
         kv_bytes=request.max_batch * capacity * per_token,
         cross_kv_bytes_per_row=cross,
-        parity="whole" if weight_bytes <= request.parity_memory else "layer by layer",
+        parity="whole" if weight_bytes <= (request.parity_memory or 0) else "layer by layer",
         peak_memory=memory,
-        notices=[*prepared.selection.notices, *generation_notices(document["generation"])],
+        notices=prepared.selection.notices,
     )
 
 
@@ -120,7 +118,7 @@ def estimate_memory(
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     streaming = 2 * largest
     whole = weights + 2 * max((g.weight_bytes for g in graphs), default=0)
-    parity = (whole if weights <= request.parity_memory else 3 * largest) if request.parity else 0
+    parity = (whole if weights <= (request.parity_memory or 0) else 3 * largest) if request.parity else 0
     cache = cache_bytes + cross_bytes * request.max_source * request.max_batch
     return MemoryPlan(
         build=PROCESS_BYTES + max(streaming, parity),

@@ -9,40 +9,32 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from ...runtime.bundle.folder import MANIFEST, read_manifest
-from ...runtime.bundle.manifest import FORMAT, Manifest
+from ...runtime.bundle.manifest import FORMAT, FileInfo, Manifest
 from ...runtime.errors import BundleError, ExportError, OptionError
 from ..families.base import GraphSpec
 from ..graphs.check import check_graph
-from ..graphs.weights import STORED_DTYPES, WeightStore
-
-Progress = Callable[[str, int, int], None]
-"""`progress(stage, done, total)`; stages are graphs (count), weights and checksums (bytes), parity (count)."""
-
-_DTYPE_NAMES = {
-    ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16",
-    ir.DataType.INT64: "int64", ir.DataType.BOOL: "bool",
-}  # fmt: skip
+from .request import Progress
 
 
 @contextlib.contextmanager
 def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
     """Gives a temporary folder beside `output` that takes its place when the block ends without an exception.
 
-    On any failure, Ctrl-C included, the temporary folder is removed and an existing bundle stays as it was. Raises
-    OptionError when `output` exists without `force`, or is something that is not a bundle.
+    On any failure, Ctrl-C included, the temporary folder and the parents that were made for it are removed and an
+    existing bundle stays as it was. Raises OptionError when `output` exists without `force`, or is something that is not a bundle.
     """
     output = output.absolute()
     _remove_stale(output)
     check_output(output, force)
     work = output.with_name(f".{output.name}.building-{os.getpid()}")
     old = output.with_name(f".{output.name}.old-{os.getpid()}")
+    made = [parent for parent in (output.parent, *output.parent.parents) if not parent.exists()]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir()
@@ -62,10 +54,17 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
             old.rename(output)  # stopped between the two renames
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+        if not output.exists():
+            with contextlib.suppress(OSError):  # somebody else uses the folder by now
+                for parent in made:
+                    parent.rmdir()
 
 
 def check_output(output: Path, force: bool) -> None:
     """OptionError unless `output` may be written: it is new, empty, or with `force` a bundle and nothing else."""
+    place = next(path for path in (output.absolute().parent, *output.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise OptionError(f"cannot write to {place}; choose another -o")
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise OptionError(f"{output} exists and is not a folder; choose another -o")
     if not output.exists() or not any(output.iterdir()):
@@ -89,12 +88,13 @@ def check_output(output: Path, force: bool) -> None:
             )
 
 
-def check_space(folder: Path, need: int) -> None:
-    """ExportError when the disk has fewer than `need` bytes left."""
-    free = shutil.disk_usage(folder).free
+def check_space(folder: Path, need: int, bound: str = "") -> None:
+    """ExportError when the disk of `folder` (which need not exist yet) has fewer than `need` bytes left."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
     if free < need:
         raise ExportError(
-            f"no space left for the bundle: {need / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free in {folder}"
+            f"no space left for the bundle: {bound}{need / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free in {place}"
         )
 
 
@@ -132,45 +132,18 @@ def write_graphs(folder: Path, graphs: list[GraphSpec], progress: Progress | Non
             progress("checks", done, len(graphs))
 
 
-def describe_graph(spec: GraphSpec) -> dict[str, Any]:
-    """A graph's entry in the manifest."""
-    graph = spec.model.graph
-    entry: dict[str, Any] = {"file": f"{spec.name}.onnx", "role": spec.role}
-    if spec.layers is not None:
-        entry["layers"] = list(spec.layers)
-    entry["inputs"] = [describe_value(v) for v in graph.inputs]
-    entry["outputs"] = [describe_value(v) for v in graph.outputs]
-    return entry
-
-
-def describe_value(value: ir.Value) -> dict[str, Any]:
-    """Name, dtype and shape of a graph's input or output."""
-    assert value.shape is not None and value.dtype is not None
-    shape = [d if isinstance(d, int) else str(d.value) for d in value.shape]
-    return {"name": value.name, "dtype": _DTYPE_NAMES[value.dtype], "shape": shape}
-
-
-def describe_tensors(store: WeightStore, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest's `tensors`."""
-    entries = {}
-    for name, ref in tensors.items():
-        slot = store.slot(ref)
-        assert ref.dtype in STORED_DTYPES
-        entries[name] = {
-            "offset": slot.offset,
-            "bytes": slot.bytes,
-            "dtype": ref.dtype,
-            "shape": list(ref.shape),
-        }
-    return entries
-
-
-def describe_files(folder: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Size and checksum of every file of the folder, the manifest excepted."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    total, done = sum(p.stat().st_size for p in paths), 0
-    entries = {}
-    for path in paths:
+def describe_files(
+    folder: Path, known: Mapping[str, FileInfo], progress: Progress | None = None
+) -> dict[str, FileInfo]:
+    """Size and checksum of every file of the folder, the manifest excepted; those of `known` files are not computed
+    again (plans have theirs from the moment they were written)."""
+    paths = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
+    paths.pop(MANIFEST, None)
+    total, done = sum(p.stat().st_size for name, p in paths.items() if name not in known), 0
+    entries = dict(known)
+    for name, path in paths.items():
+        if name in known:
+            continue
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(1 << 22):
@@ -178,23 +151,15 @@ def describe_files(folder: Path, progress: Progress | None = None) -> dict[str, 
                 done += len(block)
                 if progress:
                     progress("checksums", done, total)
-        name = path.relative_to(folder).as_posix()
-        entries[name] = {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-    return entries
+        entries[name] = FileInfo(bytes=path.stat().st_size, sha256=digest.hexdigest())
+    return {name: entries[name] for name in sorted(entries)}
 
 
-def check_description(document: Mapping[str, Any]) -> None:
-    """Checks a manifest before its files exist: what the runtime would refuse is refused before weights are written."""
-    names = [document["weights"]["file"], document["text"]["tokenizer"]]
-    names += [graph["file"] for graph in document["graphs"].values()]
-    files = {name: {"bytes": 0, "sha256": ""} for name in names}
-    Manifest.from_dict(json.loads(json.dumps({**document, "files": files})))
-
-
-def write_manifest(folder: Path, document: Mapping[str, Any]) -> Manifest:
-    """Checks the manifest with the runtime's own reader and writes it."""
-    manifest = Manifest.from_dict(json.loads(json.dumps(document)))
+def write_manifest(folder: Path, manifest: Manifest) -> int:
+    """Checks the whole manifest as its reader will find it, and writes it; returns its bytes."""
+    text = json.dumps(manifest.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    Manifest.from_dict(json.loads(text))
     path = folder / f"{MANIFEST}.new"
-    path.write_text(json.dumps(manifest.to_dict(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(text, "utf-8")
     path.replace(folder / MANIFEST)
-    return manifest
+    return len(text.encode())

@@ -197,7 +197,7 @@ def _request(**values: Any) -> Any:
     from pydantic import ValidationError
 
     from ...runtime.errors import OptionError
-    from ..build.build import BuildRequest
+    from ..build.request import BuildRequest
 
     try:
         return BuildRequest(**values)

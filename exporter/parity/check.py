@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
 from ..drafts.base import Draft
@@ -21,29 +22,34 @@ ROWS = 21  # rows of a compared sequence: prefill 16, one token, then 4 at once
 
 
 def check_parity(
-    folder: Path,
+    bundle: Bundle | Path,
     checkpoint: Checkpoint,
     *,
     drafts: Sequence[Draft] = (),
-    memory_limit: int = 4 << 30,
+    memory_limit: int | None = None,
     generation: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Compares every graph of the bundle in `folder` with PyTorch and returns the manifest's `parity` entries.
+    """Compares every graph of the bundle with PyTorch and returns the manifest's `parity` entries.
+
+    A bundle that is still being built has its manifest in memory only; of a folder the manifest is read and no file
+    is checked.
 
     Graphs of drafts that are not among `drafts` are not compared. Above `memory_limit` bytes of parameters both
     sides run layer by layer on chained inputs, with one layer's tensors in memory, and no generation is compared.
     Raises ExportError naming the graph and the difference when one is beyond its limit.
     """
-    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    streamed = manifest["weights"]["bytes"] > memory_limit
+    if isinstance(bundle, Path):
+        bundle = Bundle(bundle, Manifest.from_dict(read_manifest(bundle / MANIFEST)))
+    manifest = bundle.manifest.to_dict()
+    streamed = manifest["weights"]["bytes"] > (4 << 30 if memory_limit is None else memory_limit)
     rows = max(7, min(ROWS, manifest["limits"]["max_length"] - 1))
     model = load_reference(checkpoint, streamed=streamed)
     decoder = manifest["decoder"]
     captures = [
         capture(model, checkpoint, manifest, name, decoder["cuts"], rows) for name in ("random", "realistic")
     ]
-    runner = GraphRunner(folder, piecewise=streamed)
+    runner = GraphRunner(bundle.path, piecewise=streamed)
     found = compare_graphs(manifest, runner, captures, drafts, progress)
     del captures, runner
     gc.collect()
@@ -56,7 +62,7 @@ def check_parity(
     if generation and not streamed:
         if progress:
             progress("generation", len(found), len(found) + 1)
-        found.append(compare_generation(folder, checkpoint, manifest, model))
+        found.append(compare_generation(bundle, checkpoint, manifest, model))
     entries = [row.to_dict() for row in found]
     if streamed:
         for entry in entries:

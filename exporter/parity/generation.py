@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
 from .capture import sample_picture
@@ -18,7 +18,7 @@ NEAR_TIE = 1e-4
 
 
 def compare_generation(
-    folder: Path, checkpoint: Checkpoint, manifest: dict[str, Any], model: Any, max_new_tokens: int = 24
+    bundle: Bundle, checkpoint: Checkpoint, manifest: dict[str, Any], model: Any, max_new_tokens: int = 24
 ) -> ParityRow:
     """Plain greedy decoding of one request in both; raises ExportError where the tokens differ without a near-tie."""
     from ...runtime.session import Session
@@ -31,7 +31,7 @@ def compare_generation(
         sample_picture(manifest["image"]["height"], manifest["image"]["width"]) if manifest["image"] else None
     )
     budget = min(max_new_tokens, max(1, limits["max_length"] // 2))
-    session = Session.load(folder, device="cpu")
+    session = Session.load(bundle, device="cpu")
     result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
     found = [int(t) for t in result.tokens]
     inputs = reference_inputs(checkpoint, manifest, prompt, image)

@@ -78,7 +78,7 @@ def verify_bundle(
     runnable = bundle.manifest.model.family in FAMILIES
     try:
         report.parity = check_parity(
-            Path(folder),
+            bundle,
             checkpoint,
             drafts=drafts,
             memory_limit=parity_memory,

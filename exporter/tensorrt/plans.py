@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.manifest import FileInfo
 from ...runtime.errors import ExportError, OptionError
 from .api import load_tensorrt, resolve_target
 from .builder import BuiltPlan, build_plan
@@ -82,43 +83,40 @@ def check_plan_options(options: PlanOptions, decoder: str = "llama") -> tuple[st
     return target, plan_precision(options.precision, target, decoder)
 
 
-def add_plans(folder: Path, options: PlanOptions, progress: Progress | None = None) -> PlanReport:
-    """Builds the plan of every graph of the bundle in `folder`, into `plans/<target>/`, and updates its manifest.
+def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = None) -> PlanReport:
+    """Builds the plan of every graph of `bundle` into `plans/<target>/` of its folder, and completes its manifest's
+    `plans` and `files`, in memory: writing it is the caller's.
 
     The folder must be one that nobody reads yet (a build's temporary folder): files are added before the manifest.
-    Raises ExportError when a graph cannot be built, or a weight would be in two plans.
+    Raises ExportError when a graph cannot be built, or a weight would be in two plans; the manifest is then unchanged.
     """
-    folder = Path(folder)
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text("utf-8"))
+    folder, manifest = bundle.path, bundle.manifest
     library = load_tensorrt(options.backend)
     target, capability = resolve_target(library, options.target)
-    precision = plan_precision(options.precision, target, manifest["model"]["decoder"])
+    precision = plan_precision(options.precision, target, manifest.model.decoder)
     sizes = Sizes.of_manifest(manifest)
-    table = manifest["tensors"]["embedding_table"]
     copy_options = CopyOptions(
         precision,
         sizes.max_length + sizes.max_width,
-        wide_residual=precision == "float16" and manifest["model"]["decoder"] == "t5",
-        shared_inputs={table["offset"]: "embedding_table"},
+        wide_residual=precision == "float16" and manifest.model.decoder == "t5",
+        shared_inputs={manifest.tensors["embedding_table"].offset: "embedding_table"},
     )
     report = PlanReport(target, precision, library.version)
     places: dict[tuple[str, int], tuple[str, str, int]] = {}
     shared: list[dict[str, Any]] = []
-    destination = folder / "plans" / target
-    destination.mkdir(parents=True, exist_ok=True)
+    files: dict[str, FileInfo] = {}
+    (folder / "plans" / target).mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".trt-", dir=folder))
     try:
-        for done, (name, graph) in enumerate(sorted(manifest["graphs"].items())):
+        for done, (name, graph) in enumerate(sorted(manifest.graphs.items())):
             if progress:
-                progress(name, done, len(manifest["graphs"]))
-            profiles = profiles_for(graph["role"], sizes)
-            plan = build_plan(library, capability, folder / graph["file"], scratch, copy_options, profiles)
+                progress(name, done, len(manifest.graphs))
+            profiles = profiles_for(graph.role, sizes)
+            plan = build_plan(library, capability, folder / graph.file, scratch, copy_options, profiles)
             entry = _entry(name, plan, report, library.backend, [(p.name, p) for p in profiles])
             shared += _shared_weights(name, plan, places)
-            file = folder / entry["file"]
-            entry["sha256"] = _write(file, plan.data)
-            manifest["files"][entry["file"]] = {"bytes": entry["bytes"], "sha256": entry["sha256"]}
+            entry["sha256"] = _write(folder / entry["file"], plan.data)
+            files[entry["file"]] = FileInfo(bytes=entry["bytes"], sha256=entry["sha256"])
             report.entries.append(entry)
             for leftover in scratch.iterdir():
                 leftover.unlink()
@@ -126,10 +124,10 @@ def add_plans(folder: Path, options: PlanOptions, progress: Progress | None = No
         shutil.rmtree(scratch, ignore_errors=True)
     for entry in report.entries:
         entry["shared_weights"] = [s for s in shared if entry["graph"] in s["graphs"]]
-    manifest["plans"] = [p for p in manifest.get("plans", []) if p.get("target") != target] + report.entries
-    path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    manifest.plans = [p for p in manifest.plans if p.get("target") != target] + report.entries
+    manifest.files |= files
     if progress:
-        progress("", len(manifest["graphs"]), len(manifest["graphs"]))
+        progress("", len(manifest.graphs), len(manifest.graphs))
     return report
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
 
 Range = tuple[int, int, int]
@@ -23,15 +24,17 @@ class Sizes:
     usual_source: int = 64
 
     @classmethod
-    def of_manifest(cls, manifest: Mapping) -> Sizes:
+    def of_manifest(cls, manifest: Manifest) -> Sizes:
         """From `limits`, `policy` and `text` of a manifest."""
-        limits, text = manifest["limits"], manifest["text"]
-        source = limits.get("max_source") or 1
+        limits = manifest.limits
         return cls(
-            limits["max_length"], limits["max_batch"], limits["max_width"], source,
-            verify_width=manifest.get("policy", {}).get("draft_length", 5) + 1,
-            usual_source=(text.get("image_rows") or 0) + 16,
-        )  # fmt: skip
+            limits.max_length,
+            limits.max_batch,
+            limits.max_width,
+            limits.max_source or 1,
+            verify_width=manifest.policy.draft_length + 1,
+            usual_source=(manifest.text.image_rows or 0) + 16,
+        )
 
 
 @dataclass(frozen=True)

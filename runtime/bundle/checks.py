@@ -10,14 +10,30 @@ from .interfaces import ROLES, check_interfaces
 from .schema import ITEM_SIZES, failure
 
 if TYPE_CHECKING:
-    from .manifest import Manifest
+    from .manifest import Manifest, TextInfo
 
 NUMBERED = ("segment", "imitation")
 """Roles of graphs named `role.number`; the other known ones carry the name of their role."""
 
 
 def check_references(manifest: Manifest) -> None:
-    """Checks between fields; every name that points to something must be found."""
+    """All checks between fields of a manifest as it is read from a bundle."""
+    check_listed(manifest)
+    check_description(manifest)
+
+
+def check_listed(manifest: Manifest) -> None:
+    """Every file that a field names is listed under `files`."""
+    for name, graph in manifest.graphs.items():
+        if graph.file not in manifest.files:
+            raise failure(f"graphs.{name}.file", graph.file, "listed under 'files'")
+    for where in (manifest.weights.file, manifest.text.tokenizer):
+        if where not in manifest.files:
+            raise BundleError(f"manifest field 'files' does not list {where!r}")
+
+
+def check_description(manifest: Manifest) -> None:
+    """What does not depend on `files`: a build checks it before it writes any."""
     decoder, graphs = manifest.decoder, manifest.graphs
     cuts = decoder.cuts
     if len(cuts) < 2 or cuts[0] != 0 or cuts[-1] != decoder.num_layers or cuts != sorted(set(cuts)):
@@ -42,8 +58,6 @@ def check_references(manifest: Manifest) -> None:
             raise BundleError(
                 f"manifest field 'graphs.{name}.role': {graph.role!r} needs the graph name {expected}"
             )
-        if graph.file not in manifest.files:
-            raise failure(f"graphs.{name}.file", graph.file, "listed under 'files'")
     for index, name in enumerate(manifest.segments):
         if name not in graphs:
             raise BundleError(f"manifest field 'graphs.{name}' is missing although decoder.cuts is {cuts}")
@@ -75,11 +89,8 @@ def check_references(manifest: Manifest) -> None:
         raise BundleError(
             "manifest field 'limits.max_image_rows' is null although 'text.image_rows' is not set"
         )
-    for where in (manifest.weights.file, manifest.text.tokenizer):
-        if where not in manifest.files:
-            raise BundleError(f"manifest field 'files' does not list {where!r}")
     _check_tensors(manifest)
-    _check_tokens(manifest)
+    check_tokens(manifest.text, manifest.tensors["embedding_table"].shape[0])
     names = [draft.name for draft in manifest.drafts]
     for index, draft in enumerate(manifest.drafts):
         if names.count(draft.name) > 1:
@@ -104,10 +115,8 @@ def check_references(manifest: Manifest) -> None:
     check_interfaces(manifest)
 
 
-def _check_tokens(manifest: Manifest) -> None:
-    """Every token id has a row in the embedding table."""
-    text = manifest.text
-    rows = manifest.tensors["embedding_table"].shape[0]
+def check_tokens(text: TextInfo, rows: int) -> None:
+    """Every token id has a row in the embedding table, which has `rows`."""
     if text.vocab_size != rows:
         raise failure("text.vocab_size", text.vocab_size, f"{rows}, the rows of the embedding table")
     names = ("pad_token_id", "bos_token_id", "decoder_start_token_id", "image_token_id")

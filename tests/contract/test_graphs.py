@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import onnx
 import pytest
 from rig import FAMILIES
 from tiny_bundles import TinyBundle
+from vlmexport.runtime.bundle.folder import Bundle
 
 ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 
@@ -73,8 +73,9 @@ def planned(
         if name not in made:
             folder = tmp_path_factory.mktemp("plans") / "bundle"
             shutil.copytree(tiny_bundle(name).path, folder)
-            add_plans(folder, PlanOptions(target="sm86", precision="fp16"))
-            entries = json.loads((folder / "manifest.json").read_text())["plans"]
+            bundle = Bundle.open(folder)
+            add_plans(bundle, PlanOptions(target="sm86", precision="fp16"))
+            entries = bundle.manifest.plans
             made[name] = {entry["graph"]: entry | {"path": folder / entry["file"]} for entry in entries}
         return made[name]
 

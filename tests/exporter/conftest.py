@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tiny_models

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import torch
 from test_decoder_graphs import Reference, chain, start
-from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 
 TOKENS, SOURCE = [0, 8, 30, 22, 17, 50, 61, 4, 19], [5, 9, 3]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import plan_build, plan_tables
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.runtime.errors import OptionError

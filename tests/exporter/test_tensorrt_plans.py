@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.tensorrt import TARGETS, PlanOptions, add_plans, inspect_network
+from vlmexport.exporter.build.write import write_manifest
+from vlmexport.exporter.tensorrt import TARGETS, PlanOptions, PlanReport, add_plans, inspect_network
 from vlmexport.exporter.tensorrt.plans import plan_precision
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
@@ -26,11 +27,19 @@ def _manifest(bundle: Path) -> dict:
     return json.loads((bundle / "manifest.json").read_text("utf-8"))
 
 
+def _planned(folder: Path, options: PlanOptions) -> PlanReport:
+    """Adds plans to the bundle in `folder` and writes its manifest, as a build does."""
+    bundle = Bundle(folder, Manifest.parse(_manifest(folder), ""))
+    report = add_plans(bundle, options)
+    write_manifest(folder, bundle.manifest)
+    return report
+
+
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5"])
 @pytest.mark.parametrize("target", ["sm86", "sm121"])
 def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: str, target: str) -> None:
     bundle = _copy(tiny_bundle(name)[0], tmp_path)
-    report = add_plans(bundle, PlanOptions(target=target))
+    report = _planned(bundle, PlanOptions(target=target))
     manifest = _manifest(bundle)
     plans = {p["graph"]: p for p in manifest["plans"]}
     assert set(plans) == set(manifest["graphs"])
@@ -61,7 +70,7 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
 
 
 def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
-    from vlmexport.exporter.build.build import BuildRequest, build_bundle
+    from vlmexport.exporter.build import BuildRequest, build_bundle
 
     request = BuildRequest(
         model="tiny-blip2-flant5", output=tmp_path / "b", draft_layer=3, parity=False, backend="tensorrt-rtx"
@@ -76,7 +85,7 @@ def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
 
 def test_weights_are_in_one_plan_each(tiny_bundle: Callable, tmp_path: Path) -> None:
     bundle = _copy(tiny_bundle("llama-tied")[0], tmp_path)
-    add_plans(bundle, PlanOptions())
+    _planned(bundle, PlanOptions())
     manifest = _manifest(bundle)
     plans = {p["graph"]: p for p in manifest["plans"]}
     in_plans = sum(p["weight_bytes"] for p in plans.values())
@@ -95,14 +104,14 @@ def test_a_weight_in_two_plans_is_refused(tiny_bundle: Callable, tmp_path: Path)
     manifest["graphs"]["segment.1"]["layers"] = manifest["graphs"]["segment.0"]["layers"]
     (bundle / "manifest.json").write_text(json.dumps(manifest), "utf-8")
     with pytest.raises(ExportError, match=r"would be in two plans, segment\.0 and segment\.1"):
-        add_plans(bundle, PlanOptions())
+        _planned(bundle, PlanOptions())
     assert _manifest(bundle)["plans"] == []
 
 
 def test_a_second_target_keeps_the_first(tiny_bundle: Callable, tmp_path: Path) -> None:
     bundle = _copy(tiny_bundle("llama")[0], tmp_path)
-    add_plans(bundle, PlanOptions(target="sm86"))
-    report = add_plans(bundle, PlanOptions(target="SM89", precision="fp32"))
+    _planned(bundle, PlanOptions(target="sm86"))
+    report = _planned(bundle, PlanOptions(target="SM89", precision="fp32"))
     assert report.target == "sm89"
     plans = _manifest(bundle)["plans"]
     assert {p["target"] for p in plans} == {"sm86", "sm89"}
@@ -126,7 +135,7 @@ def test_wrong_options_are_named(
 ) -> None:
     bundle = tiny_bundle("llama")[0]
     with pytest.raises(OptionError, match=message):
-        add_plans(bundle, options)
+        _planned(bundle, options)
     assert not (bundle / "plans").exists()
 
 
@@ -153,7 +162,7 @@ def test_inspect_network(tiny_bundle: Callable) -> None:
 def test_every_target_builds(tiny_bundle: Callable, tmp_path: Path) -> None:
     for target in TARGETS:
         bundle = _copy(tiny_bundle("llama")[0], tmp_path / target)
-        report = add_plans(bundle, PlanOptions(target=target, precision="fp16"))
+        report = _planned(bundle, PlanOptions(target=target, precision="fp16"))
         assert {e["target"] for e in report.entries} == {target}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tiny_bundles import untrained_draft
-from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.parity.verify import verify_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 

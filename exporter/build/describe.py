@@ -1,0 +1,144 @@
+"""What a bundle says of itself, as the runtime's own dataclasses (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ...runtime.bundle.checks import check_tokens
+from ...runtime.bundle.manifest import (
+    DecoderInfo,
+    DraftInfo,
+    EncoderInfo,
+    GenerationInfo,
+    GraphInfo,
+    ImageInfo,
+    Limits,
+    Manifest,
+    ModelInfo,
+    PolicyInfo,
+    TensorInfo,
+    TextInfo,
+    ValueInfo,
+    WeightsInfo,
+)
+from ...runtime.errors import BundleError, UnsupportedModelError
+from ..checkpoint import Checkpoint
+from ..drafts.selection import DraftSelection
+from ..families.base import Family, GraphSpec
+from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
+from .generation import describe_generation
+from .request import BuildRequest
+from .text import describe_text
+
+_DTYPE_NAMES = {
+    ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.INT64: "int64", ir.DataType.BOOL: "bool",
+}  # fmt: skip
+
+
+def describe(
+    request: BuildRequest, checkpoint: Checkpoint, family: Family, selection: DraftSelection
+) -> Manifest:
+    """All of a manifest that is known before a graph is traced; `export` and later steps fill in the rest.
+
+    Raises BundleError for a value that no manifest may hold, UnsupportedModelError for what cannot be described.
+    """
+    shape = family.decoder
+    text = TextInfo.parse(describe_text(checkpoint, family, request.default_prompt), "text")
+    check_tokens(text, family.tensors()["embedding_table"].shape[0])
+    image, encoder = family.image(), family.encoder()
+    try:
+        decoder = DecoderInfo.parse({**asdict(shape), "cuts": selection.cuts(shape.num_layers)}, "decoder")
+    except BundleError as error:
+        raise UnsupportedModelError(
+            f"the configuration in {checkpoint.folder} cannot be exported ({error}); correct config.json"
+        ) from error
+    return Manifest(
+        producer=_producer(),
+        model=ModelInfo(
+            source=_source(request, checkpoint),
+            family=family.name,
+            architecture=checkpoint.architecture,
+            decoder=family.decoder_name,
+            fingerprint="",
+            parameters=0,
+        ),
+        weights_dtype=request.precision,
+        compute_dtype=request.precision,
+        cache_dtype=request.precision,
+        limits=Limits(
+            max_length=request.max_length,
+            max_batch=request.max_batch,
+            max_width=request.max_width,
+            max_source=request.max_source if shape.cross_attention else None,
+        ),
+        text=text,
+        image=None if image is None else ImageInfo.parse(image, "image"),
+        decoder=decoder,
+        encoder=None if encoder is None else EncoderInfo.parse(encoder, "encoder"),
+        graphs={},
+        weights=WeightsInfo(file=WEIGHTS_FILE, bytes=0),
+        tensors={},
+        files={},
+        drafts=[
+            DraftInfo.parse(draft.entry(request.precision), f"drafts[{index}]")
+            for index, draft in enumerate(selection.drafts)
+        ],
+        policy=PolicyInfo(
+            draft=None if selection.default is None else selection.default.name,
+            speculative=selection.speculative,
+            draft_length=min(selection.draft_length, max(1, request.max_width - 1)),
+        ),
+        generation=GenerationInfo.parse(describe_generation(checkpoint), "generation"),
+    )
+
+
+def _source(request: BuildRequest, checkpoint: Checkpoint) -> str:
+    """Where the model came from; of a folder only its name, which says nothing of the machine."""
+    local = checkpoint.alias is None and Path(request.model).is_dir()
+    return checkpoint.folder.resolve().name if local else request.model
+
+
+def _producer() -> dict[str, Any]:
+    packages = ("vlmexport", "torch", "transformers", "onnx")
+    now = (
+        datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    )
+    return {**{p: importlib.metadata.version(p) for p in packages}, "created": now}
+
+
+def describe_graph(spec: GraphSpec) -> GraphInfo:
+    """A graph's entry in the manifest."""
+    graph = spec.model.graph
+    return GraphInfo(
+        file=f"{spec.name}.onnx",
+        role=spec.role,
+        layers=None if spec.layers is None else list(spec.layers),
+        inputs=[describe_value(v) for v in graph.inputs],
+        outputs=[describe_value(v) for v in graph.outputs],
+    )
+
+
+def describe_value(value: ir.Value) -> ValueInfo:
+    """Name, dtype and shape of a graph's input or output."""
+    assert value.name is not None and value.shape is not None and value.dtype is not None
+    shape = [d if isinstance(d, int) else str(d.value) for d in value.shape]
+    return ValueInfo(name=value.name, dtype=_DTYPE_NAMES[value.dtype], shape=shape)
+
+
+def describe_tensors(store: WeightStore, tensors: Mapping[str, WeightRef]) -> dict[str, TensorInfo]:
+    """The tensors that the runtime reads itself; they get the first slots of the weights file."""
+    slots = {name: store.slot(ref) for name, ref in tensors.items()}
+    return {
+        name: TensorInfo(
+            offset=slots[name].offset, bytes=slots[name].bytes, dtype=ref.dtype, shape=list(ref.shape)
+        )
+        for name, ref in tensors.items()
+    }

@@ -1,0 +1,56 @@
+"""Every graph of a bundle, in memory; the manifest learns what they look like. No weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...runtime.bundle.checks import check_description
+from ...runtime.bundle.manifest import WeightsInfo
+from ..families.base import GraphSpec
+from ..graphs.commit import build_commit
+from ..graphs.weights import WEIGHTS_FILE, WeightStore
+from .describe import describe_graph, describe_tensors
+from .prepare import Prepared
+from .request import Progress
+
+
+@dataclass
+class Exported:
+    """All graphs of a bundle (they hold references, not weights) and the layout of the weights file."""
+
+    graphs: list[GraphSpec]
+    store: WeightStore
+    parameters: int
+    draft_parameters: int
+
+
+def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
+    """Traces every graph and completes the manifest's `tensors`, `graphs`, `weights` and `model.parameters`.
+
+    What the runtime would refuse is refused here, before weights are written: BundleError names the field.
+    """
+    family, manifest = prepared.family, prepared.manifest
+    store = WeightStore([prepared.checkpoint.tensors])
+    manifest.tensors = describe_tensors(store, family.tensors())
+    graphs: list[GraphSpec] = []
+
+    def add(spec: GraphSpec) -> None:
+        graphs.append(spec)
+        if progress:
+            progress("graphs", len(graphs), 0)
+
+    for spec in family.graphs(prepared.cuts, store):
+        add(spec)
+    parameters = store.parameters
+    for draft in prepared.selection.drafts:
+        for spec in draft.graphs(store, family):
+            add(spec)
+        manifest.tensors |= describe_tensors(store, draft.tensors())
+    shape = family.decoder
+    layers = range(shape.num_layers)
+    add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
+    manifest.graphs = {spec.name: describe_graph(spec) for spec in graphs}
+    manifest.weights = WeightsInfo(file=WEIGHTS_FILE, bytes=store.bytes)
+    manifest.model.parameters = parameters
+    check_description(manifest)
+    return Exported(graphs, store, parameters, store.parameters - parameters)

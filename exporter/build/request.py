@@ -1,0 +1,87 @@
+"""What `vlmexport build` is asked for, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...runtime.errors import OptionError
+
+PRECISIONS = ("float32",)
+
+Progress = Callable[[str, int, int], None]
+"""`progress(stage, done, total)`; stages are graphs, checks, parity, plans (counts), weights and checksums (bytes)."""
+
+RANGES = {
+    "max_length": (2, 1 << 20),
+    "max_batch": (1, 1024),
+    "max_width": (1, 1024),
+    "max_source": (1, 1 << 20),
+}
+
+
+class BuildRequest(BaseModel):
+    """What to build. Lengths are in tokens; `parity_memory` is in bytes, None follows the memory that is available."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    output: Path
+    draft_layer: int | None = None
+    drafts: list[str] = Field(default_factory=list)
+    max_length: int = 512
+    max_batch: int = 1
+    max_width: int = 16
+    max_source: int = 512
+    precision: str = "float32"
+    default_prompt: str | None = None
+    force: bool = False
+    parity: bool = True
+    parity_memory: int | None = None
+    backend: str | None = None
+    target: str = "sm86"
+    plan_precision: str = "auto"
+
+    def check(self) -> None:
+        """OptionError for a value that no model could be built with."""
+        if self.precision not in PRECISIONS:
+            raise OptionError(
+                f"--precision {self.precision!r} is not supported yet, only {', '.join(PRECISIONS)}"
+            )
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise OptionError(f"--{name.replace('_', '-')} {value} is out of range {low}..{high}")
+
+
+class GraphReport(BaseModel):
+    """One written graph."""
+
+    name: str
+    role: str
+    nodes: int
+    bytes: int
+
+
+class BuildReport(BaseModel):
+    """What was built. `bytes` is the whole bundle; `parameters` counts the target's numbers."""
+
+    status: Literal["built"] = "built"
+    output: Path
+    model: str
+    family: str
+    cuts: list[int]
+    drafts: list[str]
+    speculative: bool
+    parameters: int
+    draft_parameters: int
+    weight_bytes: int
+    bytes: int
+    graphs: list[GraphReport]
+    parity: list[dict[str, Any]]
+    plans: list[dict[str, Any]]
+    notices: list[str]
+    seconds: float
