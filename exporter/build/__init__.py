@@ -11,7 +11,6 @@ it, and it is checked as a whole and written once, at the end:
 """
 
 from .build import build_bundle
-from .prepare import prepare
 from .request import BuildReport, BuildRequest
 
-__all__ = ["BuildReport", "BuildRequest", "build_bundle", "prepare"]
+__all__ = ["BuildReport", "BuildRequest", "build_bundle"]

@@ -16,8 +16,9 @@ import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle, prepare
+from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
 from vlmexport.exporter.build import build as build_module
+from vlmexport.exporter.build import prepare as prepare_module
 from vlmexport.exporter.build import write as bundle_writer
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
@@ -306,7 +307,7 @@ def test_damaged_files_are_named_before_anything_is_written(
 
 def describe_before_writing(folder: Path) -> None:
     """What `build` checks before it traces."""
-    prepare(BuildRequest(model=str(folder), output=Path("x")), identify=False)
+    prepare_module.prepare(BuildRequest(model=str(folder), output=Path("x")), identify=False)
 
 
 def test_a_manifest_that_no_runtime_reads_is_refused_before_a_graph_is_traced(
@@ -466,7 +467,7 @@ def test_what_is_cheap_is_checked_before_anything_is_read_or_traced(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that cannot hold the weights, a folder that cannot be written, a tokenizer that is missing."""
-    monkeypatch.setattr(TensorFiles, "read", lambda *_: pytest.fail("a weight was read"))
+    monkeypatch.setattr(prepare_module, "fingerprint", lambda _: pytest.fail("every weight was read"))
     monkeypatch.setattr(build_module, "export", lambda *_: pytest.fail("a graph was traced"))
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match=r"cannot write to .*file; choose another -o"):

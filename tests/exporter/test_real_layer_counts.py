@@ -14,7 +14,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 
 BUILD = """
 import json, resource, sys
-from vlmexport.exporter.build import BuildRequest, build_bundle, prepare
+from vlmexport.exporter.build import BuildRequest, build_bundle
 import vlmexport.exporter.families.registry, vlmexport.exporter.parity  # what is loaded counts as the base
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 report = build_bundle(BuildRequest(model=sys.argv[1], output=sys.argv[2], draft_layer=int(sys.argv[3]), parity=False))
