@@ -7,6 +7,7 @@ import time
 from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
+from ..memory import return_large_buffers
 from .export import Exported, export
 from .prepare import Prepared, prepare
 from .request import BuildReport, BuildRequest, GraphReport, Progress
@@ -23,6 +24,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
     Raises OptionError, ExportError or UnsupportedModelError, each with one line that names the cause and the remedy.
     """
     start = time.monotonic()
+    return_large_buffers()
     prepared = prepare(request)
     manifest = prepared.manifest
     with replaced_folder(request.output, request.force) as folder:

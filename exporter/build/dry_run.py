@@ -12,13 +12,19 @@ from typing import Any, Literal
 import onnx_ir as ir
 from pydantic import BaseModel
 
+from ..families.base import GraphSpec
 from ..graphs.weights import STORED_DTYPES
+from ..memory import (
+    PROCESS_BYTES,
+    GraphMemory,
+    fits_whole,
+    graph_memory,
+    streamed_parity_bytes,
+    whole_parity_bytes,
+)
 from .export import Exported, export
 from .prepare import Prepared, prepare
 from .request import BuildRequest
-
-PROCESS_BYTES = 620 << 20
-"""Resident memory of a build before any weight: Python, PyTorch, transformers, ONNX (measured on Linux)."""
 
 RUNTIME_BYTES = 110 << 20
 """Resident memory of the runtime before any weight: Python, numpy, ONNX Runtime (measured on Linux)."""
@@ -80,7 +86,8 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     cross = 2 * shape.num_layers * shape.num_heads * shape.head_dim * 4 if shape.cross_attention else 0
     capacity = request.max_length + request.max_width
     weight_bytes = exported.store.bytes
-    memory = estimate_memory(prepared, exported, graphs, request.max_batch * capacity * per_token, cross)
+    cache = request.max_batch * (capacity * per_token + cross * request.max_source)
+    memory, whole = estimate_memory(prepared, exported, cache)
     return BuildPlan(
         model=request.model,
         family=prepared.family.name,
@@ -98,37 +105,46 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
         kv_bytes_per_token=per_token,
         kv_bytes=request.max_batch * capacity * per_token,
         cross_kv_bytes_per_row=cross,
-        parity="whole" if weight_bytes <= (request.parity_memory or 0) else "layer by layer",
+        parity="whole" if whole else "layer by layer",
         peak_memory=memory,
         notices=prepared.selection.notices,
     )
 
 
-def estimate_memory(
-    prepared: Prepared, exported: Exported, graphs: list[GraphPlan], cache_bytes: int, cross_bytes: int
-) -> MemoryPlan:
-    """Peak resident memory.
+def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) -> tuple[MemoryPlan, bool]:
+    """Peak resident memory, and whether parity runs whole.
 
-    Build: the process, plus the larger of streaming (twice the largest stored tensor: as read, as written) and parity:
-    the whole reference with the largest graph twice (mapped file and ONNX Runtime's packed copy), or, layer by layer,
-    twice the largest tensor again. Run: the runtime, weights, key/value arena and cross-attention cache.
+    Build: the process, plus the larger of writing (the largest stored tensor and a part of it as read) and parity
+    (`exporter/memory.py`). Run: the runtime, weights, key/value arena and cross-attention cache.
     """
-    request = prepared.request
+    request, memory = prepared.request, prepared.checkpoint.tensors.memory
     weights = exported.store.bytes
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
-    streaming = 2 * largest
-    whole = weights + 2 * max((g.weight_bytes for g in graphs), default=0)
-    parity = (whole if weights <= (request.parity_memory or 0) else 3 * largest) if request.parity else 0
-    cache = cache_bytes + cross_bytes * request.max_source * request.max_batch
-    return MemoryPlan(
-        build=PROCESS_BYTES + max(streaming, parity),
-        run=RUNTIME_BYTES + weights + cache,
+    writing = max(largest + memory.largest, 2 * memory.largest)
+    graphs = [_memory(spec) for spec in exported.graphs]
+    needed = whole_parity_bytes(graphs, memory.float32, memory.stored)
+    whole = fits_whole(needed, request.parity_memory, weights)
+    parity = needed if whole else streamed_parity_bytes(graphs, memory.widened)
+    plan = MemoryPlan(
+        build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
+        run=RUNTIME_BYTES + weights + cache_bytes,
         weights=weights,
-        cache=cache,
+        cache=cache_bytes,
     )
+    return plan, whole
 
 
-def _graph(spec: Any) -> GraphPlan:
+def _memory(spec: GraphSpec) -> GraphMemory:
+    weights = {
+        name: 4 * v.const_value.size
+        for name, v in spec.model.graph.initializers.items()
+        if isinstance(v.const_value, ir.ExternalTensor)
+    }
+    nodes = ((n.name or "", [v.name or "" for v in n.inputs if v is not None]) for n in spec.model.graph)
+    return graph_memory(nodes, weights)
+
+
+def _graph(spec: GraphSpec) -> GraphPlan:
     weights = [v.const_value for v in spec.model.graph.initializers.values()]
     external = [t for t in weights if isinstance(t, ir.ExternalTensor)]
     assert all(t.dtype in {d for _, d in STORED_DTYPES.values()} for t in external)

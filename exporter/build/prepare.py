@@ -74,9 +74,7 @@ def prepare(request: BuildRequest, *, identify: bool = True) -> Prepared:
         check_space(request.output, least_bytes(prepared), "at least ")
         manifest.model.fingerprint = fingerprint(checkpoint)
         for draft in selection.drafts:
-            draft.check_target(
-                request.model, manifest.model.fingerprint, shape.num_layers, shape.hidden_size
-            )
+            draft.check_target(request.model, manifest.model.fingerprint, shape.num_layers, shape.hidden_size)
     return prepared
 
 

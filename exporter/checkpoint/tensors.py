@@ -1,8 +1,12 @@
-"""Tensors of a checkpoint by name, read lazily from safetensors shards (or `.bin` files, without running pickle code)."""
+"""Tensors of a checkpoint by name, read lazily from safetensors shards (or `.bin` files, without running pickle code).
+
+What is read is the caller's own memory: no shard stays mapped, so memory is what is held and nothing else.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +24,13 @@ _DTYPES = {
 }  # fmt: skip
 
 
+REMAP_BYTES = 256 << 20
+"""A `.bin` file, which torch maps, is mapped anew after this many bytes were read: pages that were touched count as
+memory of the process as long as they are mapped."""
+
+
 class TensorFiles:
-    """All tensors of a folder. Names, shapes and dtypes are read at once; one file is mapped at a time, so memory
-    stays near the largest shard.
+    """All tensors of a folder. Names, shapes and dtypes are read at once, tensors when they are asked for.
 
     Raises ExportError when there are no weights, a shard is missing, or a file cannot be read.
     """
@@ -32,10 +40,12 @@ class TensorFiles:
         self._files = _weight_files(folder)
         self._entries: dict[str, _Entry] = {}
         self._current: tuple[int, Any] | None = None
-        for number in range(len(self._files)):
-            handle = self._handle(number)
-            for position, name in enumerate(handle.keys()):
-                self._entries[name] = _entry(handle, name, number, position)
+        self._touched = 0
+        for number, file in enumerate(self._files):
+            if file.suffix == ".safetensors":
+                self._entries |= _safetensors_entries(file, number)
+            else:
+                self._entries |= _bin_entries(self._tensors(number), number)
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -47,6 +57,19 @@ class TensorFiles:
     def shards(self) -> list[Path]:
         """The files that hold the tensors."""
         return list(self._files)
+
+    @property
+    def memory(self) -> CheckpointMemory:
+        """What holding the tensors takes."""
+        sizes = [
+            (math.prod(e.shape), _item_size(e.dtype)) for e in self._entries.values() if "float" in e.dtype
+        ]
+        return CheckpointMemory(
+            sum(count * size for count, size in sizes),
+            4 * sum(count for count, _ in sizes),
+            max((count * size for count, size in sizes), default=0),
+            max((count * (size + 4) for count, size in sizes), default=0),
+        )
 
     def order(self, name: str) -> tuple[int, int]:
         """(file, position): reading in this order goes through every shard once."""
@@ -62,38 +85,104 @@ class TensorFiles:
         return self._find(name).dtype
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype."""
-        handle = self._handle(self._find(name).file)
-        return handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+        """The tensor in its stored dtype, in memory of its own."""
+        entry = self._find(name)
+        if entry.offset is not None:
+            return _read_range(self._files[entry.file], entry)
+        tensor = self._tensors(entry.file)[name].clone()
+        self._touched += tensor.nbytes
+        if self._touched > REMAP_BYTES:
+            self._current = None
+        return tensor
 
     def _find(self, name: str) -> _Entry:
         if name not in self._entries:
             raise ExportError(f"the checkpoint {self.folder} has no tensor {name!r}")
         return self._entries[name]
 
-    def _handle(self, number: int) -> Any:
+    def _tensors(self, number: int) -> dict[str, torch.Tensor]:
+        """The mapped tensors of a `.bin` file; one file is mapped at a time."""
         if self._current is None or self._current[0] != number:
             self._current = None  # unmaps the file before the next one is mapped
-            self._current = number, _open(self._files[number])
+            self._current, self._touched = (number, _open_bin(self._files[number])), 0
         return self._current[1]
 
 
 @dataclass(frozen=True)
+class CheckpointMemory:
+    """Bytes of the floating-point tensors: as stored, all in float32, the largest as stored, and the largest as stored
+    and in float32 together."""
+
+    stored: int
+    float32: int
+    largest: int
+    widened: int
+
+
+def _item_size(dtype: str) -> int:
+    found = getattr(torch, dtype, None)
+    return 4 if found is None else found.itemsize
+
+
+@dataclass(frozen=True)
 class _Entry:
+    """Where a tensor is: its file's number, its place in the order of names, and in safetensors its byte offset."""
+
     file: int
     position: int
     shape: tuple[int, ...]
     dtype: str
+    offset: int | None = None
 
 
-def _entry(handle: Any, name: str, file: int, position: int) -> _Entry:
-    if isinstance(handle, dict):
-        return _Entry(
-            file, position, tuple(handle[name].shape), str(handle[name].dtype).removeprefix("torch.")
+def _safetensors_entries(path: Path, number: int) -> dict[str, _Entry]:
+    """Entries from the header, after the library has checked it (it knows which headers lie)."""
+    try:
+        with safe_open(str(path), framework="pt") as handle:
+            names = list(handle.keys())
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ExportError(f"{path} cannot be read ({error}); download it again") from error
+    entries = {}
+    for position, name in enumerate(names):
+        part = header[name]
+        dtype = str(part["dtype"])
+        dtype = _DTYPES.get(dtype, dtype.lower())
+        begin = part["data_offsets"][0]
+        entries[name] = _Entry(number, position, tuple(part["shape"]), dtype, 8 + size + begin)
+    return entries
+
+
+def _read_range(path: Path, entry: _Entry) -> torch.Tensor:
+    dtype = getattr(torch, entry.dtype, None)
+    if dtype is None:
+        raise ExportError(
+            f"{path} holds tensors of type {entry.dtype}, which torch {torch.__version__} has not"
         )
-    part = handle.get_slice(name)
-    dtype = str(part.get_dtype())
-    return _Entry(file, position, tuple(part.get_shape()), _DTYPES.get(dtype, dtype.lower()))
+    tensor = torch.empty(entry.shape, dtype=dtype)
+    if tensor.numel() == 0:
+        return tensor
+    left = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(entry.offset or 0)
+            while left:
+                count = file.readinto(left)  # at most 2 GiB at a time on Linux
+                if not count:
+                    raise ExportError(f"{path} is cut off; download it again")
+                left = left[count:]
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read ({error.strerror}); download it again") from error
+    return tensor
+
+
+def _bin_entries(tensors: dict[str, torch.Tensor], number: int) -> dict[str, _Entry]:
+    return {
+        name: _Entry(number, position, tuple(t.shape), str(t.dtype).removeprefix("torch."))
+        for position, (name, t) in enumerate(tensors.items())
+    }
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -116,12 +205,7 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ExportError(f"{folder} holds no weights (model.safetensors, its index, or pytorch_model.bin)")
 
 
-def _open(path: Path) -> Any:
-    if path.suffix == ".safetensors":
-        try:
-            return safe_open(str(path), framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ExportError(f"{path} cannot be read ({error}); download it again") from error
+def _open_bin(path: Path) -> dict[str, torch.Tensor]:
     try:
         tensors = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     except (pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError) as error:

@@ -92,10 +92,10 @@ def build(
     ),
     force: bool = typer.Option(False, "--force", help="Replace an existing bundle."),
     parity_memory: str = typer.Option(
-        "4GiB",
+        None,
         "--parity-memory",
         metavar="SIZE",
-        help="Compare layer by layer when the parameters take more memory than this.",
+        help="Compare layer by layer when the parameters take more memory than this; default: when it would not fit.",
     ),
     backend: str = typer.Option(None, "--backend", metavar=BACKENDS, help="Also build TensorRT plans."),
     target: str = typer.Option(
@@ -116,7 +116,7 @@ def build(
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, precision=precision, default_prompt=default_prompt, force=force,
-            parity_memory=parse_size(parity_memory, "--parity-memory"), backend=backend,
+            parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
             target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
         )  # fmt: skip
         if dry_run:
@@ -156,7 +156,7 @@ def verify(
     image: list[Path] = typer.Option(
         None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."
     ),
-    parity_memory: str = typer.Option("4GiB", "--parity-memory", metavar="SIZE", help="As in `build`."),
+    parity_memory: str = typer.Option(None, "--parity-memory", metavar="SIZE", help="As in `build`."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Compare a bundle with its model: parity and losslessness."""
@@ -166,7 +166,7 @@ def verify(
     with _quiet_libraries(), _progress(as_json) as progress:
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
-            images=list(image or []), parity_memory=parse_size(parity_memory, "--parity-memory"), progress=progress,
+            images=list(image or []), parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
         )  # fmt: skip
     if as_json:
         print_json({"schema_version": 1, **report.to_dict()})
@@ -190,6 +190,10 @@ def parse_size(text: str, option: str) -> int:
     if match is None:
         raise OptionError(f"{option} {text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * _SIZE[match[2]])
+
+
+def _optional_size(text: str | None, option: str) -> int | None:
+    return None if text is None else parse_size(text, option)
 
 
 def _request(**values: Any) -> Any:

@@ -116,6 +116,7 @@ class WeightStore:
                     file.seek(slot.offset)
                     array = self.materialize(ref)
                     file.write(array.data)
+                    del array
                     done += slot.bytes
                     if progress:
                         progress(done, self.bytes)
@@ -129,13 +130,19 @@ class WeightStore:
         return path
 
     def materialize(self, ref: WeightRef) -> np.ndarray:
-        """The stored form of `ref`, read from its source now."""
-        dtype = STORED_DTYPES[ref.dtype][0]
-        parts = [self._reader(n).read(n).to(dtype) for n in ref.names]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if ref.transpose:
-            tensor = tensor.t()
-        return tensor.contiguous().numpy()
+        """The stored form of `ref`, read from its source now; beside it, one of its parts is held at a time."""
+        tensor = torch.empty(ref.shape, dtype=STORED_DTYPES[ref.dtype][0])
+        joined = tensor.t() if ref.transpose else tensor  # a view: parts are joined along its first dimension
+        start = 0
+        for name in ref.names:
+            part = self._reader(name).read(name)
+            if joined.dim() == 0:
+                joined.copy_(part)
+            else:
+                joined[start : start + part.shape[0]].copy_(part)  # converts without a copy in between
+                start += part.shape[0]
+            del part
+        return tensor.numpy()
 
     def _reader(self, name: str) -> TensorReader:
         for reader in self._readers:

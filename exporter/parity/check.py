@@ -12,11 +12,12 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
 from ..drafts.base import Draft
+from ..memory import fits_whole, whole_parity_bytes
 from .capture import capture
 from .compare import compare_graphs
 from .generation import compare_generation
 from .reference import load_reference
-from .runner import GraphRunner
+from .runner import GraphRunner, stored_graph_memory
 
 ROWS = 21  # rows of a compared sequence: prefill 16, one token, then 4 at once
 
@@ -35,14 +36,15 @@ def check_parity(
     A bundle that is still being built has its manifest in memory only; of a folder the manifest is read and no file
     is checked.
 
-    Graphs of drafts that are not among `drafts` are not compared. Above `memory_limit` bytes of parameters both
-    sides run layer by layer on chained inputs, with one layer's tensors in memory, and no generation is compared.
+    Graphs of drafts that are not among `drafts` are not compared. Above `memory_limit` bytes of parameters (None: where
+    the whole would not fit the memory that is available) both sides run layer by layer on chained inputs, with one
+    layer's tensors in memory, and no generation is compared.
     Raises ExportError naming the graph and the difference when one is beyond its limit.
     """
     if isinstance(bundle, Path):
         bundle = Bundle(bundle, Manifest.from_dict(read_manifest(bundle / MANIFEST)))
     manifest = bundle.manifest.to_dict()
-    streamed = manifest["weights"]["bytes"] > (4 << 30 if memory_limit is None else memory_limit)
+    streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, bundle.manifest.weights.bytes)
     rows = max(7, min(ROWS, manifest["limits"]["max_length"] - 1))
     model = load_reference(checkpoint, streamed=streamed)
     decoder = manifest["decoder"]
@@ -68,3 +70,9 @@ def check_parity(
         for entry in entries:
             entry["streamed"] = True
     return entries
+
+
+def _whole_bytes(bundle: Bundle, checkpoint: Checkpoint) -> int:
+    memory = checkpoint.tensors.memory
+    graphs = [stored_graph_memory(bundle.graph_path(name)) for name in bundle.manifest.graphs]
+    return whole_parity_bytes(graphs, memory.float32, memory.stored)

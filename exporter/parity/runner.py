@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from onnx import helper
 
 from ...runtime.engines.onnxruntime import use_global_pool
 from ...runtime.errors import ExportError
+from ..memory import GraphMemory, graph_memory, node_prefix
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -34,6 +36,7 @@ class GraphRunner:
         if self.piecewise:
             return self._run_pieces(file, feeds)
         if self._open is None or self._open[0] != file:
+            self._open = None  # its weights go before the next graph's come
             self._open = (file, self._session(self.folder / file))
         return self._outputs(self._open[1], feeds, file)
 
@@ -98,7 +101,7 @@ def node_groups(nodes: list[onnx.NodeProto]) -> list[list[onnx.NodeProto]]:
     groups: list[list[onnx.NodeProto]] = []
     last = None
     for node in nodes:
-        prefix = node.name.partition("/")[0] if "/" in node.name else ""
+        prefix = node_prefix(node.name)
         if not groups or prefix != last:
             groups.append([])
             last = prefix
@@ -110,3 +113,10 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     inferred = onnx.shape_inference.infer_shapes(model)
     values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
     return {v.name: v.type.tensor_type.elem_type for v in values}
+
+
+def stored_graph_memory(path: Path) -> GraphMemory:
+    """What running a graph file takes."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {t.name: 4 * math.prod(t.dims) for t in graph.initializer if t.external_data}
+    return graph_memory(((n.name, n.input) for n in graph.node), weights)

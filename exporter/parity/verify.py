@@ -13,6 +13,7 @@ from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts import open_draft, shipped_drafts
 from ..drafts.base import Draft
+from ..memory import return_large_buffers
 from . import check_parity
 from .losslessness import LosslessRow, check_losslessness, failures
 
@@ -51,11 +52,12 @@ def verify_bundle(
     prompts: int = 3,
     max_new_tokens: int = 24,
     images: Sequence[Path] = (),
-    parity_memory: int = 4 << 30,
+    parity_memory: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> VerifyReport:
     """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
     OptionError for an unknown model; differences are reported, not raised."""
+    return_large_buffers()
     bundle = Bundle.open(folder)
     report = VerifyReport(str(folder), model)
     total = len(bundle.manifest.files)

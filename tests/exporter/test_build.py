@@ -198,13 +198,9 @@ def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
         and report.speculative
     )
     manifest = Bundle.open(tmp_path / "bundle").manifest
-<<<<<<<
-    assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graphs["imitation"] == "imitation.2"
-=======
     assert manifest.policy.draft == "imitation@2" and manifest.drafts[0].graphs == {
         "imitation": "imitation.2"
     }
->>>>>>>
     hidden = torch.randn(2, 3, 96)
     with torch.no_grad():
         expected = ImitationDraft.load(folder).network(hidden).numpy()
