@@ -18,8 +18,8 @@ NUMBERED = ("segment", "imitation")
 
 def check_references(manifest: Manifest) -> None:
     """All checks between fields of a manifest as it is read from a bundle."""
-    check_listed(manifest)
     check_description(manifest)
+    check_listed(manifest)
 
 
 def check_listed(manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformers
 from own_generation import asking, difference
-from vlmexport.exporter.build.build import BuildRequest, build_bundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import plan_build
 from vlmexport.exporter.build.generation import (
     DEFAULTS,
