@@ -49,9 +49,10 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
     )
     report = json.loads(text)
     assert status == 0 and report["ok"], err
-    assert [row["draft"] for row in report["lossless"]] == ["early-exit@1", "always-wrong (early-exit@1)"]
+    drafts = ["early-exit@1", "prompt-lookup", "always-wrong (early-exit@1)"]
+    assert [row["draft"] for row in report["lossless"]] == drafts
     assert all(row["different"] == 0 and row["tokens"] > 0 for row in report["lossless"])
-    assert report["lossless"][1]["alpha"] < 0.2
+    assert report["lossless"][2]["alpha"] < 0.2
     assert report["files_checked"] == len(list(out.iterdir())) - 1
     assert "generation" in {row["graph"] for row in report["parity"]}
 
