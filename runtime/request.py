@@ -47,6 +47,8 @@ class RequestOptions:
             found["deadline"] = number("deadline", self.deadline, 0, above=True)
         if self.force_acceptance is not None:
             found["force_acceptance"] = number("force_acceptance", self.force_acceptance, 0, 1)
+        if self.confidence_threshold is not None:
+            found["confidence_threshold"] = number("confidence_threshold", self.confidence_threshold, 0, 1)
         for name in ("speculative", "ignore_eos"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}: {getattr(self, name)!r:.80} is not True or False")
