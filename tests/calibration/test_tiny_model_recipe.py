@@ -12,12 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from vlmexport.calibration.workshop import precision
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.decoder_stage import train_decoder
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.evaluation import bleu4
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.labels import mirrored, scene_labels
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.optimizer import Muon, newton_schulz, schedule
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.texts import text_table
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.vision_stage import train_vision
 from vlmexport.calibration.workshop.scenes import TRAIN, mirror, sample_scene
+from vlmexport.runtime.errors import OptionError
 
 
 def test_mirrored_labels_are_the_labels_of_the_mirrored_scene():
@@ -29,11 +33,47 @@ def test_mirrored_labels_are_the_labels_of_the_mirrored_scene():
                 assert np.array_equal(ours[name], truth[name]), (index, name)
 
 
-def test_newton_schulz_flattens_singular_values():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_newton_schulz_flattens_singular_values(dtype):
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(newton_schulz(torch.randn(3, 32, 64)).float())
+    values = torch.linalg.svdvals(newton_schulz(torch.randn(3, 32, 64), dtype=dtype).float())
     assert values.min() > 0.5
     assert values.max() < 1.4
+
+
+def test_the_precision_is_what_the_processor_has_units_for(tmp_path):
+    """`auto` is bf16 only where a flag names the units; the matrix products really are of that type."""
+    cpuinfo = tmp_path / "cpuinfo"
+    for text, units in (
+        ("model name\t: x\nflags\t\t: fpu avx512f avx512_bf16\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("flags\t\t: fpu avx2 avx512f\nbugs\t\t: bf16\n", False),
+        ("", False),
+    ):
+        cpuinfo.write_text(text)
+        assert precision.has_bf16_units(cpuinfo) == units, text
+    assert not precision.has_bf16_units(tmp_path / "nothing")
+    for units, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(precision, "has_bf16_units", lambda units=units: units)
+            assert precision.dtype_of("auto") == dtype
+            assert (precision.dtype_of("fp32"), precision.dtype_of("bf16")) == (torch.float32, torch.bfloat16)
+    with pytest.raises(OptionError, match="--precision 'fp16'"):
+        precision.dtype_of("fp16")
+    for dtype in (torch.float32, torch.bfloat16):
+        with precision.computing(dtype):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+def test_text_tables_are_as_wide_as_their_texts(tmp_path):
+    tokenizer = build_tokenizer(0)
+    table = text_table(tmp_path / "texts.npz", 0, TRAIN[:12], tokenizer)
+    for name in ("caption", "question", "answer"):
+        ids = table[name].reshape(-1, table[name].shape[-1])
+        assert (ids[:, -1] != 0).any(), f"{name}: the last column belongs to the longest"
+        assert all(row[np.flatnonzero(row)[-1]] == tokenizer.eos_token_id for row in ids), (
+            f"{name}: nothing is cut"
+        )
 
 
 def test_muon_lowers_a_quadratic():
@@ -64,7 +104,7 @@ def test_bleu4():
 @pytest.mark.slow
 def test_stages_run_and_resume(tmp_path):
     train_vision(tmp_path, 4, size=64, batch_size=8)
-    train_vision(tmp_path, 6, size=64, batch_size=8)
+    train_vision(tmp_path, 6, size=64, batch_size=8, precision="fp32")
     train_decoder(tmp_path, 3, tmp_path / "model", size=64, batch_size=4)
     checkpoint = train_decoder(tmp_path, 5, tmp_path / "model", size=64, batch_size=4, joint=1)
     assert torch.load(checkpoint, weights_only=False)["step"] == 5
