@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
 from .aliases import Alias, find_alias, unknown_model
+from .names import StoredNames, hollow_names
 from .tensors import TensorFiles
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -36,6 +38,23 @@ class Checkpoint:
         """Class name in transformers, for example `LlamaForCausalLM`."""
         names = self.config.architectures or []
         return str(names[0]) if names else type(self.config).__name__.removesuffix("Config")
+
+    @property
+    def model_class(self) -> Any:
+        """The transformers class that `architecture` names. Raises ExportError where there is none."""
+        kind = getattr(transformers, self.architecture, None)
+        if kind is None:
+            raise ExportError(f"transformers {transformers.__version__} has no {self.architecture}")
+        return kind
+
+    @functools.cached_property
+    def names(self) -> StoredNames:
+        """Names of parameters in `model_class` → names of tensors on disk, as transformers maps them."""
+        return StoredNames(self.tensors, hollow_names(self.model_class, self.config))
+
+    def stored(self, name: str) -> str:
+        """The tensor behind a parameter of `model_class`, or behind the table it is tied to; ExportError if none."""
+        return self.names.stored(name)
 
     @functools.cached_property
     def generation_config(self) -> dict[str, Any]:
@@ -77,10 +96,33 @@ class Checkpoint:
             )
 
     @functools.cached_property
+    def processor(self) -> Any:
+        """The model's own processor, its image part on Pillow, as the runtime's. ExportError when there is none."""
+        return self._own(transformers.AutoProcessor)
+
+    @functools.cached_property
+    def image_processor(self) -> Any:
+        """The model's own image processor, on Pillow, as the runtime's. ExportError when there is none."""
+        return self._own(transformers.AutoImageProcessor)
+
+    def _own(self, kind: Any) -> Any:
+        try:
+            return kind.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False, backend="pil"
+            )
+        except Exception as error:  # damaged files fail in many ways
+            raise ExportError(f"no processor can be read from {self.folder}: {_line(error)}") from error
+
+    @functools.cached_property
     def image_settings(self) -> dict[str, Any]:
-        """The image processor's settings (`preprocessor_config.json`, or its part of `processor_config.json`)."""
-        whole = self._json("processor_config.json").get("image_processor") or {}
-        settings = self._json("preprocessor_config.json") or whole
+        """The image processor's settings: its part of `processor_config.json`, else `preprocessor_config.json`.
+
+        The order is transformers' own (`ImageProcessingMixin.get_image_processor_dict`): where a folder has both, the
+        second file is a relic of an older release.
+        """
+        settings = self._json("processor_config.json").get("image_processor")
+        if settings is None:
+            settings = self._json("preprocessor_config.json")
         if not isinstance(settings, dict):
             raise ExportError(f"{self.folder}: image_processor {settings!r:.80} is not an object")
         return settings

@@ -1,0 +1,97 @@
+"""Names of tensors: what a module of the model is called in its class, and what its tensor is called on disk.
+
+The two differ for most models: transformers renames modules between releases and keeps reading, and writing, the names
+of published checkpoints. Its own table of renamings decides here too, so that no family spells one out.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from ...runtime.errors import ExportError, UnsupportedModelError
+from .tensors import TensorFiles
+
+TIED_SUFFIXES = ("shared.weight", "embed_tokens.weight", "wte.weight", "lm_head.weight")
+"""Tables that transformers ties: any of these may stand for any other when the checkpoint stores the table once."""
+
+
+class StoredNames:
+    """Module names of one model class → names of a checkpoint's tensors."""
+
+    def __init__(self, tensors: TensorFiles, model: Any) -> None:
+        """`model` is the whole class, with or without memory; only its names are read."""
+        self._tensors = tensors
+        self._stored, self._converted = _resolve(tensors, model)
+
+    def find(self, name: str) -> str | None:
+        """The tensor of exactly this parameter, or None where the checkpoint does not hold it.
+
+        Raises UnsupportedModelError for a parameter that transformers computes from other tensors.
+        """
+        if name in self._converted:
+            raise UnsupportedModelError(
+                f"{self._tensors.folder}: {name} is made of other tensors ({self._converted[name]}) when the model is "
+                "loaded, which is not supported; save the model with this version of transformers"
+            )
+        return self._stored.get(name)
+
+    def stored(self, name: str) -> str:
+        """The tensor of a parameter, or of the table it is tied to. Raises ExportError when there is neither."""
+        found = self.find(name)
+        if found is not None:
+            return found
+        if name.endswith(TIED_SUFFIXES):
+            scope = name.rpartition(".")[0].rpartition(".")[0]
+            ranked = [n for n in self._stored if n.endswith(TIED_SUFFIXES)]
+            for candidate in sorted(ranked, key=lambda n: (not n.startswith(scope), len(n), n)):
+                return self._stored[candidate]
+        raise ExportError(f"the checkpoint {self._tensors.folder} has no tensor {name!r}")
+
+
+def hollow_names(kind: Any, config: PreTrainedConfig) -> Any:
+    """The model class `kind` on the meta device. UnsupportedModelError where the configuration cannot be built."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return kind(copy.deepcopy(config))  # some classes change the configuration that they are given
+    except Exception as error:  # sizes that do not divide, unknown activations, …: each raises its own kind
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise UnsupportedModelError(
+            f"the configuration cannot be built as a model ({type(error).__name__}: {reason}); correct config.json"
+        ) from error
+
+
+def _resolve(tensors: Iterable[str], model: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """({module name: disk name}, {module name: disk name of a tensor that would have to be converted}).
+
+    The order of the steps is that of transformers' `convert_and_load_state_dict_in_model`.
+    """
+    steps = get_model_conversion_mapping(model)
+    renamings = [s for s in steps if isinstance(s, WeightRenaming)]
+    converters = [s for s in steps if isinstance(s, WeightConverter)]
+    known, prefix = model.state_dict(), model.base_model_prefix
+    stored: dict[str, str] = {}
+    converted: dict[str, str] = {}
+    for disk in sorted(tensors, key=_natural):
+        name, pattern = rename_source_key(disk, renamings, converters, prefix, known)
+        if name not in known and disk in known:
+            name, pattern = rename_source_key(disk, [], [], prefix, known)
+        if pattern is None:
+            stored.setdefault(name, disk)
+        else:
+            converted[name] = disk
+    return stored, converted
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Layer 2 before layer 10, as transformers reads them: some renamings depend on what came before."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"\.", name)]
