@@ -25,12 +25,13 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 
 def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
     """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
-    config = getattr(checkpoint.config, "text_config", None) or checkpoint.config
-    generation = generation_config(checkpoint)
+    # Where a generation_config.json is missing, transformers makes one of the configuration: the whole model's first.
+    configs = (checkpoint.config, checkpoint.config.get_text_config(decoder=True))
+    sources = (generation_config(checkpoint), *configs)
 
     def token(name: str) -> Any:
-        value = getattr(generation, name, None)
-        return getattr(config, name, None) if value is None else value
+        found = [getattr(source, name, None) for source in sources]
+        return next((value for value in found if value is not None), None)
 
     found = token("eos_token_id")
     ends = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]

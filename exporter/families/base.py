@@ -1,21 +1,24 @@
-"""What the build needs to know of a model family, and helpers that families share."""
+"""What a family is: a vision tower (or none), a language model, and how a prompt is laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import onnx_ir as ir
 import torch
+from torch import nn
 
 from ...runtime.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from ..checkpoint.tensors import TensorFiles
-from ..graphs.compose import Composer
-from ..graphs.template import Template
 from ..graphs.weights import WeightRef, WeightStore
+
+if TYPE_CHECKING:
+    from .languages.base import Language
+    from .vision.base import Vision
 
 
 @dataclass(frozen=True)
@@ -42,45 +45,154 @@ class DecoderShape:
     mask_heads: int
     cross_attention: bool
     relative_bias: dict[str, Any] | None = None
+    max_positions: int | None = None
+    """Rows of a learned table of positions."""
 
 
-class Family(Protocol):
-    """A model family over one checkpoint. Constructing it checks every option of the configuration and raises
-    UnsupportedModelError for what cannot be exported correctly."""
+@dataclass(frozen=True)
+class Parts:
+    """Modules of a real transformers model, for those who compare with it or learn from it.
+
+    `lm_head(final_norm(rows) * logit_scale)` are the logits of rows after the last of `layers`. `encoder` is a text
+    encoder; the output of `vision_output` are the rows [B, R, E] that the language model sees of pictures.
+    """
+
+    layers: nn.ModuleList
+    final_norm: nn.Module
+    lm_head: nn.Module
+    embed: nn.Module
+    logit_scale: float = 1.0
+    encoder: nn.Module | None = None
+    vision_output: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class ReferencePrompt:
+    """One request as the model's own processor and tokenizer lay it out.
+
+    `input_ids` are what the model reads (empty for one that reads pictures only), `vision` the tensors of its vision
+    tower [1, ...], and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself.
+    """
+
+    input_ids: tuple[int, ...] = ()
+    vision: Mapping[str, torch.Tensor] | None = None
+    decoder_ids: tuple[int, ...] | None = None
+
+
+class Family:
+    """A model family over one checkpoint: `language`, perhaps `vision`, and the layout of a prompt.
+
+    Constructing it checks every option of the configuration and raises UnsupportedModelError for what cannot be
+    exported correctly.
+    """
 
     name: ClassVar[str]
-    decoder_name: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]]
     model_types: ClassVar[tuple[str, ...]]
-    decoder: DecoderShape
-    max_positions: int | None
-    """Most positions the model was made for; None when positions have no end."""
+    language: Language
+    vision: Vision | None = None
 
-    def __init__(self, checkpoint: Checkpoint) -> None: ...
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.config: Any = checkpoint.config
+
+    # --- export ---
+
+    @property
+    def decoder_name(self) -> str:
+        """The manifest's `model.decoder`."""
+        return self.language.name
+
+    @property
+    def decoder(self) -> DecoderShape:
+        """The language model's decoder."""
+        return self.language.decoder
+
+    @property
+    def max_positions(self) -> int | None:
+        """Most positions the model was made for; None when positions have no end."""
+        return self.language.max_positions
 
     def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:
         """All graphs except `commit` and drafts, in the order in which a request uses them."""
-        ...
+        with self.language.hooks():
+            if self.vision is not None:
+                yield self.vision.graph(store)
+            yield from self.language.graphs(cuts, store)
 
     def tensors(self) -> dict[str, WeightRef]:
         """Tensors that the runtime reads itself: the embedding table, relative-bias tables."""
-        ...
+        return self.language.tensors()
 
     def encoder(self) -> dict[str, Any] | None:
-        """The manifest's `encoder`."""
-        ...
+        """The manifest's `encoder`: of a text encoder, not of the vision tower."""
+        return self.language.encoder()
 
     def image(self) -> dict[str, Any] | None:
         """The manifest's `image`."""
-        ...
+        return None if self.vision is None else self.vision.settings()
 
     def text(self) -> dict[str, Any]:
         """The family's part of the manifest's `text` (image token and rows, decoder start)."""
-        ...
+        return {
+            "image_token_id": self.image_token_id,
+            "image_rows": None if self.vision is None else self.vision.rows,
+            "decoder_start_token_id": self.decoder_start,
+        }
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The id that holds the place of an image row in a prompt."""
+        return None
+
+    @functools.cached_property
+    def decoder_start(self) -> int | None:
+        """The token that a decoder with cross-attention starts with, as transformers finds it."""
+        if not self.decoder.cross_attention:
+            return None
+        config = self.config.get_text_config(decoder=True)
+        found = self.checkpoint.generation_config.get("decoder_start_token_id")
+        for part in (self.config, config):
+            if found is None:
+                found = getattr(part, "decoder_start_token_id", None)
+        return 0 if found is None else found
+
+    # --- the reference in transformers ---
+
+    def parts(self, model: Any) -> Parts:
+        """Where the modules of `model`, of this checkpoint's class, are."""
+        found = self.language.parts(model)
+        if self.vision is None:
+            return found
+        return Parts(**{**found.__dict__, "vision_output": self.vision.output(model)})
+
+    def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
+        """A picture (PIL, RGB, or None) and a prompt as the model's own processor lays them out."""
+        raise NotImplementedError
+
+    def reference_inputs(self, kind: str, seed: int, rows: int = 21) -> dict[str, torch.Tensor]:
+        """Arguments of the model's own forward whose decoder text is `rows` long (more with image rows or a prompt).
+
+        `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder.
+        `realistic`: one picture of an odd size and a sentence, through the model's own processor.
+        """
+        from .reference import realistic_inputs, random_inputs
+
+        make = {"random": random_inputs, "realistic": realistic_inputs}[kind]
+        return make(self, seed, rows)
 
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 MOST_LAYERS = 1024  # as in a manifest
+
+
+def single_layer(config: Any) -> Any:
+    """A copy of a language model's configuration with one layer: a small stand-in where only other parts are traced."""
+    small = copy.deepcopy(config)
+    for name in LAYER_COUNTS:
+        if getattr(small, name, None) is not None:
+            setattr(small, name, 1)
+    return small
 
 
 def check_common(config: Any, architecture: str) -> None:
@@ -108,62 +220,3 @@ def check_common(config: Any, architecture: str) -> None:
         raise UnsupportedModelError(
             f"{architecture}: layer_types {sorted(kinds)} are not supported, only full_attention"
         )
-
-
-def shared_tensor(tensors: TensorFiles, names: Sequence[str]) -> str:
-    """The one tensor behind several names that must be the same table; refuses tables that differ."""
-    present = [n for n in names if n in tensors]
-    if not present:
-        return names[0]
-    for other in present[1:]:
-        if not _same(tensors, present[0], other):
-            raise UnsupportedModelError(
-                f"{present[0]} and {other} are different tables; one shared table is supported"
-            )
-    return present[0]
-
-
-def head_tensor(tensors: TensorFiles, embedding: str, head: str, tied: bool) -> str:
-    """The LM head's tensor, as transformers 5 decides it: a head of its own when the checkpoint holds one that
-    differs from the embedding table, else the table itself when the configuration ties them."""
-    if head in tensors:
-        return embedding if embedding in tensors and _same(tensors, embedding, head) else head
-    return embedding if tied else head
-
-
-def _same(tensors: TensorFiles, one: str, other: str) -> bool:
-    if tensors.shape(one) != tensors.shape(other) or tensors.dtype(one) != tensors.dtype(other):
-        return False
-    return torch.equal(tensors.read(one), tensors.read(other))
-
-
-def build_embed(store: WeightStore, table: WeightRef) -> GraphSpec:
-    """The `embed` graph; the table is an input, bound from the weights file."""
-    graph = Composer("embed", store)
-    ids = graph.input("token_ids", "int64", ("batch", "width"))
-    rows = graph.input("embedding_table", "float32", table.shape)
-    hidden = graph.node("Gather", [rows, ids], "gather", axis=0)
-    graph.output("hidden", hidden, "float32", ("batch", "width", table.shape[1]))
-    return GraphSpec("embed", "embed", graph.model())
-
-
-def build_head(
-    store: WeightStore,
-    norm: Template,
-    norm_name: Callable[[str], str],
-    table: WeightRef,
-    scale: float = 1.0,
-) -> GraphSpec:
-    """The `head` graph: rows are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
-    vocabulary, width = table.shape
-    graph = Composer("head", store)
-    hidden = graph.input("hidden", "float32", ("batch", "width", width))
-    index = graph.input("row_index", "int64", ("rows",))
-    flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, width], np.int64))], "flat")
-    rows = graph.node("Gather", [flat, index], "rows", axis=0)
-    normed = graph.call(norm, "norm", {"hidden": rows}, norm_name)["hidden_out"]
-    if scale != 1.0:
-        normed = graph.node("Mul", [normed, graph.constant(np.array(scale, np.float32))], "scale")
-    logits = graph.node("Gemm", [normed, graph.weight(table)], "logits_gemm", transB=1)
-    graph.output("logits", logits, "float32", ("rows", vocabulary))
-    return GraphSpec("head", "head", graph.model())

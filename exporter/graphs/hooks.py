@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from onnxscript.onnx_opset import opset24 as op
 from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import AttentionInterface
+from transformers.pytorch_utils import Conv1D
+
+from ...runtime.errors import UnsupportedModelError
 
 ATTENTION = "vlmexport"
+"""Name of our attention: a configuration with `_attn_implementation` of this name is built for export."""
 OPSET = 24
 
 
@@ -111,7 +115,11 @@ def translation_table() -> dict[Any, Any]:
     }
 
 
-def _attention_interface(
+HARMLESS = ("use_cache", "output_attentions", "position_ids", "cache_position", "is_causal", "position_bias")
+"""Keywords of attention that change nothing here: the mask alone says what is visible, and it carries T5's bias."""
+
+
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -119,10 +127,18 @@ def _attention_interface(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    position_bias: torch.Tensor | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    # T5's position_bias is dropped on purpose: the bias rides on `attention_mask` (docs/architecture.md).
+    """Attention as transformers calls it: [B, heads, rows, D] in, [B, rows, heads, D] out, and no weights.
+
+    Raises UnsupportedModelError for an option that would change the result (softcap, sliding_window, cu_seq_lens_q, …):
+    leaving it out would export another model.
+    """
+    odd = sorted(name for name, given in options.items() if given is not None and name not in HARMLESS)
+    if odd:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} passes {', '.join(odd)} to attention, which is not supported"
+        )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
     return attention(query, key, value, attention_mask, scale).transpose(1, 2), None
 
@@ -136,32 +152,65 @@ def _gelu_forward(self: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(input, approximate="tanh")
 
 
+def _linear_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x @ self.weight + self.bias  # Conv1D's addmm wants two dimensions, which costs shape arithmetic
+
+
 def _apply_rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return rotary(q, cos, sin), rotary(k, cos, sin)
 
 
+def rotary_angles(module: torch.nn.Module, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) [B, q, D/2] of a rotary module, as the hooked `apply_rotary_pos_emb` takes them.
+
+    transformers writes every angle twice, once for each half of a head; `RotaryEmbedding` wants it once.
+    """
+    cos, sin = module(torch.zeros(1), positions)
+    half = cos.shape[-1] // 2
+    return cos[..., :half], sin[..., :half]
+
+
 @contextlib.contextmanager
-def export_hooks(*, rms_norms: tuple[type, ...] = (), rotary_modules: tuple[Any, ...] = ()) -> Iterator[None]:
-    """Registers our attention, and replaces the named RMS-norm classes' `forward` and the named modelling modules'
-    `apply_rotary_pos_emb` (which then takes angles of half the head size); everything is restored on exit."""
+def attention_named(attention: Callable[..., Any] = attend) -> Iterator[None]:
+    """Lets configurations name `ATTENTION`; what the name stood for before comes back on exit."""
+    known = AttentionInterface._global_mapping
+    before = known.get(ATTENTION)
+    AttentionInterface.register(ATTENTION, attention)
+    try:
+        yield
+    finally:
+        if before is None:
+            known.pop(ATTENTION, None)
+        else:
+            known[ATTENTION] = before
+
+
+@contextlib.contextmanager
+def export_hooks(
+    *,
+    rms_norms: tuple[type, ...] = (),
+    rotary_modules: tuple[Any, ...] = (),
+    attention: Callable[..., Any] = attend,
+) -> Iterator[None]:
+    """Registers `attention` (a family may bring its own), and replaces the named RMS-norm classes' `forward` and the
+    named modelling modules' `apply_rotary_pos_emb` (which then takes `rotary_angles`); all is restored on exit."""
     saved: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, value: Any) -> None:
         saved.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    known = AttentionInterface._global_mapping
-    AttentionInterface.register(ATTENTION, _attention_interface)
-    try:
-        replace(NewGELUActivation, "forward", _gelu_forward)
-        for norm in rms_norms:
-            replace(norm, "forward", _rms_forward)
-        for module in rotary_modules:
-            replace(module, "apply_rotary_pos_emb", _apply_rotary)
-        yield
-    finally:
-        for owner, name, value in reversed(saved):
-            setattr(owner, name, value)
-        known.pop(ATTENTION, None)
+    with attention_named(attention):
+        try:
+            replace(NewGELUActivation, "forward", _gelu_forward)
+            replace(Conv1D, "forward", _linear_forward)
+            for norm in rms_norms:
+                replace(norm, "forward", _rms_forward)
+            for module in rotary_modules:
+                replace(module, "apply_rotary_pos_emb", _apply_rotary)
+            yield
+        finally:
+            for owner, name, value in reversed(saved):
+                setattr(owner, name, value)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ...runtime.errors import ExportError
+from ...runtime.errors import ExportError, UnsupportedModelError
 from .hooks import OPSET, translation_table
 from .passes import WeightSource, clean
 
@@ -71,7 +71,8 @@ def trace(
     """Exports `function(module, *inputs)` and cleans the graph. Call it inside `export_hooks()`.
 
     Parameters of `module` become weight inputs named by their path in the module; buffers become constants.
-    Raises ExportError when an input is not used or when torch cannot export the module.
+    Raises ExportError when an input is not used or when torch cannot export the module, and UnsupportedModelError when
+    it asks attention for what ours cannot do.
     """
     _remember_torchlib()
     dims: dict[str, object] = {}
@@ -97,6 +98,8 @@ def trace(
                 input_names=names,
                 output_names=list(outputs),
             )
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         raise ExportError(f"torch cannot export {type(module).__name__}: {_reason(error)}") from error
     assert exported is not None

@@ -10,12 +10,15 @@ from typing import Any
 from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
+from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
 from ..drafts.base import Draft
+from ..families.registry import family_for
 from ..memory import fits_whole, whole_parity_bytes
 from .capture import capture
 from .compare import compare_graphs
 from .generation import compare_generation
+from .preparation import compare_preparation
 from .reference import load_reference
 from .runner import GraphRunner, stored_graph_memory
 
@@ -43,16 +46,16 @@ def check_parity(
     """
     if isinstance(bundle, Path):
         bundle = Bundle(bundle, Manifest.from_dict(read_manifest(bundle / MANIFEST)))
-    manifest = bundle.manifest.to_dict()
-    streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, bundle.manifest.weights.bytes)
-    rows = max(7, min(ROWS, manifest["limits"]["max_length"] - 1))
+    manifest, family = bundle.manifest, family_for(checkpoint)
+    streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, manifest.weights.bytes)
+    rows = max(7, min(ROWS, manifest.limits.max_length - 1))
     model = load_reference(checkpoint, streamed=streamed)
-    decoder = manifest["decoder"]
-    captures = [
-        capture(model, checkpoint, manifest, name, decoder["cuts"], rows) for name in ("random", "realistic")
-    ]
+    captures = [capture(model, family, kind, manifest.decoder.cuts, rows) for kind in ("random", "realistic")]
     runner = GraphRunner(bundle.path, piecewise=streamed)
-    found = compare_graphs(manifest, runner, captures, drafts, progress)
+    found = compare_graphs(bundle, runner, captures, drafts, progress)
+    runnable = manifest.model.family in FAMILIES
+    if runnable:
+        found.append(compare_preparation(bundle, family))
     del captures, runner
     gc.collect()
     for row in found:
@@ -61,10 +64,10 @@ def check_parity(
                 f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
                 f"({row.relative_difference:.2g} of the largest value, {row.limit:.0e} allowed)"
             )
-    if generation and not streamed:
+    if generation and runnable and not streamed:
         if progress:
             progress("generation", len(found), len(found) + 1)
-        found.append(compare_generation(bundle, checkpoint, manifest, model))
+        found.append(compare_generation(bundle, family, model))
     entries = [row.to_dict() for row in found]
     if streamed:
         for entry in entries:

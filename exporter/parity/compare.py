@@ -9,14 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.interfaces import positions_shape
+from ...runtime.bundle.manifest import GraphInfo, RelativeBias
+from ...runtime.decode.masks import CausalMask, encoder_mask
+from ...runtime.engines.base import DTYPES
 from ..drafts.base import Draft
-from .capture import SPARE, Captured
+from .capture import Captured
 from .runner import GraphRunner
+
+SPARE = 3
+"""Cache rows beyond the sequence, filled with noise that the mask must hide."""
 
 LIMIT = 2e-4
 """Largest accepted difference, relative to the largest reference value (at least 1), float32 graphs."""
-
-LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclass
@@ -71,7 +77,7 @@ class _Tally:
 
 
 def compare_graphs(
-    manifest: Mapping[str, Any],
+    bundle: Bundle,
     runner: GraphRunner,
     captures: list[Captured],
     drafts: Sequence[Draft],
@@ -79,101 +85,99 @@ def compare_graphs(
 ) -> list[ParityRow]:
     """One row per graph, over all captured inputs; a draft's graph only where its draft is among `drafts`."""
     rows = []
-    graphs = manifest["graphs"]
+    graphs = bundle.manifest.graphs
     owners = {name: draft for draft in drafts for name in draft.graph_names().values()}
     for done, (name, graph) in enumerate(graphs.items()):
         if progress:
             progress(name, done, len(graphs))
         tally = _Tally()
         reference = "torch"
-        if graph["role"] == "commit":
+        if graph.role == "commit":
             reference = "numpy"
-            _commit(manifest, runner, graph, tally)
+            _commit(bundle, runner, graph, tally)
         elif name in owners:
-            run = partial(runner.run, graph["file"])
+            run = partial(runner.run, graph.file)
             for found, expected in owners[name].parity(name, run, captures):
                 tally.add(found, expected)
-        elif graph["role"] not in _COMPARERS:
+        elif graph.role not in _COMPARERS:
             continue  # of a draft that is not at hand
         else:
             for captured in captures:
-                _COMPARERS[graph["role"]](manifest, runner, graph, captured, tally)
-        inputs = "+".join(c.name for c in captures) if graph["role"] != "commit" else "random"
-        limit = 0.0 if graph["role"] in ("commit", "embed") else LIMIT
+                _COMPARERS[graph.role](bundle, runner, graph, captured, tally)
+        inputs = "+".join(c.name for c in captures) if graph.role != "commit" else "random"
+        limit = 0.0 if graph.role in ("commit", "embed") else LIMIT
         rows.append(ParityRow(name, reference, inputs, tally.values, tally.absolute, tally.relative, limit))
     if progress:
         progress("", len(graphs), len(graphs))
     return rows
 
 
-def _vision(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
-    tally.add(runner.run(graph["file"], {"pixel_values": c.pixel_values})["image_rows"], c.image_rows)  # type: ignore[dict-item, arg-type]
+def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+    assert c.image_rows is not None
+    tally.add(runner.run(graph.file, c.vision)["image_rows"], c.image_rows)
 
 
-def _encoder(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
-    assert c.encoder_mask is not None and c.encoder_rows is not None and c.encoder_states is not None
-    shape = (len(c.encoder_rows), *c.encoder_mask.shape[1:])
-    feeds = {
-        "encoder_rows": c.encoder_rows,
-        "encoder_mask": np.ascontiguousarray(np.broadcast_to(c.encoder_mask, shape)),
-    }
-    tally.add(runner.run(graph["file"], feeds)["encoder_states"], c.encoder_states)
+def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+    info = bundle.manifest.encoder
+    assert info is not None and c.encoder_rows is not None and c.encoder_states is not None
+    batch, source, _ = c.encoder_rows.shape
+    mask = np.empty((batch, info.num_heads, source, source), np.float32)
+    table, distance = _bias(bundle, info.relative_bias)
+    encoder_mask(mask, c.source_lengths, table, distance)
+    feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": mask}
+    tally.add(runner.run(graph.file, feeds)["encoder_states"], c.encoder_states)
 
 
-def _cross_kv(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
-    found = runner.run(graph["file"], {"encoder_states": c.encoder_states})  # type: ignore[dict-item]
-    for i in range(manifest["decoder"]["num_layers"]):
+def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+    assert c.encoder_states is not None
+    found = runner.run(graph.file, {"encoder_states": c.encoder_states})
+    for i in range(bundle.manifest.decoder.num_layers):
         tally.add(found[f"cross_key.{i}"], c.cross_keys[i])
         tally.add(found[f"cross_value.{i}"], c.cross_values[i])
 
 
-def _embed(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
-    place = manifest["tensors"]["embedding_table"]
-    table = np.memmap(
-        runner.folder / manifest["weights"]["file"],
-        np.dtype(place["dtype"]),
-        "r",
-        place["offset"],
-        tuple(place["shape"]),
-    )
-    tally.add(
-        runner.run(graph["file"], {"token_ids": c.token_ids, "embedding_table": np.asarray(table)})["hidden"],
-        c.embedded,
-    )
+def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+    feeds = {"token_ids": c.token_ids, "embedding_table": bundle.tensor("embedding_table")}
+    tally.add(runner.run(graph.file, feeds)["hidden"], c.embedded)
 
 
-def _segment(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
+def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
     """The reference runs all rows at once; the graph runs them as prefill, one token, and the rest."""
-    decoder = manifest["decoder"]
-    first, last = graph["layers"]
+    decoder = bundle.manifest.decoder
+    assert graph.layers is not None
+    first, last = graph.layers
     hidden, expected = c.residuals[first], c.residuals[last]
     batch, count, _ = hidden.shape
     cache_rows = count + SPARE
     noise = np.random.default_rng(3)
-    shape = (batch, decoder["num_kv_heads"], cache_rows, decoder["head_dim"])
+    shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
     caches = {
         f"{kind}_cache.{i}": noise.standard_normal(shape, np.float32)
         for kind in ("key", "value")
         for i in range(first, last)
     }
+    masks = CausalMask(
+        cache_rows, decoder.mask_heads, DTYPES[decoder.mask_dtype], *_bias(bundle, decoder.relative_bias)
+    )
+    positions = positions_shape(decoder.position, first)
     for start, end in ((0, count - 5), (count - 5, count - 4), (count - 4, count)):
+        mask = np.empty((batch, decoder.mask_heads, end - start, cache_rows), DTYPES[decoder.mask_dtype])
+        for row in range(batch):
+            masks.chain(mask, row, start, end - start)
         feeds = {
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
             "write_indices": np.full(batch, start, np.int64),
-            "attn_mask": _mask(decoder, c, batch, start, end, cache_rows),
+            "attn_mask": mask,
             **caches,
         }
-        if decoder["position"] == "rotary":
-            feeds["positions"] = np.tile(np.arange(start, end, dtype=np.int64), (batch, 1))
-        if decoder["cross_attention"]:
-            assert c.source_visible is not None
-            visible = np.broadcast_to(
-                c.source_visible[:, None, None], (batch, 1, end - start, c.source_visible.shape[1])
+        if positions is not None:
+            sizes = tuple({"batch": batch, "width": end - start}.get(str(d), d) for d in positions)
+            feeds["positions"] = np.ascontiguousarray(
+                np.broadcast_to(masks.positions[start:end], sizes)  # type: ignore[arg-type]
             )
-            feeds["cross_mask"] = np.ascontiguousarray(visible)
-            feeds |= {f"cross_key.{i}": c.cross_keys[i] for i in range(first, last)}
-            feeds |= {f"cross_value.{i}": c.cross_values[i] for i in range(first, last)}
-        found = runner.run(graph["file"], feeds)
+        if decoder.cross_attention:
+            feeds |= _cross(c, range(first, last), end - start)
+        found = runner.run(graph.file, feeds)
         tally.add(found["hidden_out"], expected[:, start:end])
         caches = {name: found[f"updated_{name}"] for name in caches}
     for i in range(first, last):
@@ -181,31 +185,38 @@ def _segment(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally:
         tally.add(caches[f"value_cache.{i}"][:, :, :count], c.values[i])
 
 
-def _mask(decoder: Any, c: Captured, batch: int, start: int, end: int, cache_rows: int) -> np.ndarray:
-    visible = np.arange(cache_rows)[None, :] <= np.arange(start, end)[:, None]
-    shape = (batch, decoder["mask_heads"], end - start, cache_rows)
-    if decoder["mask_dtype"] == "bool":
-        return np.ascontiguousarray(np.broadcast_to(visible, shape))
-    bias = 0.0 if c.bias is None else c.bias[:, :, start:end, :cache_rows]
-    return np.ascontiguousarray(np.broadcast_to(np.where(visible, bias, LOWEST), shape), np.float32)
+def _cross(c: Captured, layers: range, width: int) -> dict[str, np.ndarray]:
+    """Cross-attention's keys, values and mask: a source row is visible when it is no padding."""
+    source = c.cross_keys[0].shape[2]
+    visible = np.arange(source) < np.array(c.source_lengths)[:, None]
+    mask = np.repeat(visible[:, None, None], width, axis=2)
+    feeds: dict[str, np.ndarray] = {"cross_mask": mask}
+    feeds |= {f"cross_key.{i}": c.cross_keys[i] for i in layers}
+    feeds |= {f"cross_value.{i}": c.cross_values[i] for i in layers}
+    return feeds
 
 
-def _head(manifest: Any, runner: GraphRunner, graph: Any, c: Captured, tally: _Tally) -> None:
-    hidden = c.residuals[manifest["decoder"]["num_layers"]]
+def _bias(bundle: Bundle, info: RelativeBias | None) -> tuple[np.ndarray | None, int]:
+    """(table of the bundle, its largest distance), as the runtime's masks take them."""
+    return (None, 128) if info is None else (bundle.tensor(info.tensor), info.max_distance)
+
+
+def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+    hidden = c.residuals[bundle.manifest.decoder.num_layers]
     count = hidden.shape[0] * hidden.shape[1]
     index = np.arange(count, dtype=np.int64)[::-3].copy()
-    found = runner.run(graph["file"], {"hidden": hidden, "row_index": index})["logits"]
+    found = runner.run(graph.file, {"hidden": hidden, "row_index": index})["logits"]
     tally.add(found, c.logits.reshape(count, -1)[index])
 
 
-def _commit(manifest: Any, runner: GraphRunner, graph: Any, tally: _Tally) -> None:
-    decoder = manifest["decoder"]
+def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: _Tally) -> None:
+    decoder = bundle.manifest.decoder
     random = np.random.default_rng(5)
-    shape = (2, decoder["num_kv_heads"], 12, decoder["head_dim"])
-    names = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(decoder["num_layers"])]
+    shape = (2, decoder.num_kv_heads, 12, decoder.head_dim)
+    names = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(decoder.num_layers)]
     caches = {n: random.standard_normal(shape, np.float32) for n in names}
     source, write = np.array([[4, 6, 9], [3, 7, 8]], np.int64), np.array([4, 2], np.int64)
-    found = runner.run(graph["file"], {"source_rows": source, "write_indices": write, **caches})
+    found = runner.run(graph.file, {"source_rows": source, "write_indices": write, **caches})
     for name in names:
         expected = caches[name].copy()
         for row in range(2):

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
-from ..checkpoint import Checkpoint
-from .capture import sample_picture
+from ..families.base import Family
+from ..families.reference import collate
+from ..families.samples import odd_picture
 from .compare import ParityRow
 
 NEAR_TIE = 1e-4
 """A divergence is accepted only where the reference's two best logits are closer than this."""
 
 
-def compare_generation(
-    bundle: Bundle, checkpoint: Checkpoint, manifest: dict[str, Any], model: Any, max_new_tokens: int = 24
-) -> ParityRow:
+def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_tokens: int = 24) -> ParityRow:
     """Plain greedy decoding of one request in both; raises ExportError where the tokens differ without a near-tie."""
     from ...runtime.session import Session
 
-    text, limits = manifest["text"], manifest["limits"]
-    prompt = text.get("default_prompt") or (
-        "a small robot puts the red cube on the table" if not text["chat_template"] else "Say hello."
+    text, limits = bundle.manifest.text, bundle.manifest.limits
+    prompt = text.default_prompt or (
+        "a small robot puts the red cube on the table" if not text.chat_template else "Say hello."
     )
-    image = (
-        sample_picture(manifest["image"]["height"], manifest["image"]["width"]) if manifest["image"] else None
-    )
-    budget = min(max_new_tokens, max(1, limits["max_length"] // 2))
-    session = Session.load(bundle, device="cpu")
-    result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
+    image = None if family.vision is None else odd_picture(0)
+    budget = min(max_new_tokens, max(1, limits.max_length // 2))
+    with Session.load(bundle, device="cpu") as session:
+        result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
     found = [int(t) for t in result.tokens]
-    inputs = reference_inputs(checkpoint, manifest, prompt, image)
+    inputs = collate(family, [family.reference_prompt(image, prompt)], left=True)
     with torch.no_grad():
         output = model.generate(
             **inputs, do_sample=False, num_beams=1, max_new_tokens=budget, min_new_tokens=0, min_length=0,
@@ -64,30 +60,3 @@ def first_difference(one: list[int], other: list[int]) -> int | None:
         if index >= len(one) or index >= len(other) or one[index] != other[index]:
             return index
     return None
-
-
-def reference_inputs(
-    checkpoint: Checkpoint, manifest: dict[str, Any], prompt: str, image: np.ndarray | None
-) -> dict[str, Any]:
-    """What transformers' `generate` takes for a prompt and an image [H, W, 3] uint8 of the model's own size."""
-    text = manifest["text"]
-    tokenizer = checkpoint.tokenizer
-    if image is not None:
-        ids = [text["image_token_id"]] * text["image_rows"] + tokenizer(prompt)["input_ids"]
-        values = (
-            image * manifest["image"]["rescale_factor"] - np.array(manifest["image"]["mean"])
-        ) / np.array(manifest["image"]["std"])
-        pixels = torch.tensor(values.transpose(2, 0, 1)[None], dtype=torch.float32)
-        return {
-            "input_ids": torch.tensor([ids]),
-            "attention_mask": torch.ones(1, len(ids), dtype=torch.long),
-            "pixel_values": pixels,
-        }
-    if text["chat_template"]:
-        chat = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
-    else:
-        ids = tokenizer(prompt)["input_ids"]
-    return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}

@@ -19,7 +19,7 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.proposers.wrong import always_wrong
 from ...runtime.session import Session
 from ...runtime.speculate.stats import Stats
-from .capture import SENTENCE, sample_picture
+from ..families.samples import ODD_SIZES, SENTENCE, sample_picture
 from .generation import NEAR_TIE, first_difference
 
 WRONG = "always-wrong"
@@ -172,5 +172,5 @@ def _requests(manifest: dict[str, Any], count: int, images: Sequence[Path]) -> I
         if images:
             yield str(images[index % len(images)]), prompt
             continue
-        picture = sample_picture(manifest["image"]["height"], manifest["image"]["width"])
+        picture = sample_picture(*ODD_SIZES[index % len(ODD_SIZES)])
         yield np.roll(picture, tuple(random.integers(0, picture.shape[0], 2)), (0, 1)), prompt

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from ...runtime.errors import ExportError
-from ..checkpoint import Checkpoint, TensorFiles
-
-# Tables that transformers ties: any of these may stand for any other when the checkpoint stores the table once.
-TIED_SUFFIXES = ("shared.weight", "embed_tokens.weight", "lm_head.weight")
-
+from ..checkpoint import Checkpoint
 
 def load_reference(checkpoint: Checkpoint, *, streamed: bool) -> Any:
     """The model in float32, eager attention, evaluation mode.
@@ -24,15 +20,8 @@ def load_reference(checkpoint: Checkpoint, *, streamed: bool) -> Any:
     `streamed`: parameters are read from the checkpoint when a module runs and dropped afterwards, so that memory stays
     near the largest tensor. Raises ExportError when transformers cannot load it.
     """
-    kind = getattr(transformers, checkpoint.architecture, None)
-    if kind is None:
-        raise ExportError(
-            f"transformers {transformers.__version__} has no {checkpoint.architecture} to compare with"
-        )
     with _quiet():
-        if streamed:
-            return _streamed(kind, checkpoint)
-        return _whole(kind, checkpoint)
+        return _streamed(checkpoint) if streamed else _whole(checkpoint)
 
 
 @contextlib.contextmanager
@@ -51,11 +40,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _whole(kind: Any, checkpoint: Checkpoint) -> Any:
+def _whole(checkpoint: Checkpoint) -> Any:
     try:
-        model = kind.from_pretrained(
+        model = checkpoint.model_class.from_pretrained(
             checkpoint.folder,
-            config=checkpoint.config,
+            config=copy.deepcopy(checkpoint.config),  # some classes change it
             dtype=torch.float32,
             attn_implementation="eager",
             local_files_only=True,
@@ -67,20 +56,17 @@ def _whole(kind: Any, checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-def _streamed(kind: Any, checkpoint: Checkpoint) -> Any:
-    config = type(checkpoint.config).from_dict(checkpoint.config.to_dict())
-    for part in (
-        config,
-        *(getattr(config, n, None) for n in ("text_config", "vision_config", "qformer_config")),
-    ):
+def _streamed(checkpoint: Checkpoint) -> Any:
+    config: Any = copy.deepcopy(checkpoint.config)
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part._attn_implementation = "eager"
     with _parameters_on_meta():
-        model = kind(config)
+        model = checkpoint.model_class(config)
     for name, module in model.named_modules():
         owned = list(module._parameters)
         if owned:
-            module.register_forward_pre_hook(_loader(checkpoint.tensors, name, owned), with_kwargs=True)
+            module.register_forward_pre_hook(_loader(checkpoint, name, owned), with_kwargs=True)
             module.register_forward_hook(_dropper(owned))
     return model.eval()
 
@@ -102,13 +88,14 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-def _loader(tensors: TensorFiles, path: str, owned: list[str]) -> Any:
+def _loader(checkpoint: Checkpoint, path: str, owned: list[str]) -> Any:
     def load(module: nn.Module, args: Any, kwargs: Any) -> None:
         for name in owned:
             if module._parameters[name] is None:
                 continue
-            source = stored_name(tensors, f"{path}.{name}" if path else name)
-            module._parameters[name] = nn.Parameter(tensors.read(source).float(), requires_grad=False)
+            source = checkpoint.stored(f"{path}.{name}" if path else name)
+            tensor = checkpoint.tensors.read(source).float()
+            module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
 
     return load
 
@@ -122,15 +109,3 @@ def _dropper(owned: list[str]) -> Any:
         gc.collect(0)
 
     return drop
-
-
-def stored_name(tensors: TensorFiles, name: str) -> str:
-    """The checkpoint's name of a parameter; tied tables are stored under one of several."""
-    if name in tensors:
-        return name
-    if name.endswith(TIED_SUFFIXES):
-        scope = name.rpartition(".")[0].rpartition(".")[0]
-        ranked = [n for n in tensors if n.endswith(TIED_SUFFIXES)]
-        for candidate in sorted(ranked, key=lambda n: (not n.startswith(scope), len(n))):
-            return candidate
-    raise ExportError(f"the checkpoint {tensors.folder} has no tensor {name!r}")

@@ -7,8 +7,12 @@ from importlib import import_module
 from ..errors import BundleError
 from .base import Family, Prepared, Prompt, RawPrompt
 
-FAMILIES = {"blip2": "Blip2", "llama": "Llama"}
-"""Family name in `model.family` → class in the module of the same name. A new family is one line here."""
+FAMILIES = {
+    "blip2": ("blip2", "Blip2"),
+    "llama": ("llama", "Llama"),
+    "t5": ("t5", "T5"),
+}
+"""Family name in `model.family` → (module, class). A new family is one line here."""
 
 
 def get_family(name: str) -> Family:
@@ -19,7 +23,8 @@ def get_family(name: str) -> Family:
             f"manifest field 'model.family': {name!r} is unknown to this version, which knows {known}; "
             "upgrade with `pip install --upgrade vlmexport`"
         )
-    return getattr(import_module(f".{name}", __name__), FAMILIES[name])()
+    module, kind = FAMILIES[name]
+    return getattr(import_module(f".{module}", __name__), kind)()
 
 
 __all__ = ["FAMILIES", "Family", "Prepared", "Prompt", "RawPrompt", "get_family"]

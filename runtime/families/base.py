@@ -26,10 +26,14 @@ class RawPrompt(str):
 class Prepared:
     """A request before any graph has run.
 
-    `token_ids` int64 [n] is the prompt (of the encoder, where there is one), special tokens included. `vision` holds
-    the inputs of each run of the `vision` graph, by name. Its rows, concatenated, replace the embeddings at
-    `row_slots` int64 [k], in order or as `row_index` int64 [k] picks them. `positions` int64 [axes, n] is None where
-    positions count from 0; `decoder_ids` int64 [m] is what the decoder behind an encoder starts with.
+    | field | dtype, shape | meaning |
+    |---|---|---|
+    | `token_ids` | int64 [n] | the prompt, special tokens included; of an encoder-decoder, what its encoder (or, without one, its cross-attention) reads |
+    | `vision` | input name → array | one mapping for each run of the `vision` graph |
+    | `row_slots` | int64 [k] | places in `token_ids` whose embedding an image row replaces; None without a picture |
+    | `row_index` | int64 [k] | which row of the concatenated vision outputs goes there; None: in order |
+    | `positions` | int64 [axes, n] | positions of the rows; None: 0 … n − 1 |
+    | `decoder_ids` | int64 [m] | what an encoder-decoder's decoder is prefilled with; None for other models |
     """
 
     token_ids: np.ndarray
@@ -62,3 +66,9 @@ class Family(Protocol):
         naming the limit that was broken.
         """
         ...
+
+
+def decoder_start(manifest: Manifest) -> np.ndarray:
+    """`decoder_ids` int64 [1] of an encoder-decoder: the token that its decoder starts with."""
+    start = manifest.text.decoder_start_token_id
+    return np.array([0 if start is None else start], np.int64)

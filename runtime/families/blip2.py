@@ -1,4 +1,4 @@
-"""BLIP-2 with a T5 language model: image rows first, then the prompt, as `Blip2Processor` lays them out."""
+"""BLIP-2: image rows first, then the prompt, as `Blip2Processor` lays them out, whatever language model reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import BundleError, ImageError, PromptError
 from ..images.load import load_image
 from ..images.processors import preprocess
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, Source
+from .base import Prepared, Prompt, Source, decoder_start
 
 
 class Blip2:
@@ -19,7 +19,11 @@ class Blip2:
     name = "blip2"
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
-        """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's `</s>`."""
+        """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's special tokens.
+
+        T5 reads them with its encoder and ends in `</s>`; a decoder-only model reads them itself, the start token behind
+        the image rows.
+        """
         manifest = bundle.manifest
         text, settings = manifest.text, manifest.image
         if settings is None or text.image_token_id is None or not text.image_rows:
@@ -37,9 +41,14 @@ class Blip2:
             written = bundle.tokenizer.token(text.image_token_id)
             raise PromptError(f"the prompt contains {written!r}, which stands for an image row: leave it out")
         token_ids = np.concatenate([np.full(text.image_rows, text.image_token_id, dtype=np.int64), ids])
-        limit = manifest.limits.max_source or manifest.limits.max_length
-        rows = f"max_source ({limit}) less {text.image_rows} image rows"
-        check_length(ids, limit - text.image_rows, rows)
+        limits, crossing = manifest.limits, manifest.decoder.cross_attention
+        limit = (limits.max_source or limits.max_length) if crossing else limits.max_length - 1
+        name = f"max_source ({limit})" if crossing else f"max_length ({limits.max_length}) less one"
+        check_length(ids, limit - text.image_rows, f"{name} less {text.image_rows} image rows")
         check_ids(ids, text.vocab_size)
-        vision = ({"pixel_values": preprocess(load_image(image), settings)},)
-        return Prepared(token_ids, vision, np.arange(text.image_rows))
+        return Prepared(
+            token_ids,
+            vision=({"pixel_values": preprocess(load_image(image), settings)},),
+            row_slots=np.arange(text.image_rows, dtype=np.int64),
+            decoder_ids=decoder_start(manifest) if crossing else None,
+        )

@@ -23,6 +23,7 @@ from vlmexport.exporter.build import write as bundle_writer
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.runtime.bundle.folder import Bundle
@@ -168,10 +169,10 @@ def test_special_tokens_come_from_the_generation_config(llama: Path, tmp_path: P
 
 def test_image_settings_are_the_processors_own() -> None:
     own = {"resample": 2, "rescale_factor": 0.5, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    found = square_image({**own, "size": {"height": 32, "width": 48}}, (32, 48), "blip", "B")
+    found = square_image({**own, "size": {"height": 32, "width": 48}}, (32, 48), "blip", BlipImageProcessorPil)
     assert found == {
         "processor": "blip", "height": 32, "width": 48, "resample": "bilinear", "rescale_factor": 0.5,
-        "mean": own["image_mean"], "std": own["image_std"], "reference": "B",
+        "mean": own["image_mean"], "std": own["image_std"], "reference": "BlipImageProcessorPil",
     }  # fmt: skip
 
 
@@ -326,7 +327,7 @@ def test_a_manifest_that_no_runtime_reads_is_refused_before_a_graph_is_traced(
 )  # fmt: skip
 def test_image_settings_that_cannot_be_kept_are_named(settings: dict) -> None:
     with pytest.raises(UnsupportedModelError, match=next(iter(settings))):
-        square_image(settings, (32, 32), "blip", "reference")
+        square_image(settings, (32, 32), "blip", BlipImageProcessorPil)
 
 
 def test_missing_and_misshapen_tensors_are_named(llama: Path, tmp_path: Path) -> None:

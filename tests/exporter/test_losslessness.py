@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity import losslessness
-from vlmexport.exporter.parity.generation import reference_inputs
 from vlmexport.exporter.parity.losslessness import NearTie, check_losslessness, failures, plain_margin
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.session import Session
@@ -20,10 +21,10 @@ PROMPT = "a small robot puts the red cube"
 @pytest.mark.parametrize("token", [0, 3])
 def test_the_margin_is_that_of_plain_decoding(tiny_bundle: Callable, token: int) -> None:
     folder, source = tiny_bundle("llama")
-    checkpoint = open_checkpoint(str(source))
+    family = family_for(open_checkpoint(str(source)))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     with Session.load(folder) as session:
-        inputs = reference_inputs(checkpoint, session.bundle.manifest.to_dict(), PROMPT, None)
+        inputs = collate(family, [family.reference_prompt(None, PROMPT)], left=True)
         output = model.generate(
             **inputs,
             do_sample=False,

@@ -1,4 +1,5 @@
-"""BLIP and BLIP-2: resize to a fixed size, scale, normalize. Reference: transformers `BlipImageProcessorPil`."""
+"""Resize to a fixed size, scale, normalize; no crop. Reference: transformers' Pillow backend with those three steps
+(`BlipImageProcessorPil`, `ViTImageProcessorPil`)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,29 @@
+"""Language models: shape, tensors and graphs of a decoder (and a text encoder), reused by every family. One file each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ....runtime.errors import UnsupportedModelError
+from ...checkpoint.load import Checkpoint
+from .base import Language
+
+LANGUAGES = {
+    "t5": "T5Language",
+    "llama": "LlamaLanguage",
+}
+"""`model_type` of a language model's configuration → class in the module of the same name. A new one is one line here."""
+
+
+def language_for(checkpoint: Checkpoint, config: Any, prefix: str) -> Language:
+    """The language model of `config`, found at the module path `prefix` ("" or "language_model.") of the whole model."""
+    kind = config.model_type
+    if kind not in LANGUAGES:
+        raise UnsupportedModelError(
+            f"{checkpoint.architecture} with the language model {kind!r} is not supported, only {', '.join(LANGUAGES)}"
+        )
+    return getattr(import_module(f".{kind}", __name__), LANGUAGES[kind])(checkpoint, config, prefix)
+
+
+__all__ = ["LANGUAGES", "Language", "language_for"]

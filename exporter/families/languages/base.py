@@ -1,0 +1,170 @@
+"""What language models share: their graphs follow from where their modules are and how one layer is called."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ...checkpoint.load import Checkpoint
+from ...graphs.hollow import hollow_model, signature
+from ...graphs.hooks import ATTENTION, export_hooks
+from ...graphs.template import Template, TraceInput, trace
+from ...graphs.weights import WeightRef, WeightStore
+from ..base import DecoderShape, GraphSpec, Parts, check_common
+from ..frames import Named, Prologue, build_embed, build_head, build_segment, layer_inputs
+from ..tables import embedding_tensor, head_tensor
+
+SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
+
+
+class Language:
+    """One language model. `prefix` is its module path in the whole model (`language_model.` in BLIP-2, else "").
+
+    A subclass names its modules by their paths below `prefix`, sets `decoder`, and calls one layer (`run_layer`).
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Any]
+    """The transformers class with the head."""
+    layers_path: ClassVar[str]
+    norm_path: ClassVar[str]
+    embed_path: ClassVar[str]
+    reads_image_rows: ClassVar[bool] = False
+    """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
+    decoder: DecoderShape
+    max_positions: int | None = None
+    logit_scale: float = 1.0
+
+    def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
+        self.checkpoint, self.config, self.prefix = checkpoint, config, prefix
+        check_common(config, self.kind.__name__)
+
+    @functools.cached_property
+    def embedding(self) -> WeightRef:
+        """The embedding table [V, E]."""
+        name = embedding_tensor(
+            self.checkpoint,
+            f"{self.prefix}{self.embed_path}.weight",
+            f"{self.prefix}lm_head.weight",
+            bool(self.config.tie_word_embeddings),
+        )
+        return WeightRef((name,), False, self._table_shape)
+
+    @functools.cached_property
+    def head(self) -> WeightRef:
+        """The LM head's table [V, E]."""
+        name = head_tensor(
+            self.checkpoint,
+            self.embedding.names[0],
+            f"{self.prefix}lm_head.weight",
+            bool(self.config.tie_word_embeddings),
+        )
+        return WeightRef((name,), False, self._table_shape)
+
+    @property
+    def _table_shape(self) -> tuple[int, int]:
+        return self.config.vocab_size, self.decoder.hidden_size
+
+    # --- what a subclass may change ---
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """The hooks inside which graphs must be built."""
+        return export_hooks()
+
+    def run_layer(self, module: nn.Module, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """One decoder layer on what `layer_inputs` names; gives hidden rows, updated keys, updated values."""
+        raise NotImplementedError
+
+    def prologue(self) -> Prologue | None:
+        """What a segment computes from `positions`."""
+        return None
+
+    def source_graphs(self, store: WeightStore) -> Iterator[GraphSpec]:
+        """Graphs in front of the decoder: `encoder` and `cross_kv` of models with cross-attention."""
+        yield from ()
+
+    def encoder(self) -> dict[str, Any] | None:
+        """The manifest's `encoder`."""
+        return None
+
+    def tensors(self) -> dict[str, WeightRef]:
+        """Tensors that the runtime reads itself."""
+        return {"embedding_table": self.embedding}
+
+    def encoder_module(self, language: Any) -> nn.Module | None:
+        """The text encoder of a real model."""
+        return None
+
+    # --- what follows ---
+
+    def named(self, path: str) -> Named:
+        """Names of the checkpoint's tensors for parameters of the module at `path` ("model.norm." with its dot)."""
+        return lambda name: self.checkpoint.stored(f"{self.prefix}{path}{name}")
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The hollow language model."""
+        config = copy.deepcopy(self.config)
+        config._attn_implementation = ATTENTION
+        return hollow_model(lambda: self.kind(config))
+
+    def parts(self, model: Any) -> Parts:
+        """The modules of a whole, real model."""
+        language = model.get_submodule(self.prefix.rstrip("."))
+        return Parts(
+            layers=language.get_submodule(self.layers_path),
+            final_norm=language.get_submodule(self.norm_path),
+            lm_head=language.lm_head,
+            embed=language.get_submodule(self.embed_path),
+            logit_scale=self.logit_scale,
+            encoder=self.encoder_module(language),
+        )
+
+    def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:
+        """Source graphs, embed, segments, head."""
+        yield from self.source_graphs(store)
+        yield build_embed(store, self.embedding)
+        layers = self.model.get_submodule(self.layers_path)
+        inputs = layer_inputs(self.decoder)
+        names = [item.name for item in inputs]
+
+        def run(module: nn.Module, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.run_layer(module, dict(zip(names, tensors, strict=True)))
+
+        layer = per_layer(
+            lambda i: (layers[i], self.named(f"{self.layers_path}.{i}.")),
+            lambda module: trace(module, run, inputs, SEGMENT_OUTPUTS),
+        )
+        prologue = self.prologue()
+        for index, (first, last) in enumerate(itertools.pairwise(cuts)):
+            yield build_segment(store, index, first, last, self.decoder, layer, prologue)
+        norm = self.trace_rows(self.model.get_submodule(self.norm_path), ("rows",))
+        yield build_head(store, norm, self.named(f"{self.norm_path}."), self.head, self.logit_scale)
+
+    def trace_rows(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
+        """A module that maps rows [*dims, E] to rows."""
+        inputs = [TraceInput("hidden", (*dims, self.decoder.hidden_size))]
+        return trace(module, lambda m, hidden: (m(hidden),), inputs, ("hidden_out",))
+
+
+def per_layer(
+    find: Callable[[int], tuple[nn.Module, Named]], make: Callable[[nn.Module], Template]
+) -> Callable[[int], tuple[Template, Named]]:
+    """Templates by layer, each distinct layer traced once."""
+    templates: dict[tuple, Template] = {}
+
+    def layer(i: int) -> tuple[Template, Named]:
+        module, names = find(i)
+        key = signature(module)
+        if key not in templates:
+            templates[key] = make(module)
+        return templates[key], names
+
+    return layer

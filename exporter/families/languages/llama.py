@@ -1,0 +1,76 @@
+"""Llama: rotary positions, grouped-query attention, gated MLP, RMS norms (LlamaForCausalLM)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from transformers import LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+from ....runtime.errors import UnsupportedModelError
+from ...checkpoint.load import Checkpoint
+from ...graphs.caches import LayerCache
+from ...graphs.hooks import export_hooks, rotary_angles
+from ...graphs.template import TraceInput, trace
+from ..base import DecoderShape
+from ..frames import Prologue
+from .base import Language
+
+# Angles of these types are a function of the position alone; dynamic and longrope also depend on the length.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+class LlamaLanguage(Language):
+    """See the module."""
+
+    name: ClassVar[str] = "llama"
+    kind: ClassVar[Any] = LlamaForCausalLM
+    layers_path: ClassVar[str] = "model.layers"
+    norm_path: ClassVar[str] = "model.norm"
+    embed_path: ClassVar[str] = "model.embed_tokens"
+
+    def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
+        super().__init__(checkpoint, config, prefix)
+        rope = config.rope_parameters or {}
+        kind = rope.get("rope_type", "default")
+        if kind not in ROPE_TYPES:
+            raise UnsupportedModelError(
+                f"LlamaForCausalLM: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
+            )
+        if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+            raise UnsupportedModelError("LlamaForCausalLM: partial_rotary_factor is not supported")
+        self.max_positions = config.max_position_embeddings
+        self.decoder = DecoderShape(
+            num_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            position="rotary",
+            mask_dtype="bool",
+            mask_heads=1,
+            cross_attention=False,
+        )
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """RMS norms and rotary embeddings become one operator each."""
+        return export_hooks(rms_norms=(modeling_llama.LlamaRMSNorm,), rotary_modules=(modeling_llama,))
+
+    def prologue(self) -> Prologue:
+        """The angles of the positions."""
+        angles = modeling_llama.LlamaRotaryEmbedding(self.model.config).eval()  # the hollow one's buffers are empty
+        positions = [TraceInput("positions", ("batch", "width"), torch.int64)]
+        return trace(angles, rotary_angles, positions, ("cos", "sin")), str
+
+    def run_layer(self, module: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """See `Language`."""
+        cache = LayerCache(given["key_cache"], given["value_cache"], given["write_indices"])
+        out = module(
+            given["hidden"],
+            attention_mask=given["attn_mask"],
+            position_embeddings=(given["cos"], given["sin"]),
+            past_key_values=cache,
+        )
+        return out, cache.keys, cache.values

@@ -1,0 +1,45 @@
+"""The runtime's own preparation of a request against the model's own processor, on pictures of odd sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...runtime.bundle.folder import Bundle
+from ...runtime.errors import ExportError
+from ...runtime.families import get_family
+from ..families.base import Family
+from ..families.reference import decoder_prefix
+from ..families.samples import ODD_SIZES, SENTENCE, odd_picture
+from .compare import ParityRow, _Tally
+
+PIXELS = 1e-5
+"""Largest accepted difference of a normalised pixel, relative to the largest one."""
+
+
+def compare_preparation(bundle: Bundle, family: Family) -> ParityRow:
+    """Token ids, decoder ids and inputs of the vision tower for several requests.
+
+    Ids must be equal: ExportError names the first that is not. Pixels are compared like the rows of a graph.
+    """
+    prepare = get_family(bundle.manifest.model.family).prepare
+    words, tally = SENTENCE.split(), _Tally()
+    for index in range(1 if family.vision is None else len(ODD_SIZES)):
+        image = None if family.vision is None else odd_picture(index)
+        prompt = " ".join(words[: 2 + index])
+        found, expected = prepare(bundle, image, prompt), family.reference_prompt(image, prompt)
+        decoded = found.token_ids if found.decoder_ids is None else found.decoder_ids
+        for what, ids, wanted in (
+            ("prompt", found.token_ids, expected.input_ids),
+            ("decoder's prompt", decoded, decoder_prefix(expected)),
+        ):
+            if wanted and tuple(ids.tolist()) != wanted:
+                raise ExportError(
+                    f"parity failed: the runtime's {what} of {prompt!r} is {ids.tolist()}, the model's own processor "
+                    f"makes {list(wanted)}"
+                )
+            tally.values += len(wanted)
+        for name, values in (expected.vision or {}).items():
+            tally.add(np.concatenate([run[name] for run in found.vision]), values.numpy())
+    return ParityRow(
+        "preparation", "transformers", "realistic", tally.values, tally.absolute, tally.relative, PIXELS
+    )
