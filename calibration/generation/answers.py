@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,7 +87,7 @@ class TorchAnswers:
         by_sample = []
         for sample in range(options.samples):
             keys = [[options.seed, zlib.crc32(r.key.encode()), sample] for r in records]
-            draws = LogitsProcessorList([Draws(keys, options.temperature)])
+            draws = partial(_draws, keys, options.temperature)
             by_sample.append(self.target.generate(records, options.max_new_tokens, draws))
         return [list(answers) for answers in zip(*by_sample, strict=True)]
 
@@ -97,6 +98,10 @@ class TorchAnswers:
     def text(self, answer: Sequence[int]) -> str:
         """See `Answers`."""
         return self.target.tokenizer.decode(answer, skip_special_tokens=True)
+
+
+def _draws(keys: Sequence[Sequence[int]], temperature: float, rows: Sequence[int]) -> LogitsProcessorList:
+    return LogitsProcessorList([Draws([keys[row] for row in rows], temperature)])
 
 
 class Draws(LogitsProcessor):

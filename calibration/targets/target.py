@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate import PartialState
 from torch import Tensor, nn
 
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ...exporter.families.base import Family, ReferencePrompt
+from ...exporter.families.reference import collate, decoder_prefix, pad_id
+from ...exporter.families.registry import family_for
 from ...runtime.errors import InputError, OptionError, UnsupportedModelError
 from ..data.records import Record
 
@@ -38,21 +41,22 @@ class Rows:
 
 
 class Target:
-    """A trained model of a supported family, never changed.
+    """A trained model of any supported family, never changed.
 
-    `generate` and `rows` take records; `head` maps rows before the final norm to logits.
+    `generate` and `rows` take records; `head` maps rows before the final norm to logits. Where the model's modules are
+    and how a request is laid out comes from its family.
     """
 
-    def __init__(self, checkpoint: Checkpoint, model: nn.Module, device: torch.device) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, family: Family, model: nn.Module, device: torch.device) -> None:
+        self.family, self.checkpoint = family, family.checkpoint
         self.model: Any = model.eval().requires_grad_(False).to(device)
         self.device = device
+        checkpoint: Checkpoint = family.checkpoint
         self.name = checkpoint.alias.name if checkpoint.alias else Path(checkpoint.source).name
         self.tokenizer = checkpoint.tokenizer
-        self.layers: nn.ModuleList
-        self.final_norm: nn.Module
-        self.lm_head: nn.Module
-        self.logit_scale = 1.0
+        parts = family.parts(self.model)
+        self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
+        self.logit_scale = parts.logit_scale
 
     @property
     def fingerprint(self) -> str:
@@ -98,35 +102,47 @@ class Target:
     @property
     def eos_token_ids(self) -> list[int]:
         """Tokens that end an answer."""
-        ids = self.model.generation_config.eos_token_id
-        ids = self.tokenizer.eos_token_id if ids is None else ids
-        return list(ids) if isinstance(ids, list | tuple) else [ids]
+        config = self.model.config.get_text_config(decoder=True)
+        for part in (self.model.generation_config, self.model.config, config, self.tokenizer):
+            ids = getattr(part, "eos_token_id", None)
+            if ids is not None:
+                return list(ids) if isinstance(ids, list | tuple) else [ids]
+        raise UnsupportedModelError(
+            f"{self.name}: no eos_token_id in the configuration; add it to generation_config.json"
+        )
 
     @torch.no_grad()
     def generate(
-        self, records: Sequence[Record], max_new_tokens: int = 96, processors: Any = None
+        self,
+        records: Sequence[Record],
+        max_new_tokens: int = 96,
+        processors: Callable[[Sequence[int]], Any] | None = None,
     ) -> list[tuple[int, ...]]:
-        """Greedy answers, ending in the end token unless cut by the limit. `processors` are transformers' own
-        (`LogitsProcessorList`); what they leave is chosen from greedily."""
-        inputs, first = self._generation_inputs(records)
-        output = self.model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=0,
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-            pad_token_id=self.pad_token_id,
-            logits_processor=processors,
-        )
-        return [self._cut(row) for row in output[:, first:].tolist()]
+        """Greedy answers, ending in the end token unless cut by the limit. `processors` gives transformers' own
+        (`LogitsProcessorList`) for the records of these indices; what they leave is chosen from greedily."""
+        prompts = [self.prompt(r) for r in records]
+        answers: dict[int, tuple[int, ...]] = {}
+        for group in _groups(prompts):
+            inputs = self._moved(collate(self.family, [prompts[i] for i in group], left=True))
+            output = self.model.generate(
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=0,
+                do_sample=False,
+                num_beams=1,
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
+                pad_token_id=self.pad_token_id,
+                logits_processor=None if processors is None else processors(group),
+            )
+            first = max(len(decoder_prefix(prompts[i])) for i in group)
+            answers |= {i: self._cut(row) for i, row in zip(group, output[:, first:].tolist(), strict=True)}
+        return [answers[i] for i in range(len(records))]
 
     @property
     def pad_token_id(self) -> int:
         """What fills short rows."""
-        pad = self.tokenizer.pad_token_id
-        return self.eos_token_ids[0] if pad is None else pad
+        return pad_id(self.family)
 
     def _cut(self, row: list[int]) -> tuple[int, ...]:
         ends = [row.index(e) for e in self.eos_token_ids if e in row]
@@ -143,6 +159,8 @@ class Target:
         kept: dict[int, Tensor] = {}
         wanted = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
         handles = [self.layers[i - 1].register_forward_hook(_keep(kept, i)) for i in wanted]
+        # Logits of every row would take more memory than all else, and nobody reads them.
+        handles.append(self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)))
         try:
             starts = self._forward(records, answers)
         finally:
@@ -172,98 +190,33 @@ class Target:
 
     def _forward(self, records: Sequence[Record], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per record."""
-        raise NotImplementedError
+        prompts = [self.prompt(r) for r in records]
+        inputs = collate(self.family, prompts, [a[:-1] for a in answers])
+        self.model(**self._moved(inputs), use_cache=False)
+        return [len(decoder_prefix(p)) - 1 for p in prompts]
 
-    def _generation_inputs(self, records: Sequence[Record]) -> tuple[dict[str, Tensor], int]:
-        """(arguments of `generate`, number of leading ids in its output that are no answer)."""
-        raise NotImplementedError
-
-    def _padded(self, rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, Tensor]:
-        """(ids, mask), both int64 [B, longest]."""
-        width = max(map(len, rows))
-        ids = torch.full((len(rows), width), self.pad_token_id, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for b, row in enumerate(rows):
-            place = slice(width - len(row), width) if left else slice(0, len(row))
-            ids[b, place] = torch.tensor(row, dtype=torch.long)
-            mask[b, place] = 1
-        return ids.to(self.device), mask.to(self.device)
-
-
-class Blip2T5Target(Target):
-    """BLIP-2 with a T5 language model: the picture's rows and the prompt go to the encoder."""
-
-    def __init__(self, checkpoint: Checkpoint, model: nn.Module, device: torch.device) -> None:
-        super().__init__(checkpoint, model, device)
-        language = self.model.language_model
-        self.layers = language.decoder.block
-        self.final_norm = language.decoder.final_layer_norm
-        self.lm_head = language.lm_head
-        self.start = self.model.config.text_config.decoder_start_token_id or 0
-        if getattr(language.config, "scale_decoder_outputs", False):
-            self.logit_scale = language.model_dim**-0.5
-        processor = transformers.AutoProcessor.from_pretrained(
-            checkpoint.folder, local_files_only=True, trust_remote_code=False
-        )
-        self.processor = processor.image_processor
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        ids = self.model.generation_config.eos_token_id
-        ids = self.model.config.text_config.eos_token_id if ids is None else ids
-        return list(ids) if isinstance(ids, list | tuple) else [ids]
-
-    def _inputs(self, records: Sequence[Record]) -> dict[str, Tensor]:
-        missing = next((r.key for r in records if r.image is None), None)
-        if missing is not None:
-            raise InputError(f"record {missing} has no image, which {self.name} needs")
-        images = [r.image.load() for r in records if r.image is not None]
-        pixels = self.processor(images=images, return_tensors="pt")["pixel_values"]
-        count = self.model.query_tokens.shape[1]
-        image = [self.model.config.image_token_id] * count
-        ids, mask = self._padded([image + self.tokenizer(r.prompt)["input_ids"] for r in records])
-        return {"pixel_values": pixels.to(self.device), "input_ids": ids, "attention_mask": mask}
-
-    def _generation_inputs(self, records: Sequence[Record]) -> tuple[dict[str, Tensor], int]:
-        return self._inputs(records), 1
-
-    def _forward(self, records: Sequence[Record], answers: Sequence[tuple[int, ...]]) -> list[int]:
-        ids, _ = self._padded([(self.start, *a[:-1]) for a in answers])
-        # Padding follows the text, so causal attention never sees it from a real row.
-        self.model(**self._inputs(records), decoder_input_ids=ids, use_cache=False)
-        return [0] * len(answers)
-
-
-class LlamaTarget(Target):
-    """A decoder-only language model of the Llama architecture; text only."""
-
-    def __init__(self, checkpoint: Checkpoint, model: nn.Module, device: torch.device) -> None:
-        super().__init__(checkpoint, model, device)
-        self.layers = self.model.model.layers
-        self.final_norm = self.model.model.norm
-        self.lm_head = self.model.lm_head
-
-    def _prompt(self, record: Record) -> list[int]:
-        if record.image is not None:
+    def prompt(self, record: Record) -> ReferencePrompt:
+        """The record as the model's own processor lays it out; InputError names the record that it cannot."""
+        if self.family.vision is None and record.image is not None:
             raise InputError(f"record {record.key} has an image, but {self.name} reads text only")
-        if getattr(self.tokenizer, "chat_template", None):
-            turn = [{"role": "user", "content": record.prompt}]
-            text = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids = self.tokenizer(record.prompt)["input_ids"]
-        if not ids:
-            raise InputError(f"record {record.key} has an empty prompt")
-        return ids
+        if self.family.vision is not None and record.image is None:
+            raise InputError(f"record {record.key} has no image, which {self.name} needs")
+        image = None if record.image is None else record.image.load()
+        try:
+            return self.family.reference_prompt(image, record.prompt)
+        except InputError as error:
+            raise InputError(f"record {record.key}: {error}") from error
 
-    def _generation_inputs(self, records: Sequence[Record]) -> tuple[dict[str, Tensor], int]:
-        ids, mask = self._padded([self._prompt(r) for r in records], left=True)
-        return {"input_ids": ids, "attention_mask": mask}, ids.shape[1]
+    def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self.device) for name, value in inputs.items()}
 
-    def _forward(self, records: Sequence[Record], answers: Sequence[tuple[int, ...]]) -> list[int]:
-        prompts = [self._prompt(r) for r in records]
-        ids, mask = self._padded([[*p, *a[:-1]] for p, a in zip(prompts, answers, strict=True)])
-        self.model.model(input_ids=ids, attention_mask=mask, use_cache=False)
-        return [len(p) - 1 for p in prompts]
+
+def _groups(prompts: Sequence[ReferencePrompt]) -> list[list[int]]:
+    """Requests that one `generate` takes together: a decoder of its own must start with equally many tokens."""
+    groups: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(0 if prompt.decoder_ids is None else len(prompt.decoder_ids), []).append(index)
+    return list(groups.values())
 
 
 def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target:
@@ -274,23 +227,16 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
     Raises:
         UnsupportedModelError: no draft can be trained for this architecture.
     """
-    checkpoint = open_checkpoint(model)
-    config: Any = checkpoint.config
-    if config.model_type == "llama":
-        kind, adapter = transformers.LlamaForCausalLM, LlamaTarget
-    elif config.model_type == "blip-2" and config.text_config.model_type == "t5":
-        kind, adapter = transformers.Blip2ForConditionalGeneration, Blip2T5Target
-    else:
-        inner = getattr(getattr(config, "text_config", None), "model_type", None)
-        raise UnsupportedModelError(
-            f"no imitation draft can be trained for model type {config.model_type!r}"
-            f"{f' with language model {inner!r}' if inner else ''}; supported are llama, and blip-2 with t5"
-        )
+    family = family_for(open_checkpoint(model))
+    checkpoint = family.checkpoint
     place = PartialState().device if device == "auto" else device
-    loaded = kind.from_pretrained(
-        checkpoint.folder, config=config, dtype=torch.float32, local_files_only=True
+    loaded = checkpoint.model_class.from_pretrained(
+        checkpoint.folder,
+        config=deepcopy(checkpoint.config),  # some classes change it
+        dtype=torch.float32,
+        local_files_only=True,
     )
-    return adapter(checkpoint, loaded, torch.device(place or "cpu"))
+    return Target(family, loaded, torch.device(place or "cpu"))
 
 
 def _keep(store: dict[int, Tensor], layer: int) -> Callable[..., None]:

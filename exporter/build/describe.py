@@ -77,7 +77,7 @@ def describe(
             max_length=request.max_length,
             max_batch=request.max_batch,
             max_width=request.max_width,
-            max_source=request.max_source if shape.cross_attention else None,
+            max_source=family.max_source(request.max_source),
         ),
         text=text,
         image=None if image is None else ImageInfo.parse(image, "image"),

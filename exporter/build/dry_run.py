@@ -86,7 +86,8 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     cross = 2 * shape.num_layers * shape.num_heads * shape.head_dim * 4 if shape.cross_attention else 0
     capacity = request.max_length + request.max_width
     weight_bytes = exported.store.bytes
-    cache = request.max_batch * (capacity * per_token + cross * request.max_source)
+    source = prepared.family.max_source(request.max_source) or 0
+    cache = request.max_batch * (capacity * per_token + cross * source)
     memory, whole = estimate_memory(prepared, exported, cache)
     return BuildPlan(
         model=request.model,

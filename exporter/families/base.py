@@ -132,6 +132,15 @@ class Family:
         """The manifest's `image`."""
         return None if self.vision is None else self.vision.settings()
 
+    def max_source(self, asked: int) -> int | None:
+        """The manifest's `limits.max_source`: rows that cross-attention may see, `asked` where that is free.
+
+        Without a text encoder it sees one picture, whose rows are what they are.
+        """
+        if not self.decoder.cross_attention:
+            return None
+        return asked if self.vision is None or self.encoder() is not None else self.vision.rows
+
     def text(self) -> dict[str, Any]:
         """The family's part of the manifest's `text` (image token and rows, decoder start)."""
         return {
@@ -176,7 +185,7 @@ class Family:
         `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder.
         `realistic`: one picture of an odd size and a sentence, through the model's own processor.
         """
-        from .reference import realistic_inputs, random_inputs
+        from .reference import random_inputs, realistic_inputs
 
         make = {"random": random_inputs, "realistic": realistic_inputs}[kind]
         return make(self, seed, rows)

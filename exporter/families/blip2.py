@@ -41,7 +41,10 @@ class Blip2Family(Family):
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """`Blip2Processor`: image tokens, then the prompt with the tokenizer's special tokens."""
-        made = self.checkpoint.processor(images=image, text=prompt or "", return_tensors="pt")
+        processor = self.checkpoint.processor
+        if processor.num_query_tokens is None:  # folders of older releases leave it to the configuration
+            processor.num_query_tokens = self.config.num_query_tokens
+        made = processor(images=image, text=prompt or "", return_tensors="pt")
         start = None if self.decoder_start is None else (self.decoder_start,)
         ids = tuple(made["input_ids"][0].tolist())
         return ReferencePrompt(ids, {"pixel_values": made["pixel_values"]}, start)

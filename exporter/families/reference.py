@@ -54,9 +54,7 @@ def pad_id(family: Family) -> int:
     return 0
 
 
-def padded(
-    rows: Sequence[Sequence[int]], pad: int, left: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), both int64 [B, longest]."""
     width = max(map(len, rows))
     ids = torch.full((len(rows), width), pad, dtype=torch.long)

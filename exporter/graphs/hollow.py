@@ -63,7 +63,9 @@ def _frozen(value: Any) -> Any:
         content = "" if value.is_meta else hashlib.sha256(value.detach().cpu().numpy().tobytes()).hexdigest()
         return "tensor", tuple(value.shape), str(value.dtype), content
     if isinstance(value, dict):
-        return "dict", tuple(sorted(((repr(k), _frozen(v)) for k, v in value.items()), key=lambda item: item[0]))
+        return "dict", tuple(
+            sorted(((repr(k), _frozen(v)) for k, v in value.items()), key=lambda item: item[0])
+        )
     if isinstance(value, list | tuple):
         return type(value).__name__, tuple(_frozen(v) for v in value)
     if isinstance(value, set | frozenset):

@@ -14,6 +14,7 @@ from torch import nn
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
 
+
 def load_reference(checkpoint: Checkpoint, *, streamed: bool) -> Any:
     """The model in float32, eager attention, evaluation mode.
 

@@ -15,5 +15,5 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def records(target: Target, tmp_path_factory: pytest.TempPathFactory) -> RecordSet:
-    kind = "llama" if target.checkpoint.config.model_type == "llama" else "blip2-t5"
+    kind = "llama" if target.family.vision is None else "blip2-t5"
     return make_records(tmp_path_factory.mktemp("records"), kind)

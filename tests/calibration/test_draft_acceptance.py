@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from training_targets import options
+from training_targets import logits_after, options
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import greedy_cycles, measure
 from vlmexport.calibration.evaluation.plot import plot_by_position
@@ -44,13 +44,8 @@ def next_token(target: Target, record, text: list[int], network: nn.Module | Non
     hook = target.layers[layer - 1].register_forward_hook(
         lambda m, i, o: kept.update(rows=o[0] if isinstance(o, tuple) else o)
     )
-    inputs, _ = target._generation_inputs([record])
     with torch.no_grad():
-        if "pixel_values" in inputs:
-            start = target.model.config.text_config.decoder_start_token_id
-            target.model(**inputs, decoder_input_ids=torch.tensor([[start, *text]]))
-        else:
-            target.model(torch.tensor([inputs["input_ids"][0].tolist() + text]))
+        logits_after(target, record, text)
         hook.remove()
         rows = kept["rows"][:, -1]
         return int(target.head(rows if network is None else network(rows)).argmax())

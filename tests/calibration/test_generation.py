@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_targets import make_target, options
+from training_targets import KINDS, logits_after, make_target, options
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
 from vlmexport.calibration.generation.answers import Draws, GenerationOptions, TorchAnswers
@@ -16,6 +16,7 @@ from vlmexport.calibration.generation.generate import generate_data
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.reference import collate
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.errors import OptionError
 
@@ -28,21 +29,15 @@ def answer_data(target: Target, records: RecordSet, out: Path, limit: int, **mor
     return generate_data(TorchAnswers(target), records, out, GenerationOptions(limit), **more)
 
 
+@pytest.mark.parametrize("target", KINDS, indirect=True)
 def test_answers_are_greedy_and_independent_of_the_batch(target: Target, records: RecordSet):
     """Each token is the argmax of a pass over the text before it; padding in a batch changes nothing."""
     some = list(records)[:3]
     for record, answer in zip(some, target.generate(some, 9), strict=True):
         assert target.generate([record], 9) == [answer]
-        inputs, _ = target._generation_inputs([record])
         text: list[int] = []
         for _ in range(len(answer)):
-            if "pixel_values" in inputs:
-                start = target.model.config.text_config.decoder_start_token_id
-                ids = torch.tensor([[start, *text]])
-                logits = target.model(**inputs, decoder_input_ids=ids).logits
-            else:
-                logits = target.model(torch.tensor([inputs["input_ids"][0].tolist() + text])).logits
-            text.append(int(logits[0, -1].argmax()))
+            text.append(int(logits_after(target, record, text).argmax()))
         assert tuple(text) == answer
 
 
@@ -121,7 +116,9 @@ def test_a_decoder_deeper_than_its_encoder_generates(tmp_path: Path):
     (answer,) = target.generate(list(records), 4)
     assert len(answer) == 4
     reference = load_reference(open_checkpoint(folder), streamed=False)
-    output = reference.generate(**target._inputs(list(records)), max_new_tokens=4, do_sample=False)
+    output = reference.generate(
+        **collate(target.family, [target.prompt(r) for r in records]), max_new_tokens=4, do_sample=False
+    )
     assert output[0, 1:].tolist() == list(answer)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_targets import TRAINED, make_records, make_target, options
+from training_targets import KINDS, TRAINED, make_records, make_target, options
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import losses, objectives
@@ -47,6 +47,7 @@ def digest(model: torch.nn.Module) -> str:
     return sha.hexdigest()
 
 
+@pytest.mark.parametrize("target", KINDS, indirect=True)
 def test_rows_are_the_targets_own(target: Target, records: RecordSet):
     """The last residual through the head gives the model's logits, at the right positions."""
     record = records[1]
@@ -68,6 +69,7 @@ def test_an_answer_ends_with_its_first_end_token(target: Target, monkeypatch):
     assert target._cut([7, 9]) == (7, 9)
 
 
+@pytest.mark.parametrize("target", KINDS, indirect=True)
 def test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes(
     target: Target, records: RecordSet, tmp_path: Path
 ):

@@ -9,21 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.exporter.families.reference import collate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tiny_models
 
+KINDS = {
+    "llama": {"num_hidden_layers": 5},
+    "t5": {"num_decoder_layers": 5, "decoder_start_token_id": 2},
+    "blip2-t5": {"num_decoder_layers": 5, "decoder_start_token_id": 2},  # another start than id 0
+}
+"""Tiny checkpoint of every family → changes that give its decoder 5 layers. A new family is one line here."""
+
 
 def make_target(kind: str, folder: Path, seed: int = 1) -> Target:
-    """A target of 5 decoder layers: `llama` or `blip2-t5`."""
-    t5 = {"num_decoder_layers": 5, "decoder_start_token_id": 2}  # another start than id 0
-    changes = {"num_hidden_layers": 5} if kind == "llama" else t5
-    return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **changes))
+    """A target of 5 decoder layers, one of `KINDS`."""
+    return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **KINDS[kind]))
+
+
+def logits_after(target: Target, record: Any, text: list[int]) -> torch.Tensor:
+    """The model's own logits [V] of the token behind `text`, from one pass over everything before it."""
+    inputs = collate(target.family, [target.prompt(record)], [text])
+    with torch.no_grad():
+        return target.model(**inputs, use_cache=False).logits[0, -1]
 
 
 def options(layer: int, **values: Any) -> tuple[ImitationOptions, LoopOptions]:
@@ -57,4 +71,5 @@ def make_jsonl(path: Path, count: int, images: bool) -> Path:
 
 def make_records(folder: Path, kind: str, count: int = 12) -> RecordSet:
     """Records that suit a target of that kind."""
-    return load_records(str(make_jsonl(folder / "data.jsonl", count, images=kind != "llama")))
+    images = kind not in ("llama", "t5")
+    return load_records(str(make_jsonl(folder / "data.jsonl", count, images=images)))

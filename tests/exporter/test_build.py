@@ -16,6 +16,7 @@ import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
 from vlmexport.exporter.build import build as build_module
 from vlmexport.exporter.build import prepare as prepare_module
@@ -23,7 +24,6 @@ from vlmexport.exporter.build import write as bundle_writer
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.runtime.bundle.folder import Bundle

@@ -60,7 +60,9 @@ class LlamaLanguage(Language):
 
     def prologue(self) -> Prologue:
         """The angles of the positions."""
-        angles = modeling_llama.LlamaRotaryEmbedding(self.model.config).eval()  # the hollow one's buffers are empty
+        angles = modeling_llama.LlamaRotaryEmbedding(
+            self.model.config
+        ).eval()  # the hollow one's buffers are empty
         positions = [TraceInput("positions", ("batch", "width"), torch.int64)]
         return trace(angles, rotary_angles, positions, ("cos", "sin")), str
 
