@@ -12,6 +12,7 @@ import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.bundle.folder import Bundle
 
 
@@ -38,6 +39,7 @@ BUNDLES = {
         changes={"num_heads": 4, "vision_layers": 1, "qformer_layers": 1, "decoder_start_token_id": 2},
     ),
     "llama": Recipe("llama"),
+    "blip2-opt": Recipe("blip2-opt", changes={"vision_layers": 1, "qformer_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
     "t5-two-cuts": Recipe(
         "blip2-t5",
@@ -45,6 +47,9 @@ BUNDLES = {
         {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
     ),
     "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}),
+    "blip2-opt-two-cuts": Recipe(
+        "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
+    ),
 }
 
 
@@ -72,9 +77,8 @@ class TinyBundle:
 def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
     """Writes an imitation draft for `checkpoint` whose weights are random, so that it agrees only by chance."""
     source = open_checkpoint(str(checkpoint))
-    config = getattr(source.config, "text_config", source.config)
-    width = getattr(config, "d_model", None) or config.hidden_size
-    layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
+    shape = family_for(source).decoder
+    width, layers = shape.hidden_size, shape.num_layers
     network = ImitationNetwork(width)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

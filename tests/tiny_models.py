@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AddedToken,
     Blip2Config,
@@ -25,14 +25,23 @@ from transformers import (
     Blip2VisionConfig,
     BlipImageProcessorPil,
     GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
     T5Tokenizer,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
+    ViTImageProcessorPil,
 )
+from transformers.pytorch_utils import Conv1D
 
 WORDS = (  # noqa: SIM905
     "a an the red green blue yellow cup bowl box ball robot arm table left right of on under behind and is are two three "
@@ -55,11 +64,12 @@ def _normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> Non
 
 
 def _scale_linears(root: torch.nn.Module, gains: dict[str, float], generator: torch.Generator) -> None:
-    """Draws each Linear below `root` with std gain / sqrt(fan in); the gain by the last part of its name, else 1."""
+    """Draws each Linear below `root` with std gain / sqrt(fan in); the gain by the end of its name, else 1."""
     for name, module in root.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            gain = gains.get(name.rsplit(".", 1)[-1], 1.0)
-            _normal(module.weight, gain / math.sqrt(module.in_features), generator)
+        if isinstance(module, torch.nn.Linear | Conv1D):
+            fan_in = module.in_features if isinstance(module, torch.nn.Linear) else module.nx
+            gain = next((gains[end] for end in gains if f".{name}".endswith(f".{end}")), 1.0)
+            _normal(module.weight, gain / math.sqrt(fan_in), generator)
             if module.bias is not None:
                 _normal(module.bias, 0.1, generator)
 
@@ -124,6 +134,47 @@ def _fill_llama(model: LlamaForCausalLM, silent: tuple[int, ...], generator: tor
             model.lm_head.weight.copy_(head)
 
 
+def _fill_norms(root: torch.nn.Module, generator: torch.Generator) -> None:
+    """Layer norms near one, with a bias that shows when it is left out."""
+    for module in root.modules():
+        if isinstance(module, torch.nn.LayerNorm) and module.elementwise_affine:
+            module.weight.data.normal_(1.0, 0.1, generator=generator)
+            module.bias.data.normal_(0.0, 0.1, generator=generator)
+
+
+def _fill_head(
+    model: Any, norm: torch.nn.LayerNorm, silent: tuple[int, ...], generator: torch.Generator
+) -> None:
+    """Embedding table and head, one table or two. A tied one would repeat the current token for ever; see `_fill_llama`."""
+    table = model.get_input_embeddings().weight
+    head = _head(*table.shape, silent, generator)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(head)
+    if table is model.lm_head.weight:
+        signs = torch.randint(0, 2, (table.shape[1],), generator=generator) * 2.0 - 1.0
+        norm.weight.data.mul_(signs)
+    else:
+        _normal(table, 0.7, generator)
+
+
+def _fill_opt(model: OPTForCausalLM, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    decoder = model.model.decoder
+    gains = {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "out_proj": 2.0, "fc2": 3.0}
+    _scale_linears(decoder, gains, generator)
+    _fill_norms(decoder, generator)
+    _normal(decoder.embed_positions.weight, 0.3, generator)
+    _fill_head(model, decoder.final_layer_norm, silent, generator)
+
+
+def _fill_gpt2(model: GPT2LMHeadModel, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    decoder = model.transformer
+    gains = {"attn.c_attn": 1.6, "attn.c_proj": 3.0, "crossattention.c_proj": 1.0, "mlp.c_proj": 3.0}
+    _scale_linears(decoder, gains, generator)
+    _fill_norms(decoder, generator)
+    _normal(decoder.wpe.weight, 0.3, generator)
+    _fill_head(model, decoder.ln_f, silent, generator)
+
+
 def _fill_vision(model: Blip2ForConditionalGeneration, generator: torch.Generator) -> None:
     for part in (model.vision_model, model.qformer):
         _scale_linears(part, {}, generator)
@@ -177,6 +228,36 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def _byte_level(special: list[str]) -> Tokenizer:
+    vocabulary = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("Ġ", "a"), ("i", "n"), ("o", "n")]
+    for pair in merges:
+        vocabulary["".join(pair)] = len(vocabulary)
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(special)
+    return core
+
+
+def opt_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE that starts every text with `</s>`; a line's end ends a text, as in BLIP-2's OPT."""
+    core = _byte_level(["</s>", "<pad>", IMAGE_TOKEN])
+    start = core.token_to_id("</s>")
+    core.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", start)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="</s>", eos_token="</s>", pad_token="<pad>"
+    )
+
+
+def gpt2_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE; `<|endoftext|>` starts, ends and pads, as in GPT-2."""
+    end = "<|endoftext|>"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_byte_level([end]), bos_token=end, eos_token=end, pad_token=end
+    )
+
+
 # --- models ---
 
 
@@ -217,12 +298,22 @@ def llama(
     return model, tokenizer
 
 
-def blip2_t5(
-    seed: int = 7, *, image_side: int = 32, queries: int = 4, vision_layers: int = 2, qformer_layers: int = 2,
-    vision_width: int = 64, qformer_width: int = 48, **text_changes: Any,
-) -> tuple[Blip2ForConditionalGeneration, T5Tokenizer]:  # fmt: skip
-    """A BLIP-2 whose language model is a T5 (2 + 2 layers unless changed)."""
-    tokenizer = t5_tokenizer()
+def opt_config(tokenizer: PreTrainedTokenizerFast, *, tied: bool = True, **changes: Any) -> OPTConfig:
+    """An OPT as in BLIP-2: pre-norm, biases, tied; 2 layers unless changed."""
+    options: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 512, "dropout": 0.0,
+        "activation_function": "relu", "tie_word_embeddings": tied,
+        "bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.convert_tokens_to_ids("Ċ"),
+    } | changes  # fmt: skip
+    return OPTConfig(**options)
+
+
+def _blip2(
+    text: Any, tokenizer: Any, image_side: int, queries: int, vision_layers: int, qformer_layers: int,
+    vision_width: int, qformer_width: int,
+) -> Blip2ForConditionalGeneration:  # fmt: skip
     config = Blip2Config(
         vision_config=Blip2VisionConfig(
             hidden_size=vision_width, intermediate_size=2 * vision_width, num_hidden_layers=vision_layers,
@@ -234,14 +325,77 @@ def blip2_t5(
             attention_probs_dropout_prob=0.0, cross_attention_frequency=2, encoder_hidden_size=vision_width,
             max_position_embeddings=64,
         ),
-        text_config=t5_config(len(tokenizer), **text_changes),
+        text_config=text,
         num_query_tokens=queries, image_text_hidden_size=32,
         image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
     )  # fmt: skip
-    model = Blip2ForConditionalGeneration(config).eval()
+    return Blip2ForConditionalGeneration(config).eval()
+
+
+def blip2_t5(
+    seed: int = 7, *, image_side: int = 32, queries: int = 4, vision_layers: int = 2, qformer_layers: int = 2,
+    vision_width: int = 64, qformer_width: int = 48, **text_changes: Any,
+) -> tuple[Blip2ForConditionalGeneration, T5Tokenizer]:  # fmt: skip
+    """A BLIP-2 whose language model is a T5 (2 + 2 layers unless changed)."""
+    tokenizer = t5_tokenizer()
+    model = _blip2(
+        t5_config(len(tokenizer), **text_changes), tokenizer, image_side, queries, vision_layers, qformer_layers,
+        vision_width, qformer_width,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     _fill_vision(model, generator)
     _fill_t5(model.language_model, (0, 1), generator)
+    return model, tokenizer
+
+
+def blip2_opt(
+    seed: int = 8, *, image_side: int = 32, queries: int = 4, vision_layers: int = 2, qformer_layers: int = 2,
+    vision_width: int = 64, qformer_width: int = 48, **text_changes: Any,
+) -> tuple[Blip2ForConditionalGeneration, PreTrainedTokenizerFast]:  # fmt: skip
+    """A BLIP-2 whose language model is an OPT (2 layers, tied, unless changed)."""
+    tokenizer = opt_tokenizer()
+    text = opt_config(tokenizer, **text_changes)
+    model = _blip2(
+        text, tokenizer, image_side, queries, vision_layers, qformer_layers, vision_width, qformer_width
+    )
+    generator = torch.Generator().manual_seed(seed)
+    _fill_vision(model, generator)
+    silent = (text.eos_token_id, text.bos_token_id, text.pad_token_id, model.config.image_token_index)
+    _fill_opt(model.language_model, silent, generator)
+    return model, tokenizer
+
+
+def vit_gpt2(
+    seed: int = 9, *, image_side: int = 32, vision_layers: int = 2, vision_width: int = 64, tied: bool = True,
+    **text_changes: Any,
+) -> tuple[VisionEncoderDecoderModel, PreTrainedTokenizerFast]:  # fmt: skip
+    """A captioner of ViT and GPT-2 (2 + 2 layers unless changed); widths differ unless `vision_width` is 96."""
+    tokenizer = gpt2_tokenizer()
+    end = tokenizer.eos_token_id
+    options: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "n_embd": 96, "n_layer": 2, "n_head": 3, "n_positions": 512,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": end, "eos_token_id": end,
+        "tie_word_embeddings": tied,
+    } | text_changes  # fmt: skip
+    vision = ViTConfig(
+        hidden_size=vision_width, intermediate_size=2 * vision_width, num_hidden_layers=vision_layers,
+        num_attention_heads=2, image_size=image_side, patch_size=8,
+    )  # fmt: skip
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        vision, GPT2Config(**options), decoder_start_token_id=end, eos_token_id=end, pad_token_id=end
+    )
+    model = VisionEncoderDecoderModel(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    _scale_linears(model.encoder, {}, generator)
+    _fill_norms(model.encoder, generator)
+    embeddings = model.encoder.embeddings
+    _normal(embeddings.position_embeddings, 0.3, generator)
+    _normal(embeddings.cls_token, 0.3, generator)
+    patches = embeddings.patch_embeddings.projection
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    if hasattr(model, "enc_to_dec_proj"):
+        _scale_linears(model, {"enc_to_dec_proj": 1.0}, generator)
+    _fill_gpt2(model.decoder, (end,), generator)
     return model, tokenizer
 
 
@@ -272,6 +426,12 @@ def save(
             image_std=[0.26862954, 0.26130258, 0.27577711],
         )
         Blip2Processor(images, tokenizer, num_query_tokens=config.num_query_tokens).save_pretrained(folder)
+    elif isinstance(model, VisionEncoderDecoderModel):
+        side = config.encoder.image_size
+        ViTImageProcessorPil(
+            size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     else:
         tokenizer.save_pretrained(folder)
     _untie_t5(folder)
@@ -291,6 +451,8 @@ def _untie_t5(folder: Path) -> None:
 BUILDERS = {
     "t5": t5,
     "blip2-t5": blip2_t5,
+    "blip2-opt": blip2_opt,
+    "vit-gpt2": vit_gpt2,
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

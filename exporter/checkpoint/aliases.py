@@ -45,6 +45,7 @@ ALIASES: tuple[Alias, ...] = (
         "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
     ),
     Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),
+    Alias("blip2-opt", "blip2", "BLIP-2 with OPT-2.7B, 4 B parameters", hub_id="Salesforce/blip2-opt-2.7b"),
     Alias(
         "smollm2-135m",
         "llama",

@@ -10,10 +10,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, Blip2ForConditionalGeneration, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    Blip2ForConditionalGeneration,
+    LlamaForCausalLM,
+    T5ForConditionalGeneration,
+    VisionEncoderDecoderModel,
+)
 
-CLASSES: dict[str, Any] = {"blip-2": Blip2ForConditionalGeneration, "llama": LlamaForCausalLM}
+CLASSES: dict[str, Any] = {
+    "blip-2": Blip2ForConditionalGeneration,
+    "llama": LlamaForCausalLM,
+    "t5": T5ForConditionalGeneration,
+    "vision-encoder-decoder": VisionEncoderDecoderModel,
+}
 """`model_type` → class. A new family is one line here."""
+
+PARTS = {
+    "llama": ("model.layers", "model.norm"),
+    "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
+    "gpt2": ("transformer.h", "transformer.ln_f"),
+    "t5": ("decoder.block", "decoder.final_layer_norm"),
+}
+"""`model_type` of a language model → where its layers and its final norm are."""
 
 NEVER = 10**6
 """An end token that no model has."""
@@ -21,7 +40,10 @@ NEVER = 10**6
 
 @dataclass(frozen=True)
 class Request:
-    """`token_ids` with special tokens and image tokens; `pixel_values` float32 [3, H, W] or None."""
+    """`token_ids` with special tokens and image tokens; `pixel_values` float32 [3, H, W] or None.
+
+    Where every row that the decoder sees is an image row (no text encoder), `token_ids` only say how many there are.
+    """
 
     token_ids: tuple[int, ...]
     pixels: np.ndarray | None = None
@@ -41,27 +63,38 @@ class Oracle:
         self.model = (
             CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         )
-        self.encoder_decoder = kind == "blip-2"
+        paths = {"blip-2": "language_model", "vision-encoder-decoder": "decoder"}
+        self.text = self.model.get_submodule(paths.get(kind, ""))
+        layers, norm = PARTS[self.text.config.model_type]
+        self.layers, self.norm = self.text.get_submodule(layers), self.text.get_submodule(norm)
+        self.reads_text = kind != "vision-encoder-decoder"
+        self.encoder_decoder = not self.reads_text or bool(self.text.config.is_encoder_decoder)
 
-    def _inputs(self, request: Request) -> dict[str, torch.Tensor]:
-        ids = torch.tensor([request.token_ids])
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    @property
+    def start(self) -> int:
+        """The token that an encoder-decoder's decoder starts with."""
+        config = self.model.config if not self.reads_text else self.text.config
+        return config.decoder_start_token_id
+
+    def _inputs(self, request: Request, tokens: Sequence[int] | None = None) -> dict[str, torch.Tensor]:
+        """Arguments of `generate`, or with `tokens` behind the prompt of `forward`."""
+        inputs: dict[str, torch.Tensor] = {}
+        behind = () if tokens is None or self.encoder_decoder else tokens
+        if self.reads_text:
+            ids = torch.tensor([[*request.token_ids, *behind]])
+            inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if request.pixels is not None:
             inputs["pixel_values"] = torch.from_numpy(request.pixels)[None]
+        if tokens is not None and self.encoder_decoder:
+            inputs["decoder_input_ids"] = torch.tensor([[self.start, *tokens]])
         return inputs
 
     @lru_cache(maxsize=4096)  # noqa: B019 - lives as long as the test session
     def logits(self, request: Request, tokens: tuple[int, ...]) -> np.ndarray:
         """Row j judges the token after `tokens[:j]`; float32 [len(tokens) + 1, V]. One forward over the whole prefix."""
-        inputs = self._inputs(request)
         with torch.inference_mode():
-            if self.encoder_decoder:
-                start = self.model.config.text_config.decoder_start_token_id
-                inputs["decoder_input_ids"] = torch.tensor([[start, *tokens]])
-                return self.model(**inputs).logits[0].numpy()
-            ids = torch.tensor([[*request.token_ids, *tokens]])
-            out = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
-        return out[len(request.token_ids) - 1 :].numpy()
+            out = self.model(**self._inputs(request, tokens), use_cache=False).logits[0].numpy()
+        return out if self.encoder_decoder else out[len(request.token_ids) - 1 :]
 
     @lru_cache(maxsize=1024)  # noqa: B019
     def greedy(self, request: Request, count: int, eos: int = NEVER) -> tuple[int, ...]:
@@ -80,32 +113,20 @@ class Oracle:
     @lru_cache(maxsize=1024)  # noqa: B019
     def hidden(self, request: Request, tokens: tuple[int, ...], layer: int) -> torch.Tensor:
         """The last row [1, E] after decoder layer `layer`, before any final norm."""
-        inputs = self._inputs(request)
-        with torch.inference_mode():
-            if self.encoder_decoder:
-                start = self.model.config.text_config.decoder_start_token_id
-                inputs["decoder_input_ids"] = torch.tensor([[start, *tokens]])
-                block = self.model.language_model.decoder.block[layer - 1]
-            else:
-                ids = torch.tensor([[*request.token_ids, *tokens]])
-                inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-                block = self.model.model.layers[layer - 1]
-            seen: list[Any] = []
-            hook = block.register_forward_hook(lambda module, args, out: seen.append(out))
-            try:
-                self.model(**inputs)
-            finally:
-                hook.remove()
+        seen: list[Any] = []
+        hook = self.layers[layer - 1].register_forward_hook(lambda module, args, out: seen.append(out))
+        try:
+            with torch.inference_mode():
+                self.model(**self._inputs(request, tokens), use_cache=False)
+        finally:
+            hook.remove()
         out = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
         return out[0, -1:].clone()
 
     def judge(self, rows: torch.Tensor) -> np.ndarray:
         """Rows [n, E] through the final norm and the head; float32 [n, V]."""
         with torch.inference_mode():
-            if not self.encoder_decoder:
-                return self.model.lm_head(self.model.model.norm(rows)).numpy()
-            text = self.model.language_model
-            rows = text.decoder.final_layer_norm(rows)
-            if text.config.scale_decoder_outputs:
-                rows = rows * text.model_dim**-0.5
-            return text.lm_head(rows).numpy()
+            rows = self.norm(rows)
+            if getattr(self.text.config, "scale_decoder_outputs", False):
+                rows = rows * self.text.model_dim**-0.5
+            return self.text.lm_head(rows).numpy()

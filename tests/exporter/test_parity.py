@@ -36,6 +36,28 @@ def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) ->
     parity_table(entries)
 
 
+CONFIGURATIONS = {
+    "blip2-opt": [{}, {"tied": False, "enable_bias": False}],
+}
+"""Changes of a tiny checkpoint, each with options that change its graphs."""
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [(name, changes) for name, found in CONFIGURATIONS.items() for changes in found],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
+)
+@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
+def test_graphs_of_learned_positions_pass(
+    tiny_bundle: Callable, name: str, changes: dict, memory: int
+) -> None:
+    bundle, checkpoint = tiny_bundle(name, **changes)
+    entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory, generation=False)
+    graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]
+    assert {e["graph"] for e in entries} == {*graphs, "preparation"}
+    assert all(e["values"] > 0 for e in entries)
+
+
 @pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
 @pytest.mark.parametrize("graph", ["segment.1", "head", "encoder", "cross_kv"])
 def test_a_wrong_weight_fails(tiny_bundle: Callable, tmp_path: Path, graph: str, memory: int) -> None:

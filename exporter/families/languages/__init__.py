@@ -12,6 +12,7 @@ from .base import Language
 LANGUAGES = {
     "t5": "T5Language",
     "llama": "LlamaLanguage",
+    "opt": "OPTLanguage",
 }
 """`model_type` of a language model's configuration → class in the module of the same name. A new one is one line here."""
 

@@ -157,8 +157,10 @@ class T5Model(_Model):
         return {"logits": self.text.lm_head(rows)}
 
 
-class Blip2Model(T5Model):
-    """Graphs of a `blip2` bundle."""
+class _Blip2Vision:
+    """The vision graph of a `blip2` bundle, whatever language model follows."""
+
+    model: Any
 
     @property
     def text(self) -> Any:
@@ -171,8 +173,67 @@ class Blip2Model(T5Model):
         return {"image_rows": self.model.language_projection(rows)}
 
 
-FAMILIES: dict[str, type[_Model]] = {"llama": LlamaModel, "blip2": Blip2Model, "t5": T5Model}
-"""Family name in a manifest → its graphs in PyTorch. A new family is one line here."""
+class Blip2T5Model(_Blip2Vision, T5Model):
+    """Graphs of a `blip2` bundle with T5."""
+
+
+class Blip2OptModel(_Blip2Vision, _Model):
+    """Graphs of a `blip2` bundle with OPT."""
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        decoder, hidden, cache = self.text.model.decoder, io["hidden"], _Rows(io)
+        if first == 0:
+            hidden = hidden + decoder.embed_positions(None, position_ids=io["positions"])
+        for layer in decoder.layers[first:last]:
+            hidden = layer(hidden, attention_mask=_additive(io["attn_mask"]), past_key_values=cache)
+        return {"hidden_out": hidden}
+
+    def head(self, io: Tensors) -> Tensors:
+        rows = io["hidden"].reshape(-1, io["hidden"].shape[-1])[io["row_index"]]
+        return {"logits": self.text.lm_head(self.text.model.decoder.final_layer_norm(rows))}
+
+
+class ViTGPT2Model(_Model):
+    """Graphs of a `vit-gpt2` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        rows = self.model.encoder(io["pixel_values"]).last_hidden_state
+        projection = getattr(self.model, "enc_to_dec_proj", None)
+        return {"image_rows": rows if projection is None else projection(rows)}
+
+    def cross_kv(self, io: Tensors) -> Tensors:
+        states, out = io["encoder_states"], {}
+        for i, block in enumerate(self.model.decoder.transformer.h):
+            attention = block.crossattention
+            for kind, rows in zip(("key", "value"), attention.c_attn(states).chunk(2, -1), strict=True):
+                heads = rows.view(*states.shape[:2], attention.num_heads, attention.head_dim)
+                out[f"cross_{kind}.{i}"] = heads.transpose(1, 2)
+        return out
+
+    def segment(self, io: Tensors, first: int, last: int) -> Tensors:
+        decoder, hidden, cache = self.model.decoder.transformer, io["hidden"], _Both(io)
+        if first == 0:
+            hidden = hidden + decoder.wpe(io["positions"])
+        for block in decoder.h[first:last]:
+            hidden = block(
+                hidden, past_key_values=cache, attention_mask=_additive(io["attn_mask"]),
+                encoder_hidden_states=hidden, encoder_attention_mask=_additive(io["cross_mask"]),
+            )  # fmt: skip
+        return {"hidden_out": hidden}
+
+    def head(self, io: Tensors) -> Tensors:
+        rows = io["hidden"].reshape(-1, io["hidden"].shape[-1])[io["row_index"]]
+        return {"logits": self.model.decoder.lm_head(self.model.decoder.transformer.ln_f(rows))}
+
+
+FAMILIES: dict[tuple[str, str], type[_Model]] = {
+    ("llama", "llama"): LlamaModel,
+    ("blip2", "t5"): Blip2T5Model,
+    ("blip2", "opt"): Blip2OptModel,
+    ("t5", "t5"): T5Model,
+    ("vit-gpt2", "gpt2"): ViTGPT2Model,
+}
+"""Family and decoder in a manifest → their graphs in PyTorch. A new family is one line here."""
 
 
 class _Call:
@@ -205,7 +266,7 @@ class TorchReference(Engine):
         self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
         super().__init__(manifest.graphs)
-        self._model = FAMILIES[manifest.model.family](model, imitations or {})
+        self._model = FAMILIES[manifest.model.family, manifest.model.decoder](model, imitations or {})
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         return memory.allocate(name, nbytes, zeroed)
