@@ -40,6 +40,7 @@ BUNDLES = {
     ),
     "llama": Recipe("llama"),
     "blip2-opt": Recipe("blip2-opt", changes={"vision_layers": 1, "qformer_layers": 1}),
+    "vit-gpt2": Recipe("vit-gpt2", changes={"vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
     "t5-two-cuts": Recipe(
         "blip2-t5",
@@ -50,6 +51,7 @@ BUNDLES = {
     "blip2-opt-two-cuts": Recipe(
         "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
     ),
+    "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
 }
 
 

@@ -47,6 +47,12 @@ ALIASES: tuple[Alias, ...] = (
     Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),
     Alias("blip2-opt", "blip2", "BLIP-2 with OPT-2.7B, 4 B parameters", hub_id="Salesforce/blip2-opt-2.7b"),
     Alias(
+        "vit-gpt2",
+        "vit-gpt2",
+        "image captioning with ViT and GPT-2, 240 M parameters",
+        hub_id="nlpconnect/vit-gpt2-image-captioning",
+    ),
+    Alias(
         "smollm2-135m",
         "llama",
         "SmolLM2-135M-Instruct, text only",

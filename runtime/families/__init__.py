@@ -11,6 +11,7 @@ FAMILIES = {
     "blip2": ("blip2", "Blip2"),
     "llama": ("llama", "Llama"),
     "t5": ("t5", "T5"),
+    "vit-gpt2": ("vit_gpt2", "ViTGPT2"),
 }
 """Family name in `model.family` → (module, class). A new family is one line here."""
 

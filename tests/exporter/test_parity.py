@@ -38,6 +38,11 @@ def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) ->
 
 CONFIGURATIONS = {
     "blip2-opt": [{}, {"tied": False, "enable_bias": False}],
+    "vit-gpt2": [
+        {},
+        {"tied": False, "vision_width": 96, "scale_attn_by_inverse_layer_idx": True},
+        {"scale_attn_weights": False, "n_inner": 64, "activation_function": "relu"},
+    ],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
 

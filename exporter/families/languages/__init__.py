@@ -13,6 +13,7 @@ LANGUAGES = {
     "t5": "T5Language",
     "llama": "LlamaLanguage",
     "opt": "OPTLanguage",
+    "gpt2": "GPT2Language",
 }
 """`model_type` of a language model's configuration → class in the module of the same name. A new one is one line here."""
 

@@ -13,6 +13,7 @@ from . import square
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
+    "vit": square.preprocess,
 }
 """`image.processor` of a manifest → function. A new processor is one line here."""
 

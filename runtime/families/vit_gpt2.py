@@ -1,0 +1,45 @@
+"""ViT and GPT-2: a picture becomes rows that cross-attention reads; a prompt is the beginning of the caption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import BundleError, ImageError, PromptError
+from ..images.load import load_image
+from ..images.processors import preprocess
+from ..text.prompt import as_text, check_ids, check_length
+from .base import Prepared, Prompt, Source, decoder_start
+
+
+class ViTGPT2:
+    """Source of the layout: transformers `VisionEncoderDecoderModel.generate(pixel_values, decoder_input_ids)`."""
+
+    name = "vit-gpt2"
+
+    def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
+        """Every source row is an image row; the decoder gets its start token, then the prompt without special tokens."""
+        manifest = bundle.manifest
+        text, settings = manifest.text, manifest.image
+        if settings is None or not text.image_rows:
+            raise BundleError(
+                "manifest fields 'image' and 'text.image_rows' must be set for family 'vit-gpt2'; build the bundle again"
+            )
+        if image is None:
+            raise ImageError("this model describes images: give one (--image FILE)")
+        if isinstance(prompt, list):
+            raise PromptError("this model has no chat template: give the prompt as text, not as messages")
+        words = as_text(text.default_prompt or "" if prompt is None else prompt)
+        ids = bundle.tokenizer.encode(words, add_special_tokens=False)
+        # One position each is kept for the start token and for the first new one.
+        limit = manifest.limits.max_length
+        check_length(ids, limit - 2, f"max_length ({limit}) less two")
+        check_ids(ids, text.vocab_size)
+        slots = np.arange(text.image_rows, dtype=np.int64)
+        return Prepared(
+            np.full(len(slots), text.pad_token_id or 0, dtype=np.int64),
+            vision=({"pixel_values": preprocess(load_image(image), settings)},),
+            row_slots=slots,
+            decoder_ids=np.concatenate([decoder_start(manifest), ids]),
+        )
