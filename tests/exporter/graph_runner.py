@@ -69,6 +69,11 @@ class GraphRunner:
         self.cross = self.run("cross_kv", encoder_states=states)
         return states
 
+    def cross_over(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+        """Cross keys/values of rows [batch, source, E] that no encoder of the bundle made."""
+        self.cross_mask_row = np.arange(rows.shape[1])[None, :] < lengths[:, None]
+        self.cross = self.run("cross_kv", encoder_states=rows)
+
     def forward(
         self, hidden: np.ndarray, write: np.ndarray, query: np.ndarray, key: np.ndarray, visible: np.ndarray
     ):
@@ -78,18 +83,19 @@ class GraphRunner:
         """
         d, results = self.decoder, []
         shared: dict[str, np.ndarray] = {"write_indices": write.astype(np.int64)}
-        if d.position == "rotary":
-            shared["positions"] = query.astype(np.int64)
-            shared["attn_mask"] = visible[:, None]
-        else:
+        if d.position == "relative_bias":
             bias = self._bias("decoder", query, key, bidirectional=False)
             shared["attn_mask"] = np.where(visible[:, None], bias, np.finfo(np.float32).min).astype(
                 np.float32
             )
-            width = hidden.shape[1]
-            shared["cross_mask"] = np.repeat(self.cross_mask_row[:, None, None, :], width, 2)
+        else:
+            shared["attn_mask"] = visible[:, None]
+        if d.cross_attention:
+            shared["cross_mask"] = np.repeat(self.cross_mask_row[:, None, None, :], hidden.shape[1], 2)
         for index, (first, last) in enumerate(zip(d.cuts[:-1], d.cuts[1:], strict=True)):
             feeds = dict(shared, hidden=hidden)
+            if d.position == "rotary" or (d.position == "learned" and first == 0):
+                feeds["positions"] = query.astype(np.int64)
             for name, value in {**self.caches, **self.cross}.items():
                 if first <= int(name.rpartition(".")[2]) < last:
                     feeds[name] = value

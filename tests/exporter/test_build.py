@@ -169,7 +169,9 @@ def test_special_tokens_come_from_the_generation_config(llama: Path, tmp_path: P
 
 def test_image_settings_are_the_processors_own() -> None:
     own = {"resample": 2, "rescale_factor": 0.5, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    found = square_image({**own, "size": {"height": 32, "width": 48}}, (32, 48), "blip", BlipImageProcessorPil)
+    found = square_image(
+        {**own, "size": {"height": 32, "width": 48}}, (32, 48), "blip", BlipImageProcessorPil
+    )
     assert found == {
         "processor": "blip", "height": 32, "width": 48, "resample": "bilinear", "rescale_factor": 0.5,
         "mean": own["image_mean"], "std": own["image_std"], "reference": "BlipImageProcessorPil",
@@ -342,14 +344,16 @@ def test_missing_and_misshapen_tensors_are_named(llama: Path, tmp_path: Path) ->
         build(folder, tmp_path / "bundle", draft_layer=1)
 
 
-def test_blip2_with_opt_is_refused(tmp_path: Path) -> None:
-    from transformers import Blip2Config, OPTConfig
+@pytest.mark.parametrize("kind", ["bloom", "llama"])
+def test_blip2_with_another_language_model_is_refused(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoConfig, Blip2Config
 
-    folder = tmp_path / "opt"
-    config = Blip2Config(text_config=OPTConfig(), architectures=["Blip2ForConditionalGeneration"])
+    folder = tmp_path / kind
+    text = AutoConfig.for_model(kind, hidden_size=64, num_attention_heads=2)
+    config = Blip2Config(text_config=text, architectures=["Blip2ForConditionalGeneration"])
     config.save_pretrained(folder)
     save_file({"query_tokens": torch.zeros(1)}, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModelError, match="'opt'"):
+    with pytest.raises(UnsupportedModelError, match=f"'{kind}' is not supported"):
         build(folder, tmp_path / "bundle")
 
 

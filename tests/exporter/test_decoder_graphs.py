@@ -10,41 +10,54 @@ import numpy as np
 import pytest
 import torch
 from graph_runner import GraphRunner, close
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.parity.reference import load_reference
 
 Bundles = Callable[..., tuple[Path, Path]]
-NAMES = ["llama", "llama-tied", "t5"]
 LAYERS = {
     "llama": {"num_hidden_layers": 3},
     "llama-tied": {"num_hidden_layers": 3},
     "t5": {"num_decoder_layers": 3},
+    "blip2-opt": {"num_hidden_layers": 3, "vision_layers": 1},
+    "vit-gpt2": {"n_layer": 3, "vision_layers": 1, "scale_attn_by_inverse_layer_idx": True},
 }
+NAMES = list(LAYERS)
+ROWS = np.random.default_rng(7).normal(size=(128, 96)).astype(np.float32)
+"""Source rows by number, for a decoder that attends to rows of another modality."""
 
 
 class Reference:
     """Logits of the eager model for whole sequences, in float32."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        load = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
-        self.model = load.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-        self.seq2seq = name == "t5"
+        whole = load_reference(open_checkpoint(folder), streamed=False)
+        paths = {"blip2-opt": "language_model", "vit-gpt2": "decoder"}
+        self.model = whole.get_submodule(paths.get(name, ""))
+        self.kind = name
 
     @torch.no_grad()
     def logits(self, tokens: list[int], source: list[int]) -> np.ndarray:
         """[len(tokens), V]."""
         ids = torch.tensor([tokens])
-        if self.seq2seq:
+        if self.kind == "t5":
             return self.model(input_ids=torch.tensor([source]), decoder_input_ids=ids).logits[0].numpy()
+        if self.kind == "vit-gpt2":
+            rows = torch.from_numpy(ROWS[source])[None]
+            return self.model(input_ids=ids, encoder_hidden_states=rows).logits[0].numpy()
         return self.model(input_ids=ids).logits[0].numpy()
 
 
 def start(bundle: Path, sources: list[list[int]], size: int = 48) -> GraphRunner:
-    """A runner with its encoder pass done (T5), padded to the longest source."""
+    """A runner with its encoder pass done (T5) or its source rows given, padded to the longest source."""
     runner = GraphRunner(bundle, len(sources), size)
     if runner.decoder.cross_attention:
         longest = max(map(len, sources))
         ids = np.array([s + [0] * (longest - len(s)) for s in sources])
-        runner.encode(runner.embed(ids), np.array([len(s) for s in sources]))
+        lengths = np.array([len(s) for s in sources])
+        if runner.bundle.manifest.encoder is None:
+            runner.cross_over(ROWS[ids], lengths)
+        else:
+            runner.encode(runner.embed(ids), lengths)
     return runner
 
 

@@ -103,6 +103,41 @@ def test_a_graph_that_ignores_its_mask_or_position_fails(
         check_parity(bundle, open_checkpoint(checkpoint), generation=False)
 
 
+def test_pictures_that_the_runtime_prepares_otherwise_fail(tiny_bundle: Callable, tmp_path: Path) -> None:
+    """Every graph is right; the manifest names another mean than the model's own processor uses."""
+    source, checkpoint = tiny_bundle("blip2-t5")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_text("utf-8"))
+    manifest["image"]["mean"][1] += 0.01
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ExportError, match="parity failed: preparation differs from transformers"):
+        check_parity(bundle, open_checkpoint(checkpoint), generation=False)
+
+
+def test_prompts_that_the_runtime_lays_out_otherwise_fail(tiny_bundle: Callable, tmp_path: Path) -> None:
+    source, checkpoint = tiny_bundle("vit-gpt2")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_text("utf-8"))
+    manifest["text"]["decoder_start_token_id"] = 3
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ExportError, match=r"the runtime's decoder's prompt of .* is \[3, "):
+        check_parity(bundle, open_checkpoint(checkpoint), generation=False)
+
+
+def test_a_graph_that_ignores_learned_positions_fails(tiny_bundle: Callable, tmp_path: Path) -> None:
+    source, checkpoint = tiny_bundle("blip2-opt")
+    bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
+    path = bundle / "segment.0.onnx"
+    model = onnx.load(str(path), load_external_data=False)
+    (add,) = (
+        n for n in model.graph.node if n.op_type == "Add" and "positions/" in n.name and "hidden" in n.input
+    )
+    add.input[:] = ["hidden", "hidden"]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ExportError, match=r"parity failed: segment\.0"):
+        check_parity(bundle, open_checkpoint(checkpoint), generation=False)
+
+
 def test_generation_is_compared_with_transformers(
     tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

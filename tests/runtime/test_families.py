@@ -123,6 +123,108 @@ def test_blip2_refuses(
         get_family("blip2").prepare(blip2, image, prompt)  # type: ignore[arg-type]
 
 
+def test_blip2_says_which_rows_are_of_the_image_and_what_the_decoder_starts_with(blip2: Bundle) -> None:
+    prepared = get_family("blip2").prepare(blip2, IMAGE, "the red cup")
+    assert prepared.row_slots is not None and prepared.decoder_ids is not None
+    assert prepared.row_slots.tolist() == [0, 1, 2, 3] and prepared.decoder_ids.tolist() == [0]
+    assert prepared.row_index is None and prepared.positions is None
+    assert [list(run) for run in prepared.vision] == [["pixel_values"]]
+
+
+def test_blip2_with_a_decoder_only_model_keeps_one_position_for_the_first_token(blip2: Bundle) -> None:
+    blip2.manifest.decoder.cross_attention = False
+    blip2.manifest.limits.max_source = None
+    family = get_family("blip2")
+    longest = family.prepare(
+        blip2, IMAGE, " ".join(["cup"] * 58)
+    )  # 4 rows, 58 words, </s>: max_length less one
+    assert len(longest.token_ids) == 63 and longest.decoder_ids is None
+    with pytest.raises(
+        PromptError, match=r"60 tokens; max_length \(64\) less one less 4 image rows allows 59"
+    ):
+        family.prepare(blip2, IMAGE, " ".join(["cup"] * 59))
+
+
+@pytest.fixture
+def captioner(blip2: Bundle) -> Bundle:
+    manifest = blip2.manifest
+    manifest.text.image_token_id, manifest.text.default_prompt, manifest.encoder = None, None, None
+    manifest.text.decoder_start_token_id, manifest.limits.max_source = 1, 4
+    return blip2
+
+
+def test_vit_gpt2_reads_image_rows_only_and_continues_the_prompt(captioner: Bundle) -> None:
+    family = get_family("vit-gpt2")
+    prepared = family.prepare(captioner, IMAGE, "the red cup")
+    words = captioner.tokenizer.encode("the red cup", add_special_tokens=False).tolist()
+    assert prepared.decoder_ids is not None and prepared.row_slots is not None
+    assert prepared.decoder_ids.tolist() == [1, *words] and 1 not in words
+    assert prepared.row_slots.tolist() == list(range(4)) and prepared.token_ids.tolist() == [0] * 4
+    assert prepared.pixel_values is not None and prepared.pixel_values.shape == (1, 3, 16, 24)
+    for nothing in (None, ""):
+        found = family.prepare(captioner, IMAGE, nothing).decoder_ids
+        assert found is not None and found.tolist() == [1]
+
+
+def test_vit_gpt2_limit_leaves_room_for_start_and_one_token(captioner: Bundle) -> None:
+    family = get_family("vit-gpt2")
+    found = family.prepare(captioner, IMAGE, " ".join(["cup"] * 62)).decoder_ids
+    assert found is not None and len(found) == 63
+    with pytest.raises(PromptError, match=r"63 tokens; max_length \(64\) less two allows 62"):
+        family.prepare(captioner, IMAGE, " ".join(["cup"] * 63))
+
+
+@pytest.mark.parametrize(
+    ("image", "prompt", "error", "message"),
+    [
+        (None, "cup", ImageError, "give one"),
+        (IMAGE, [{"role": "user", "content": "cup"}], PromptError, "no chat template"),
+        (IMAGE, 5, PromptError, "not int"),
+    ],
+)
+def test_vit_gpt2_refuses(
+    captioner: Bundle, image: object, prompt: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        get_family("vit-gpt2").prepare(captioner, image, prompt)  # type: ignore[arg-type]
+
+
+def test_t5_reads_the_prompt_with_its_encoder(blip2: Bundle) -> None:
+    family = get_family("t5")
+    prepared = family.prepare(blip2, None, "the red cup")
+    assert prepared.token_ids.tolist() == blip2.tokenizer.encode("the red cup").tolist()
+    assert prepared.decoder_ids is not None and prepared.decoder_ids.tolist() == [0]
+    assert prepared.vision == () and prepared.row_slots is None and prepared.pixel_values is None
+    assert (
+        family.prepare(blip2, None, None).token_ids.tolist()
+        == blip2.tokenizer.encode("describe the scene").tolist()
+    )
+    assert len(family.prepare(blip2, None, " ".join(["cup"] * 19)).token_ids) == 20
+    with pytest.raises(PromptError, match=r"21 tokens; max_source \(20\) allows 20"):
+        family.prepare(blip2, None, " ".join(["cup"] * 20))
+
+
+@pytest.mark.parametrize(
+    ("image", "prompt", "error", "message"),
+    [
+        (IMAGE, "cup", ImageError, "text only"),
+        (None, [{"role": "user", "content": "cup"}], PromptError, "no chat template"),
+        (None, b"\xff", PromptError, "not UTF-8"),
+    ],
+)
+def test_t5_refuses(
+    blip2: Bundle, image: object, prompt: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        get_family("t5").prepare(blip2, image, prompt)  # type: ignore[arg-type]
+
+
+def test_t5_needs_a_prompt(blip2: Bundle) -> None:
+    blip2.manifest.text.default_prompt = None
+    with pytest.raises(PromptError, match="needs a prompt"):
+        get_family("t5").prepare(blip2, None, None)
+
+
 def test_llama_text_becomes_one_user_message(llama: Bundle) -> None:
     family = get_family("llama")
     prepared = family.prepare(llama, None, "Where is the cup?")

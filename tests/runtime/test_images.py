@@ -259,6 +259,23 @@ def test_equal_to_the_reference(size: tuple[int, int], mode: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_vit_sees_what_its_processor_makes(size: tuple[int, int]) -> None:
+    reference = pytest.importorskip("transformers.models.vit.image_processing_pil_vit")
+    settings = ImageInfo(
+        processor="vit", height=56, width=56, resample="bilinear", rescale_factor=1 / 255, mean=[0.5] * 3, std=[0.5] * 3
+    )  # fmt: skip
+    processor = reference.ViTImageProcessorPil(size={"height": 56, "width": 56})
+    expected = processor(picture(*size), return_tensors="np")["pixel_values"]
+    assert np.abs(preprocess(load_image(picture(*size)), settings) - expected).max() <= 1e-6
+
+
+def test_a_processor_of_one_size_needs_that_size() -> None:
+    settings = ImageInfo(**{**SETTINGS.to_dict(), "height": None})
+    with pytest.raises(BundleError, match=r"'image\.height' and 'image\.width' must be set"):
+        preprocess(picture(), settings)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
 def test_difference_to_the_torchvision_backend(
     size: tuple[int, int], record_property: Callable[[str, object], None]
 ) -> None:
