@@ -38,6 +38,7 @@ BUNDLES = {
         "blip2-t5",
         changes={"num_heads": 4, "vision_layers": 1, "qformer_layers": 1, "decoder_start_token_id": 2},
     ),
+    "t5-text": Recipe("t5", changes={"num_heads": 4, "decoder_start_token_id": 2}),
     "llama": Recipe("llama"),
     "blip2-opt": Recipe("blip2-opt", changes={"vision_layers": 1, "qformer_layers": 1}),
     "vit-gpt2": Recipe("vit-gpt2", changes={"vision_layers": 1}),
@@ -47,6 +48,7 @@ BUNDLES = {
         (1, 2),
         {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
     ),
+    "t5-text-two-cuts": Recipe("t5", (1, 2), {"num_layers": 1, "num_decoder_layers": 3}),
     "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}),
     "blip2-opt-two-cuts": Recipe(
         "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from ..families.samples import odd_picture
 from .compare import ParityRow
 
 NEAR_TIE = 1e-4
-"""A divergence is accepted only where the reference's two best logits are closer than this."""
+"""A divergence is accepted only where the reference's two best scores are closer than this."""
 
 
 def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_tokens: int = 24) -> ParityRow:
@@ -31,19 +34,19 @@ def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_token
         result = session.generate(image=image, prompt=prompt, max_new_tokens=budget, speculative=False)
     found = [int(t) for t in result.tokens]
     inputs = collate(family, [family.reference_prompt(image, prompt)], left=True)
-    with torch.no_grad():
+    with torch.no_grad(), _without(model, bundle.manifest.generation.ignored):
         output = model.generate(
-            **inputs, do_sample=False, num_beams=1, max_new_tokens=budget, min_new_tokens=0, min_length=0,
-            repetition_penalty=1.0, no_repeat_ngram_size=0, output_logits=True, return_dict_in_generate=True,
+            **inputs, do_sample=False, num_beams=1, max_new_tokens=budget, output_scores=True,
+            return_dict_in_generate=True,
         )  # fmt: skip
-    expected = output.sequences[0, -len(output.logits) :].tolist()
+    expected = output.sequences[0, -len(output.scores) :].tolist()
     compared = first_difference(found, expected)
     if compared is not None:
         if compared >= len(expected) or compared >= len(found):
             raise ExportError(
                 f"the runtime stopped after {len(found)} tokens, transformers after {len(expected)}: {found} and {expected}"
             )
-        best = torch.topk(output.logits[compared][0].float(), 2).values
+        best = torch.topk(output.scores[compared][0].float(), 2).values
         margin = float(best[0] - best[1])
         if margin >= NEAR_TIE:
             raise ExportError(
@@ -52,6 +55,21 @@ def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_token
             )
     count = len(expected) if compared is None else compared
     return ParityRow("generation", "transformers", "realistic", count, 0.0, 0.0, 0.0)
+
+
+@contextmanager
+def _without(model: Any, ignored: Sequence[str]) -> Iterator[None]:
+    """The model without the settings of its generation configuration that the runtime does not follow (a bundle names
+    them). BLIP-2 hands generation on to its language model, which has settings of its own."""
+    owner = getattr(model, "language_model", model)
+    before = owner.generation_config
+    owner.generation_config = copy.deepcopy(before)
+    for name in ignored:
+        setattr(owner.generation_config, name, None)
+    try:
+        yield
+    finally:
+        owner.generation_config = before
 
 
 def first_difference(one: list[int], other: list[int]) -> int | None:

@@ -29,7 +29,7 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
 }
 """The columns. A new engine is one line here."""
 
-FAMILIES = ("t5", "llama")
+FAMILIES = ("t5", "llama", "blip2-opt", "vit-gpt2", "t5-text")
 """Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here."""
 
 RELATIVE = 2e-5
@@ -87,6 +87,8 @@ class Rig:
             return Request(tuple(ids))
         size = (3, self.manifest.image.height, self.manifest.image.width)
         pixels = rng.standard_normal(size, dtype=np.float32)
+        if self.manifest.decoder.cross_attention and self.manifest.encoder is None:
+            return Request((text.pad_token_id or 0,) * text.image_rows, pixels)
         return Request((*[text.image_token_id] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
 
     def vision(self, request: Request) -> dict[str, np.ndarray]:
@@ -99,7 +101,8 @@ class Rig:
         image = None
         if request.pixels is not None:
             image = self.decoder.image_rows([self.vision(request)])
-        return self.decoder.embed(np.array(request.token_ids, np.int64), image)
+        slots = None if image is None else np.arange(len(image))
+        return self.decoder.embed(np.array(request.token_ids, np.int64), image, slots)
 
     def first_ids(self, request: Request) -> list[int]:
         """What the decoder itself is prefilled with: the prompt, or the start token after an encoder."""
@@ -128,11 +131,21 @@ class Rig:
         return decoder.prefill(rows, row)
 
     def start_batch(self, requests: Sequence[Request]) -> None:
-        """An empty ragged batch; the first `full` pass carries the prompts."""
+        """A ragged batch without its prompts: the first `full` pass carries them (`batch_ids`). Image rows in front of
+        a decoder's prompt are prefilled, for a pass over tokens cannot carry them."""
         self.decoder.reset(len(requests))
-        if self.manifest.decoder.cross_attention:
-            for row, request in enumerate(requests):
+        for row, request in enumerate(requests):
+            if self.manifest.decoder.cross_attention:
                 self.decoder.encode(row, self.source(request))
+            elif request.pixels is not None:
+                self.decoder.prefill(self.source(request)[: self.manifest.text.image_rows], row)
+
+    def batch_ids(self, request: Request) -> list[int]:
+        """What the first pass over a batch carries of a request."""
+        ids = self.first_ids(request)
+        if request.pixels is None or self.manifest.decoder.cross_attention:
+            return ids
+        return ids[self.manifest.text.image_rows :]
 
     def full(self, *trees: TokenTree) -> list[np.ndarray]:
         """One pass over all segments; logits [nodes, V] per sequence."""

@@ -175,7 +175,7 @@ def ragged_batch(rig_for: RigFor, family: str) -> None:
     want = [rig.oracle.greedy(request, 24) for request in requests]
     rig.start_batch(requests)
     done = [0, 0, 0]
-    trees = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    trees = [TokenTree.chain(rig.batch_ids(request)) for request in requests]
     for index, logits in enumerate(rig.full(*trees)):
         close(logits[-1:], rig.oracle.logits(requests[index], ())[-1:], f"first pass, sequence {index}")
         rig.accept(trees[index], range(1, len(trees[index])), index)
@@ -197,7 +197,7 @@ def ragged_trees(rig_for: RigFor, family: str) -> None:
     requests = [rig.request(seed, length) for seed, length in ((16, 9), (17, 4), (18, 6))]
     want = [rig.oracle.greedy(request, 24) for request in requests]
     rig.start_batch(requests)
-    trees = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    trees = [TokenTree.chain(rig.batch_ids(request)) for request in requests]
     rig.full(*trees)
     for i, first in enumerate(trees):
         rig.accept(first, range(1, len(first)), i)
@@ -303,7 +303,7 @@ def padded_width(rig_for: RigFor, family: str) -> None:
     requests = [rig.request(seed, 5) for seed in (22, 23)]
     want = [rig.oracle.greedy(request, 30) for request in requests]
     rig.start_batch(requests)
-    trees = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    trees = [TokenTree.chain(rig.batch_ids(request)) for request in requests]
     rig.full(*trees)
     for i, first in enumerate(trees):
         rig.accept(first, range(1, len(first)), i)
@@ -359,7 +359,7 @@ def next_request(rig_for: RigFor, family: str) -> None:
     for lengths in ((3, 9), (9, 3)):  # batches of one shape whose padding lies elsewhere
         requests = [rig.request(27 + i, length) for i, length in enumerate(lengths)]
         rig.start_batch(requests)
-        trees = [TokenTree.chain(rig.first_ids(one)) for one in requests]
+        trees = [TokenTree.chain(rig.batch_ids(one)) for one in requests]
         for i, logits in enumerate(rig.full(*trees)):
             close(logits[-1:], rig.oracle.logits(requests[i], ())[-1:], f"batch {lengths}, sequence {i}")
 
@@ -371,7 +371,7 @@ def batch_on_the_trunk(rig_for: RigFor, family: str) -> None:
     requests = [rig.request(seed, length) for seed, length in ((31, 4), (32, 11), (33, 7))]
     want = [rig.oracle.greedy(request, 30) for request in requests]
     rig.start_batch(requests)
-    prompts = [TokenTree.chain(rig.first_ids(request)) for request in requests]
+    prompts = [TokenTree.chain(rig.batch_ids(request)) for request in requests]
     rig.full(*prompts)
     rig.decoder.accept_all(prompts, [range(1, len(tree)) for tree in prompts])
     done = [0, 0, 0]

@@ -95,9 +95,9 @@ RUN: Tables = {
     "the contract table (tests/contract/rig.py)": lambda: {
         _family(tiny_bundles.BUNDLES[name].checkpoint) for name in rig.FAMILIES
     },
-    "the training table (tests/calibration/conftest.py)": lambda: _families_named_in(
-        "calibration/conftest.py"
-    ),
+    "the training table (tests/calibration/training_targets.py)": lambda: {
+        _family(name) for name in training_targets.KINDS
+    },
 }
 DRAFTED: Tables = {
     "the runtime's proposers": lambda: proposers.KINDS,

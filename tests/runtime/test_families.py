@@ -58,9 +58,8 @@ def test_blip2_image_rows_come_first(blip2: Bundle) -> None:
     assert prepared.token_ids.tolist() == [image_id] * 4 + words
     assert prepared.token_ids.dtype == np.int64
     assert words[-1] == 1  # </s> of the tokenizer
-    assert prepared.pixel_values is not None
-    assert prepared.pixel_values.shape == (1, 3, 16, 24)
-    assert prepared.pixel_values.dtype == np.float32
+    (pixels,) = (run["pixel_values"] for run in prepared.vision)
+    assert pixels.shape == (1, 3, 16, 24) and pixels.dtype == np.float32
 
 
 def test_blip2_equals_the_transformers_processor(blip2: Bundle) -> None:
@@ -86,7 +85,7 @@ def test_blip2_equals_the_transformers_processor(blip2: Bundle) -> None:
         expected = processor(images=IMAGE, text=prompt, return_tensors="np")
         prepared = get_family("blip2").prepare(blip2, IMAGE, prompt)
         np.testing.assert_array_equal(prepared.token_ids[None], expected["input_ids"])
-        np.testing.assert_allclose(prepared.pixel_values, expected["pixel_values"], atol=1e-5)
+        np.testing.assert_allclose(prepared.vision[0]["pixel_values"], expected["pixel_values"], atol=1e-5)
 
 
 def test_blip2_default_prompt_is_used_without_one(blip2: Bundle) -> None:
@@ -160,7 +159,7 @@ def test_vit_gpt2_reads_image_rows_only_and_continues_the_prompt(captioner: Bund
     assert prepared.decoder_ids is not None and prepared.row_slots is not None
     assert prepared.decoder_ids.tolist() == [1, *words] and 1 not in words
     assert prepared.row_slots.tolist() == list(range(4)) and prepared.token_ids.tolist() == [0] * 4
-    assert prepared.pixel_values is not None and prepared.pixel_values.shape == (1, 3, 16, 24)
+    assert prepared.vision[0]["pixel_values"].shape == (1, 3, 16, 24)
     for nothing in (None, ""):
         found = family.prepare(captioner, IMAGE, nothing).decoder_ids
         assert found is not None and found.tolist() == [1]
@@ -194,7 +193,7 @@ def test_t5_reads_the_prompt_with_its_encoder(blip2: Bundle) -> None:
     prepared = family.prepare(blip2, None, "the red cup")
     assert prepared.token_ids.tolist() == blip2.tokenizer.encode("the red cup").tolist()
     assert prepared.decoder_ids is not None and prepared.decoder_ids.tolist() == [0]
-    assert prepared.vision == () and prepared.row_slots is None and prepared.pixel_values is None
+    assert prepared.vision == () and prepared.row_slots is None
     assert (
         family.prepare(blip2, None, None).token_ids.tolist()
         == blip2.tokenizer.encode("describe the scene").tolist()
@@ -228,7 +227,7 @@ def test_t5_needs_a_prompt(blip2: Bundle) -> None:
 def test_llama_text_becomes_one_user_message(llama: Bundle) -> None:
     family = get_family("llama")
     prepared = family.prepare(llama, None, "Where is the cup?")
-    assert prepared.pixel_values is None
+    assert prepared.vision == () and prepared.row_slots is None
     text = llama.tokenizer.decode(prepared.token_ids, skip_special_tokens=False)
     assert text == "<|im_start|>user\nWhere is the cup?<|im_end|>\n<|im_start|>assistant\n"
     assert prepared.token_ids[0] == llama.tokenizer.id("<|im_start|>")
