@@ -9,9 +9,11 @@ The image and the prompt are always processed, so a period shorter than that (`v
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 from vlmexport.runtime import Session
+from vlmexport.runtime.errors import VlmexportError
 
 
 def main() -> None:
@@ -28,8 +30,12 @@ def main() -> None:
             result = session.generate(image=options.image, max_new_tokens=96, deadline=0.8 * options.period)
             spent = time.monotonic() - begin
             print(f"tick {tick}: {1e3 * spent:5.1f} ms, {result.finish_reason:8s} {result.text}")
-            time.sleep(max(0.0, options.period - spent))
+            if tick + 1 < options.ticks:
+                time.sleep(max(0.0, options.period - spent))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VlmexportError as error:  # one line that names the cause
+        sys.exit(str(error))

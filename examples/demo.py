@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo"))
     parser.add_argument("--scene", type=int, default=7, help="which held-out tabletop scene")
     options = parser.parse_args()
+    if not 0 <= options.scene < len(HELDOUT):
+        parser.error(f"--scene {options.scene}: there are the scenes 0 to {len(HELDOUT) - 1}")
     options.output.mkdir(parents=True, exist_ok=True)
     bundle, picture = options.output / "bundle", options.output / "scene.png"
 
@@ -57,4 +59,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError as error:  # the command has said why
+        sys.exit(error.returncode)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")

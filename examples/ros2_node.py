@@ -1,21 +1,30 @@
 """A ROS 2 node: subscribes to camera images, publishes their captions.
 
 Needs ROS 2 (rclpy, sensor_msgs, std_msgs): source its setup file, and install vlmexport into a virtual environment
-of the same Python. Not run in this project's tests.
+of the same Python. The tests run this file against stand-ins for those packages, not against ROS.
 
     python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle
 """
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
-import rclpy
-from rclpy.executors import ExternalShutdownException
-from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import Image
-from std_msgs.msg import String
 from vlmexport.runtime import Session
+from vlmexport.runtime.errors import VlmexportError
+
+USAGE = "usage: python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle"
+
+try:
+    import rclpy
+    from rclpy.executors import ExternalShutdownException
+    from rclpy.node import Node
+    from rclpy.qos import QoSProfile, ReliabilityPolicy
+    from sensor_msgs.msg import Image
+    from std_msgs.msg import String
+except ModuleNotFoundError as error:
+    sys.exit(f"{USAGE}\n{error.name} is missing: source ROS 2's setup file first")
 
 
 class CaptionNode(Node):
@@ -24,6 +33,8 @@ class CaptionNode(Node):
     def __init__(self) -> None:
         super().__init__("vlm_caption")
         bundle = self.declare_parameter("bundle", "").value
+        if not bundle:
+            raise VlmexportError(USAGE)
         self.session = Session.load(bundle)
         self.publisher = self.create_publisher(String, "caption", 10)
         # Cameras publish "best effort", which a reliable subscription would never receive.
@@ -44,15 +55,20 @@ class CaptionNode(Node):
 
 def main() -> None:
     rclpy.init()
-    node = CaptionNode()
     try:
-        rclpy.spin(node)
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
+        node = CaptionNode()
+        try:
+            rclpy.spin(node)
+        except (KeyboardInterrupt, ExternalShutdownException):
+            pass
+        finally:
+            node.destroy_node()
     finally:
-        node.destroy_node()
         rclpy.try_shutdown()  # Ctrl-C has shut down already
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VlmexportError as error:  # one line that names the cause
+        sys.exit(str(error))

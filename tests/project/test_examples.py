@@ -1,4 +1,7 @@
-"""Examples and benchmark scripts are programs: they parse, and they only import what exists."""
+"""Examples and benchmark scripts are programs: they import what exists, and say how they are used and what is wrong.
+
+`test_readme.py` runs the examples for real.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,49 @@ def test_programs_explain_themselves(program):
     assert ast.get_docstring(ast.parse(program.read_text()))
 
 
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", ["control_loop.py", "stream.py"])
+def test_no_arguments_is_usage(name):
+    done = run(name)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"usage: {name} ") and "Traceback" not in done.stderr
+
+
+def test_the_node_without_ros_says_what_it_needs():
+    done = run("ros2_node.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "usage: python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle",
+        "rclpy is missing: source ROS 2's setup file first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("control_loop.py", ["nowhere", "no.png"]),
+        ("stream.py", ["nowhere", "no.png"]),
+        ("demo.py", ["--output", "README.md"]),
+    ],
+)
+def test_wrong_paths_are_one_line(name, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("a file")
+    done = run(name, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert arguments[-1] in done.stderr or arguments[0] in done.stderr
+
+
+def test_the_demo_names_the_scenes_it_has():
+    done = run("demo.py", "--scene", "-1")
+    assert done.returncode == 2 and "--scene -1: there are the scenes 0 to " in done.stderr
+
+
 def test_demo_has_help():
-    out = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "--scene" in out.stdout
+    done = run("demo.py", "--help")
+    assert done.returncode == 0 and "--scene" in done.stdout

@@ -1,0 +1,2 @@
+class ExternalShutdownException(Exception):
+    """Raised by `spin` when somebody else shuts ROS down."""

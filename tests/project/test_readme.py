@@ -1,0 +1,179 @@
+"""The README's blocks are executed, in their order, in a folder that holds the picture they name; then the examples.
+
+A block that cannot run here says so in an HTML comment above it, and is listed below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS, build_app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+NOT_RUN = {
+    "make demo": "installs packages",
+    "pip install -c constraints.txt .": "installs packages",
+    "vlmexport build --model ./my-blip2-flant5": "needs a model of yours, and the model hub",
+}
+"""Start of a block → its comment."""
+
+SHORTENED = {
+    "tiny-blip2-flant5 for M, shortened": {
+        "--model M": "--model tiny-blip2-flant5", "--draft-layer 12": "--draft-layer 3",
+        "scenes:train:4000 ": "scenes:train:24 --max-new-tokens 12 ", "--data data ": "--data data --steps 3 ",
+    },
+}  # fmt: skip
+"""Comment → what is replaced in its block."""
+
+
+@dataclass
+class Block:
+    """One fenced block of a page: its language, the comment right above it, its text."""
+
+    language: str
+    comment: str | None
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = re.findall(r"(?:<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    return [Block(language, comment or None, text) for comment, language, text in found]
+
+
+def test_the_blocks_that_are_not_run() -> None:
+    left_out = [b for b in blocks(ROOT / "README.md") if (b.comment or "").startswith("not run: ")]
+    assert {start: f"not run: {why}" for start, why in NOT_RUN.items()} == {
+        next((start for start in NOT_RUN if b.text.startswith(start)), b.text): b.comment for b in left_out
+    }
+
+
+def run(block: Block, folder: Path) -> str:
+    """Runs a block in `folder` as a reader would; what it printed. Fails with all of it when a line of it fails."""
+    text = block.text
+    kind, _, what = (block.comment or "").partition(": ")
+    for before, after in SHORTENED[what].items() if kind == "run with" else ():
+        assert before in text
+        text = text.replace(before, after)
+    if block.language == "python":
+        command = [sys.executable, "-c", "from frame import frame\n" + text]
+    else:
+        tool = f'set -eu; vlmexport() {{ "{sys.executable}" -m vlmexport.runtime.cli "$@"; }}\n'
+        command = ["bash", "-c", tool + text]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `table.png`, and `frame.py`, which stands for a camera."""
+    folder = tmp_path_factory.mktemp("readme")
+    Image.fromarray(render(sample_scene(0, HELDOUT[7]))).save(folder / "table.png")
+    (folder / "frame.py").write_text(
+        "import numpy as np\nfrom PIL import Image\nframe = np.asarray(Image.open('table.png').convert('RGB'))\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path) -> str:
+    """What the README's own blocks print; `folder / "bundle"` is there afterwards."""
+    return "".join(run(block, folder) for block in blocks(ROOT / "README.md") if block.comment is None)
+
+
+def test_the_readme_runs(folder: Path, shown: str) -> None:
+    assert [b.text.split()[0] for b in blocks(ROOT / "README.md") if b.comment is None] == [
+        "vlmexport", "vlmexport", "from",
+    ]  # fmt: skip
+    assert "tiny-blip2-flant5" in shown and "segment.0" in shown  # of `models` and of `inspect`
+    caption = shown.splitlines()[-1]  # of the stream
+    assert shown.count(caption) >= 2  # also of `run`
+
+
+@pytest.mark.slow
+def test_the_readmes_training_runs(folder: Path) -> None:
+    (block,) = (b for b in blocks(ROOT / "README.md") if (b.comment or "").startswith("run with: "))
+    run(block, folder)
+    draft = Bundle.open(folder / "faster-bundle").manifest.drafts[0]
+    assert (draft.kind, draft.layer, draft.trained) == ("imitation", 3, True)
+
+
+# --- examples ---
+
+
+def example(
+    name: str, *arguments: str | Path, cwd: Path, python_path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
+    if python_path is not None:
+        environment["PYTHONPATH"] = str(python_path)
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_stream(folder: Path, shown: str) -> None:
+    done = example("stream.py", "bundle", "table.png", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == shown.splitlines()[-1]
+
+
+def test_control_loop(folder: Path, shown: str) -> None:
+    done = example("control_loop.py", "bundle", "table.png", "--period", "60", "--ticks", "1", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tick 0: ") and done.stdout.strip().endswith(shown.splitlines()[-1])
+
+
+def test_ros2_node(folder: Path, shown: str) -> None:
+    """Against stand-ins for ROS, which deliver the picture three times: rgb8, bgr8 with padded rows, and an unknown one."""
+    stand_ins = Path(__file__).parent / "ros2_stand_ins"
+    done = example("ros2_node.py", "bundle", "table.png", cwd=folder, python_path=stand_ins)
+    assert done.returncode == 0, done.stderr
+    caption = shown.splitlines()[-1]
+    assert done.stdout.splitlines() == [
+        caption,
+        caption,
+        "error: image encoding 'mono8': convert to rgb8 or bgr8 first",
+    ]
+
+
+@pytest.mark.slow
+def test_demo(folder: Path) -> None:
+    done = example("demo.py", "--output", "demo", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Same tokens, " in done.stdout
+    assert {"scene.png", "bench.png", "bench.json"} <= {path.name for path in (folder / "demo").iterdir()}
+
+
+# --- every option that a page names is one that the command has ---
+
+
+def known_options(command: str) -> set[str]:
+    application = typer.main.get_command(build_app(command))
+    found = application.commands[command]  # type: ignore[attr-defined]
+    return {name for parameter in found.params for name in [*parameter.opts, *parameter.secondary_opts]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    text = "".join(block.text for block in blocks(page)) + "\n".join(
+        re.findall(r"`(vlmexport [^`]*)`", page.read_text())
+    )
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.partition("#")[0].split()
+        if len(words) < 2 or words[0] != "vlmexport" or words[1].startswith("-"):
+            continue
+        assert words[1] in {**RUNTIME_COMMANDS, **MOUNTED_COMMANDS}, line
+        named = {re.sub(r"=.*", "", word) for word in words[2:] if re.match(r"--?[a-z]", word)}
+        assert named <= known_options(words[1]), line
