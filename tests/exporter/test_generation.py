@@ -177,13 +177,7 @@ def test_inspect_says_nothing_where_nothing_is_asked(
 
 # --- the output ---
 
-NOT_WIRED = pytest.mark.xfail(
-    strict=True,
-    reason="the speculative cycle does not apply the processors yet; take this mark off when it does",
-)
 
-
-@NOT_WIRED
 @pytest.mark.parametrize("draft", ["none", "early-exit@1"])
 @pytest.mark.parametrize(
     "asks",
@@ -230,3 +224,15 @@ def test_blip2_follows_its_language_model(
     manifest = Bundle.open(target).manifest
     assert manifest.text.eos_token_ids == [1]
     assert manifest.generation == GenerationInfo(ignored=["repetition_penalty"])
+
+
+def test_a_build_compares_with_what_the_runtime_does(changed: Callable[..., Path], tmp_path: Path) -> None:
+    """Parity's generation follows the model's wishes, and leaves out in both what the runtime ignores."""
+    folder = changed(
+        "llama",
+        {"repetition_penalty": 1.4, "begin_suppress_tokens": list(range(100)), "num_beams": 3, "num_return_sequences": 2,
+         "forced_eos_token_id": 9, "guidance_scale": 2.0, "length_penalty": 2.0, "of_a_later_version": 1},
+    )  # fmt: skip
+    report = build_bundle(BuildRequest(model=str(folder), output=tmp_path / "bundle", draft_layer=1))
+    (row,) = (row for row in report.parity if row["graph"] == "generation")
+    assert row["values"] > 5
