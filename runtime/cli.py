@@ -51,8 +51,12 @@ EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError, command: str | None = None) -> OptionError | None:
-    """The one-line error for a module that an extra would install; None for any other module."""
+    """The one-line error for a module that an extra would install, or ONNX Runtime; None for any other module."""
     module = (error.name or "").partition(".")[0]
+    if module == "onnxruntime":
+        return OptionError(
+            "ONNX Runtime is not installed: pip install onnxruntime (it has no wheels for Python 3.10; use 3.11 or newer)"
+        )
     for extra, modules in EXTRAS.items():
         if module in modules:
             needs = f"`vlmexport {command}` needs" if command else "this needs"

@@ -101,6 +101,17 @@ def test_a_command_of_another_room_names_its_extra() -> None:
     assert "pip install 'vlmexport[train]'" in done.stderr
 
 
+def test_running_without_onnx_runtime_says_what_to_do(tmp_path: Path) -> None:
+    """Python 3.10, where it has no wheels."""
+    folder = handmade_bundle.write_bundle(tmp_path / "bundle", "llama")
+    arguments = ["run", str(folder), "--prompt", "hello"]
+    code = "from vlmexport.runtime.cli import main\nsys.exit(main())"
+    done = python(code, *arguments, block=(*HEAVY_OF_CLI, "onnxruntime"))
+    assert done.returncode == 2
+    assert "ONNX Runtime is not installed" in done.stderr and "3.11 or newer" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
 def test_inspect_works_without_the_heavy_packages(tmp_path: Path) -> None:
     folder = handmade_bundle.write_bundle(tmp_path / "bundle")
     done = cli("inspect", str(folder), "--json", "--check")
