@@ -32,15 +32,12 @@ from ...runtime.errors import BundleError, UnsupportedModelError
 from ..checkpoint import Checkpoint
 from ..drafts.selection import DraftSelection
 from ..families.base import Family, GraphSpec
+from ..graphs.dtypes import NAMES
 from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
 from .generation import describe_generation
 from .request import BuildRequest
 from .text import describe_text
 
-_DTYPE_NAMES = {
-    ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16",
-    ir.DataType.INT64: "int64", ir.DataType.BOOL: "bool",
-}  # fmt: skip
 
 
 def describe(
@@ -130,7 +127,7 @@ def describe_value(value: ir.Value) -> ValueInfo:
     """Name, dtype and shape of a graph's input or output."""
     assert value.name is not None and value.shape is not None and value.dtype is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in value.shape]
-    return ValueInfo(name=value.name, dtype=_DTYPE_NAMES[value.dtype], shape=shape)
+    return ValueInfo(name=value.name, dtype=NAMES[value.dtype], shape=shape)
 
 
 def describe_tensors(store: WeightStore, tensors: Mapping[str, WeightRef]) -> dict[str, TensorInfo]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from pydantic import BaseModel
 
 from ..families.base import GraphSpec
-from ..graphs.weights import STORED_DTYPES
+from ..graphs.dtypes import ONNX, STORED
 from ..memory import (
     PROCESS_BYTES,
     GraphMemory,
@@ -148,7 +148,7 @@ def _memory(spec: GraphSpec) -> GraphMemory:
 def _graph(spec: GraphSpec) -> GraphPlan:
     weights = [v.const_value for v in spec.model.graph.initializers.values()]
     external = [t for t in weights if isinstance(t, ir.ExternalTensor)]
-    assert all(t.dtype in {d for _, d in STORED_DTYPES.values()} for t in external)
+    assert all(t.dtype in {ONNX[name] for name in STORED} for t in external)
     return GraphPlan(
         name=spec.name,
         role=spec.role,

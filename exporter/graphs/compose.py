@@ -8,13 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import ExportError
+from .dtypes import ONNX
 from .hooks import OPSET
 from .template import Template
 from .weights import WeightRef, WeightStore
 
 INLINE_BYTES = 1024  # constants below this stay inside the graph
-
-DTYPES = {"float32": ir.DataType.FLOAT, "int64": ir.DataType.INT64, "bool": ir.DataType.BOOL}
 
 # Names of the axes in `docs/architecture.md`
 Dims = Sequence[str | int]
@@ -32,7 +31,7 @@ class Composer:
 
     def input(self, name: str, dtype: str, shape: Dims) -> ir.Value:
         """Declares a graph input."""
-        value = ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(DTYPES[dtype]))
+        value = ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(ONNX[dtype]))
         self._graph.inputs.append(value)
         return value
 
@@ -40,7 +39,7 @@ class Composer:
         """Declares `value` as the graph output `name`."""
         if value.is_graph_output() or value.is_graph_input():
             value = self.node("Identity", [value])
-        value.name, value.shape, value.type = name, ir.Shape(list(shape)), ir.TensorType(DTYPES[dtype])
+        value.name, value.shape, value.type = name, ir.Shape(list(shape)), ir.TensorType(ONNX[dtype])
         self._graph.outputs.append(value)
 
     def node(

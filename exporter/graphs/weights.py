@@ -17,10 +17,10 @@ import onnx_ir as ir
 import torch
 
 from ...runtime.errors import ExportError
+from .dtypes import ONNX, STORED
 
 WEIGHTS_FILE = "weights.bin"
 PAGE, PAGE_FROM, LINE = 4096, 65536, 64  # alignment of tensors >= 64 KiB, and of smaller ones (bytes)
-STORED_DTYPES = {"float32": (torch.float32, ir.DataType.FLOAT), "int64": (torch.int64, ir.DataType.INT64)}
 
 
 class TensorReader(Protocol):
@@ -80,7 +80,7 @@ class WeightStore:
                 raise ExportError(
                     f"tensor {name} is needed in two layouts ({other} and {ref}) and would be stored twice"
                 )
-        size = int(np.prod(ref.shape, dtype=np.int64)) * STORED_DTYPES[ref.dtype][1].itemsize
+        size = int(np.prod(ref.shape, dtype=np.int64)) * ONNX[ref.dtype].itemsize
         align = PAGE if size >= PAGE_FROM else LINE
         start = -(-self.bytes // align) * align
         slot = self._slots[ref] = Slot(start, int(size))
@@ -90,7 +90,7 @@ class WeightStore:
     def external(self, name: str, ref: WeightRef) -> ir.ExternalTensor:
         """An initializer's value that points at the slot of `ref`."""
         slot = self.slot(ref)
-        dtype = STORED_DTYPES[ref.dtype][1]
+        dtype = ONNX[ref.dtype]
         return ir.ExternalTensor(
             WEIGHTS_FILE, slot.offset, slot.bytes, dtype, shape=ir.Shape(ref.shape), name=name
         )
@@ -131,7 +131,7 @@ class WeightStore:
 
     def materialize(self, ref: WeightRef) -> np.ndarray:
         """The stored form of `ref`, read from its source now; beside it, one of its parts is held at a time."""
-        tensor = torch.empty(ref.shape, dtype=STORED_DTYPES[ref.dtype][0])
+        tensor = torch.empty(ref.shape, dtype=STORED[ref.dtype])
         joined = tensor.t() if ref.transpose else tensor  # a view: parts are joined along its first dimension
         start = 0
         for name in ref.names:

@@ -1,0 +1,19 @@
+"""Names of types, as the manifest writes them, in ONNX and in PyTorch."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+ONNX = {
+    "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16,
+    "int64": ir.DataType.INT64, "int32": ir.DataType.INT32, "int8": ir.DataType.INT8, "uint8": ir.DataType.UINT8,
+    "bool": ir.DataType.BOOL,
+}  # fmt: skip
+"""Every type that a manifest may name."""
+
+NAMES = {kind: name for name, kind in ONNX.items()}
+"""ONNX → name."""
+
+STORED = {"float32": torch.float32, "int64": torch.int64}
+"""What the weights file holds, in PyTorch."""
