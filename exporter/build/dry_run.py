@@ -30,7 +30,7 @@ RUNTIME_BYTES = 110 << 20
 """Resident memory of the runtime before any weight: Python, numpy, ONNX Runtime (measured on Linux)."""
 
 
-class GraphPlan(BaseModel):
+class DryRunGraph(BaseModel):
     """One graph. `parameters` and `weight_bytes` count the weights it refers to; a shared one counts in each graph."""
 
     name: str
@@ -42,7 +42,7 @@ class GraphPlan(BaseModel):
     bytes: int
 
 
-class MemoryPlan(BaseModel):
+class DryRunMemory(BaseModel):
     """Estimated peak resident memory in bytes. `weights` and `cache` are parts of `run`."""
 
     build: int
@@ -51,7 +51,7 @@ class MemoryPlan(BaseModel):
     cache: int
 
 
-class BuildPlan(BaseModel):
+class DryRun(BaseModel):
     """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer."""
 
     status: Literal["dry-run"] = "dry-run"
@@ -63,7 +63,7 @@ class BuildPlan(BaseModel):
     drafts: list[str]
     speculative: bool
     precision: str
-    graphs: list[GraphPlan]
+    graphs: list[DryRunGraph]
     parameters: int
     draft_parameters: int
     weight_bytes: int
@@ -72,11 +72,11 @@ class BuildPlan(BaseModel):
     kv_bytes: int
     cross_kv_bytes_per_row: int
     parity: Literal["whole", "layer by layer"]
-    peak_memory: MemoryPlan
+    peak_memory: DryRunMemory
     notices: list[str]
 
 
-def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] | None = None) -> BuildPlan:
+def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | None = None) -> DryRun:
     """Checks a request and says what its build would write; raises the errors that the build would."""
     prepared = prepare(request, identify=False)
     exported = export(prepared, progress)
@@ -89,7 +89,7 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     source = prepared.family.max_source(request.max_source) or 0
     cache = request.max_batch * (capacity * per_token + cross * source)
     memory, whole = estimate_memory(prepared, exported, cache)
-    return BuildPlan(
+    return DryRun(
         model=request.model,
         family=prepared.family.name,
         architecture=prepared.checkpoint.architecture,
@@ -112,7 +112,7 @@ def plan_build(request: BuildRequest, progress: Callable[[str, int, int], None] 
     )
 
 
-def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) -> tuple[MemoryPlan, bool]:
+def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) -> tuple[DryRunMemory, bool]:
     """Peak resident memory, and whether parity runs whole.
 
     Build: the process, plus the larger of writing (the largest stored tensor and a part of it as read) and parity
@@ -126,7 +126,7 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
     needed = whole_parity_bytes(graphs, memory.float32, memory.stored)
     whole = fits_whole(needed, request.parity_memory, weights)
     parity = needed if whole else streamed_parity_bytes(graphs, memory.widened)
-    plan = MemoryPlan(
+    plan = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
         run=RUNTIME_BYTES + weights + cache_bytes,
         weights=weights,
@@ -145,11 +145,11 @@ def _memory(spec: GraphSpec) -> GraphMemory:
     return graph_memory(nodes, weights)
 
 
-def _graph(spec: GraphSpec) -> GraphPlan:
+def _graph(spec: GraphSpec) -> DryRunGraph:
     weights = [v.const_value for v in spec.model.graph.initializers.values()]
     external = [t for t in weights if isinstance(t, ir.ExternalTensor)]
     assert all(t.dtype in {ONNX[name] for name in STORED} for t in external)
-    return GraphPlan(
+    return DryRunGraph(
         name=spec.name,
         role=spec.role,
         layers=list(spec.layers) if spec.layers else None,
@@ -158,37 +158,3 @@ def _graph(spec: GraphSpec) -> GraphPlan:
         weight_bytes=sum(t.nbytes for t in external),
         bytes=len(ir.to_proto(spec.model).SerializeToString()),
     )
-
-
-def plan_tables(plan: BuildPlan) -> list[Any]:
-    """The dry run as rich tables."""
-    from rich.table import Table
-
-    from ...runtime.commands.output import quantity, size
-
-    table = Table(
-        title=f"{plan.model}: {plan.architecture}, {plan.num_layers} decoder layers, cut at {plan.cuts}"
-    )
-    table.add_column("graph")
-    for name in ("layers", "nodes", "parameters", "weights"):
-        table.add_column(name, justify="right")
-    for g in plan.graphs:
-        layers = "" if g.layers is None else f"{g.layers[0]}–{g.layers[1] - 1}"
-        table.add_row(
-            g.name,
-            layers,
-            str(g.nodes),
-            quantity(g.parameters) if g.parameters else "",
-            size(g.weight_bytes) if g.weight_bytes else "",
-        )
-    totals = Table(show_header=False)
-    for label, value in (
-        ("drafts", ", ".join(plan.drafts) + ("" if plan.speculative else " (speculation off)")),
-        ("parameters", f"{quantity(plan.parameters)} + {quantity(plan.draft_parameters)} of drafts"),
-        ("bundle", size(plan.bundle_bytes)),
-        ("key/value cache", f"{size(plan.kv_bytes_per_token)} per token, {size(plan.kv_bytes)} in all"),
-        ("peak memory, build", f"about {size(plan.peak_memory.build)} (parity {plan.parity})"),
-        ("peak memory, run", f"about {size(plan.peak_memory.run)}"),
-    ):
-        totals.add_row(label, value)
-    return [table, totals]

@@ -120,14 +120,14 @@ def build(
             target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
         )  # fmt: skip
         if dry_run:
-            from ..build.dry_run import plan_build
+            from ..build.dry_run import dry_run as try_build
 
             with _progress(as_json) as progress:
-                plan = plan_build(request, progress)
+                found = try_build(request, progress)
             if as_json:
-                print_json({"schema_version": 1, **plan.model_dump(mode="json")})
+                print_json({"schema_version": 1, **found.model_dump(mode="json")})
             else:
-                _print_plan(plan)
+                _print_dry_run(found)
             return
         from ..build.build import build_bundle
 
@@ -171,7 +171,7 @@ def verify(
     if as_json:
         print_json({"schema_version": 1, **report.to_dict()})
     else:
-        from ..parity.verify import verify_tables
+        from .tables import verify_tables
 
         for table in verify_tables(report):
             console().print(table)
@@ -283,26 +283,26 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
                 bars.update(task.id, total=task.completed)
 
 
-def _print_plan(plan: Any) -> None:
+def _print_dry_run(found: Any) -> None:
     from ...runtime.commands.output import console
-    from ..build.dry_run import plan_tables
+    from .tables import dry_run_tables
 
-    for table in plan_tables(plan):
+    for table in dry_run_tables(found):
         console().print(table)
-    for notice in plan.notices:
+    for notice in found.notices:
         console().print(notice, markup=False)
     console().print("Nothing was written.")
 
 
 def _print_report(report: Any) -> None:
     from ...runtime.commands.output import console, quantity, size
-    from ..parity import parity_table
+    from .tables import parity_table, plans_table
 
     out = console()
     if report.parity:
         out.print(parity_table(report.parity))
     if report.plans:
-        out.print(_plans_table(report.plans))
+        out.print(plans_table(report.plans))
     drafts = ", ".join(report.drafts) or "none"
     out.print(
         f"{report.output}: {report.family}, {quantity(report.parameters)} parameters, {size(report.bytes)}, decoder cut at "
@@ -313,29 +313,3 @@ def _print_report(report: Any) -> None:
         out.print(notice, markup=False)
     example = "--image IMAGE" if report.family not in ("llama", "t5") else '--prompt "…"'
     out.print(f"Next: vlmexport run {report.output} {example}", markup=False)
-
-
-def _plans_table(plans: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    from ...runtime.commands.output import size
-
-    first = plans[0]
-    table = Table(
-        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}), not run"
-    )
-    table.add_column("graph")
-    for name in ("plan", "weights in it", "overhead", "attention", "cache updates"):
-        table.add_column(name, justify="right")
-    for p in plans:
-        attention = {True: "fused", False: "decomposed", None: ""}[p["fused_attention"]]
-        updates = p["layers"].get("KV_CACHE_UPDATE", 0)
-        table.add_row(
-            p["graph"],
-            size(p["bytes"]),
-            size(p["weight_bytes"]),
-            size(p["overhead_bytes"]),
-            attention,
-            str(updates or ""),
-        )
-    return table

@@ -9,6 +9,5 @@ but for a proven near-tie (top-2 margin of the reference below `NEAR_TIE`).
 from .check import check_parity
 from .compare import LIMIT, ParityRow
 from .generation import NEAR_TIE, compare_generation
-from .report import parity_table
 
-__all__ = ["LIMIT", "NEAR_TIE", "ParityRow", "check_parity", "compare_generation", "parity_table"]
+__all__ = ["LIMIT", "NEAR_TIE", "ParityRow", "check_parity", "compare_generation"]

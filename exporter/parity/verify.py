@@ -125,26 +125,3 @@ def _drafts(
             graphs = ", ".join(entry.graphs.values())
             report.notes.append(f"{graphs} was not compared: give its draft's folder with --draft")
     return list(found.values())
-
-
-def verify_tables(report: VerifyReport) -> list[Any]:
-    """The report as rich renderables."""
-    from rich.table import Table
-
-    from . import parity_table
-
-    shown: list[Any] = [f"{report.bundle}: {report.files_checked} files match their checksums"]
-    if report.parity:
-        shown.append(parity_table(report.parity))
-    if report.lossless:
-        table = Table(title="Plain against speculative decoding")
-        table.add_column("draft")
-        for name in ("requests", "tokens", "different", "near ties", "alpha", "tau"):
-            table.add_column(name, justify="right")
-        for row in report.lossless:
-            table.add_row(
-                row.draft, str(row.requests), str(row.tokens), str(row.different), str(len(row.near_ties)),
-                "–" if row.alpha is None else f"{row.alpha:.2f}", "–" if row.tau is None else f"{row.tau:.2f}",
-            )  # fmt: skip
-        shown.append(table)
-    return shown + report.notes + report.failures

@@ -13,7 +13,7 @@ import pytest
 import transformers
 from own_generation import asking, difference
 from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import plan_build
+from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.build.generation import (
     DEFAULTS,
     HONOURED,
@@ -156,7 +156,7 @@ def test_build_and_inspect_name_it(
     )
     notice = "Not taken over from the model's generation configuration: num_beams, top_k"
     request = BuildRequest(model=str(folder), output=tmp_path / "bundle", draft_layer=1, parity=False)
-    assert notice in plan_build(request).notices
+    assert notice in dry_run(request).notices
     assert notice in build_bundle(request).notices
     bundle = Bundle.open(tmp_path / "bundle")
     asked = bundle.manifest.generation

@@ -12,7 +12,8 @@ import onnx
 import pytest
 import torch
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.parity import LIMIT, check_parity, parity_table
+from vlmexport.exporter.cli.tables import parity_table
+from vlmexport.exporter.parity import LIMIT, check_parity
 from vlmexport.exporter.parity.compare import _Tally
 from vlmexport.exporter.parity.generation import first_difference
 from vlmexport.exporter.parity.reference import load_reference

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import plan_build, plan_tables
+from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
+from vlmexport.exporter.cli.tables import dry_run_tables
 from vlmexport.runtime.errors import OptionError
 
 
@@ -24,27 +25,27 @@ def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: 
         max_length=80,
         parity=False,
     )
-    plan = plan_build(request)
+    found = dry_run(request)
     assert list(tmp_path.iterdir()) == []
     report = build_bundle(request)
-    assert [(g.name, g.nodes, g.bytes) for g in plan.graphs] == [
+    assert [(g.name, g.nodes, g.bytes) for g in found.graphs] == [
         (g.name, g.nodes, g.bytes) for g in report.graphs
     ]
-    assert (plan.parameters, plan.draft_parameters) == (report.parameters, report.draft_parameters)
-    assert plan.weight_bytes == report.weight_bytes == (tmp_path / "bundle/weights.bin").stat().st_size
-    assert (plan.cuts, plan.drafts, plan.speculative) == (report.cuts, report.drafts, report.speculative)
+    assert (found.parameters, found.draft_parameters) == (report.parameters, report.draft_parameters)
+    assert found.weight_bytes == report.weight_bytes == (tmp_path / "bundle/weights.bin").stat().st_size
+    assert (found.cuts, found.drafts, found.speculative) == (report.cuts, report.drafts, report.speculative)
     tokenizer = (tmp_path / "bundle/tokenizer.json").stat().st_size + (
         tmp_path / "bundle/manifest.json"
     ).stat().st_size
-    assert plan.bundle_bytes == report.bytes - tokenizer
+    assert found.bundle_bytes == report.bytes - tokenizer
     decoder = json.loads((tmp_path / "bundle/manifest.json").read_text("utf-8"))["decoder"]
     assert (
-        plan.kv_bytes_per_token
+        found.kv_bytes_per_token
         == 2 * 4 * decoder["num_layers"] * decoder["num_kv_heads"] * decoder["head_dim"]
     )
-    assert plan.kv_bytes == plan.kv_bytes_per_token * (80 + 16)
-    assert (plan.cross_kv_bytes_per_row > 0) == (name == "blip2-t5")
-    assert plan_tables(plan)
+    assert found.kv_bytes == found.kv_bytes_per_token * (80 + 16)
+    assert (found.cross_kv_bytes_per_row > 0) == (name == "blip2-t5")
+    assert dry_run_tables(found)
 
 
 def test_a_dry_run_reads_no_weights(
@@ -54,20 +55,20 @@ def test_a_dry_run_reads_no_weights(
         raise AssertionError(f"the dry run reads {name}")
 
     monkeypatch.setattr(TensorFiles, "read", read)
-    plan = plan_build(
+    found = dry_run(
         BuildRequest(model=str(tiny_checkpoint("llama-tied")), output=tmp_path / "b", draft_layer=1)
     )
-    assert plan.parameters > 0
+    assert found.parameters > 0
 
 
 def test_a_dry_run_raises_what_the_build_would(tiny_checkpoint: Callable, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"choose 1\.\.1"):
-        plan_build(BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=9))
+        dry_run(BuildRequest(model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=9))
 
 
 def test_parity_memory_decides_how_parity_runs(tiny_checkpoint: Callable, tmp_path: Path) -> None:
     plans = [
-        plan_build(
+        dry_run(
             BuildRequest(
                 model=str(tiny_checkpoint("llama")), output=tmp_path / "b", draft_layer=1, parity_memory=m
             )
@@ -82,10 +83,10 @@ def test_parity_memory_decides_how_parity_runs(tiny_checkpoint: Callable, tmp_pa
 def test_peak_memory_is_near_the_estimate(tiny_checkpoint: Callable, tmp_path: Path) -> None:
     """Measured in fresh processes: within 40 % (the base of a process dominates a tiny model)."""
     model = tiny_checkpoint("blip2-t5")
-    plan = plan_build(BuildRequest(model=str(model), output=tmp_path / "b", draft_layer=1))
+    found = dry_run(BuildRequest(model=str(model), output=tmp_path / "b", draft_layer=1))
     build = f"main(['build', '--model', {str(model)!r}, '--draft-layer', '1', '-o', {str(tmp_path / 'b')!r}, '--json'])"
     run = f"main(['run', {str(tmp_path / 'b')!r}, '--image', {_picture(tmp_path)!r}, '--prompt', 'the cup', '--json'])"
-    for line, estimate in ((build, plan.peak_memory.build), (run, plan.peak_memory.run)):
+    for line, estimate in ((build, found.peak_memory.build), (run, found.peak_memory.run)):
         code = (
             f"import re, sys; from vlmexport.runtime.cli import main; status = {line};"
             "peak = re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1];"  # of this program, not its parent's

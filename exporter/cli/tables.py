@@ -1,0 +1,104 @@
+"""What `build` and `verify` print for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from ...runtime.commands.output import quantity, size
+
+if TYPE_CHECKING:
+    from ..build.dry_run import DryRun
+    from ..parity.verify import VerifyReport
+
+
+def dry_run_tables(found: DryRun) -> list[Any]:
+    """The dry run as rich tables."""
+    table = Table(
+        title=f"{found.model}: {found.architecture}, {found.num_layers} decoder layers, cut at {found.cuts}"
+    )
+    table.add_column("graph")
+    for name in ("layers", "nodes", "parameters", "weights"):
+        table.add_column(name, justify="right")
+    for graph in found.graphs:
+        layers = "" if graph.layers is None else f"{graph.layers[0]}–{graph.layers[1] - 1}"
+        table.add_row(
+            graph.name,
+            layers,
+            str(graph.nodes),
+            quantity(graph.parameters) if graph.parameters else "",
+            size(graph.weight_bytes) if graph.weight_bytes else "",
+        )
+    totals = Table(show_header=False)
+    for label, value in (
+        ("drafts", ", ".join(found.drafts) + ("" if found.speculative else " (speculation off)")),
+        ("parameters", f"{quantity(found.parameters)} + {quantity(found.draft_parameters)} of drafts"),
+        ("bundle", size(found.bundle_bytes)),
+        ("key/value cache", f"{size(found.kv_bytes_per_token)} per token, {size(found.kv_bytes)} in all"),
+        ("peak memory, build", f"about {size(found.peak_memory.build)} (parity {found.parity})"),
+        ("peak memory, run", f"about {size(found.peak_memory.run)}"),
+    ):
+        totals.add_row(label, value)
+    return [table, totals]
+
+
+def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A rich table of parity entries as they stand in the manifest."""
+    table = Table(title="Parity on random and realistic inputs (float32)")
+    for name in ("graph", "reference"):
+        table.add_column(name, no_wrap=True)
+    for name in ("values", "difference", "relative", "limit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if row["graph"] == "generation":
+            table.add_row("generation", row["reference"], f"{row['values']} tokens", "equal", "", "")
+            continue
+        table.add_row(
+            row["graph"], row["reference"], f"{row['values']:,}", f"{row['max_abs_difference']:.2e}",
+            f"{row['relative_difference']:.2e}", f"{row['limit']:.0e}" if row["limit"] else "0",
+        )  # fmt: skip
+    return table
+
+
+def plans_table(plans: list[dict[str, Any]]) -> Table:
+    """TensorRT plans as they stand in the manifest."""
+    first = plans[0]
+    table = Table(
+        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}), not run"
+    )
+    table.add_column("graph")
+    for name in ("plan", "weights in it", "overhead", "attention", "cache updates"):
+        table.add_column(name, justify="right")
+    for p in plans:
+        attention = {True: "fused", False: "decomposed", None: ""}[p["fused_attention"]]
+        updates = p["layers"].get("KV_CACHE_UPDATE", 0)
+        table.add_row(
+            p["graph"],
+            size(p["bytes"]),
+            size(p["weight_bytes"]),
+            size(p["overhead_bytes"]),
+            attention,
+            str(updates or ""),
+        )
+    return table
+
+
+def verify_tables(report: VerifyReport) -> list[Any]:
+    """The report as rich renderables."""
+    shown: list[Any] = [f"{report.bundle}: {report.files_checked} files match their checksums"]
+    if report.parity:
+        shown.append(parity_table(report.parity))
+    if report.lossless:
+        table = Table(title="Plain against speculative decoding")
+        table.add_column("draft")
+        for name in ("requests", "tokens", "different", "near ties", "alpha", "tau"):
+            table.add_column(name, justify="right")
+        for row in report.lossless:
+            table.add_row(
+                row.draft, str(row.requests), str(row.tokens), str(row.different), str(len(row.near_ties)),
+                "–" if row.alpha is None else f"{row.alpha:.2f}", "–" if row.tau is None else f"{row.tau:.2f}",
+            )  # fmt: skip
+        shown.append(table)
+    return shown + report.notes + report.failures
