@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from ...runtime.commands.options import AsJson, Bundle
 from ..drafts import KINDS
 
 BACKENDS = "tensorrt-rtx|tensorrt"
@@ -18,12 +19,12 @@ _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
-    app.command("models", help="List the models that can be exported, and their drafts.")(models)
-    app.command("build", help="Export a model as a bundle.")(build)
-    app.command("verify", help="Compare a bundle with its model: parity and losslessness.")(verify)
+    app.command("models")(models)
+    app.command("build")(build)
+    app.command("verify")(verify)
 
 
-def models(as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout.")) -> None:
+def models(as_json: AsJson = False) -> None:
     """List the models that can be exported, and their drafts."""
     from ...runtime.commands.output import console, print_json
     from ..checkpoint.aliases import ALIASES
@@ -104,7 +105,7 @@ def build(
     plan_precision: str = typer.Option(
         "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+    as_json: AsJson = False,
 ) -> None:
     """Export a model as a bundle."""
     from ...runtime.commands.output import print_json
@@ -140,7 +141,7 @@ def build(
 
 
 def verify(
-    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    bundle: Bundle,
     model: str = typer.Option(
         ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="The model it was built from."
     ),
@@ -157,7 +158,7 @@ def verify(
         None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."
     ),
     parity_memory: str = typer.Option(None, "--parity-memory", metavar="SIZE", help="As in `build`."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+    as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with its model: parity and losslessness."""
     from ...runtime.commands.output import console, print_json

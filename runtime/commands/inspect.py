@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from . import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    bundle: options.Bundle,
     check: bool = typer.Option(False, "--check", help="Compare the SHA-256 of every file."),
     shapes: bool = typer.Option(False, "--shapes", help="Show the shape of every input and output."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."""
     from ..bundle.folder import Bundle

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from . import options
+
 if TYPE_CHECKING:
     from ..session import Result
 
 
 def run(
-    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    bundle: options.Bundle,
     image: Path = typer.Option(None, "--image", help="Image file: JPEG, PNG, WebP, …"),
     prompt: str = typer.Option(
         None, "--prompt", help="Prompt; - reads standard input. Default: the bundle's."
@@ -23,13 +25,11 @@ def run(
     draft: str = typer.Option(
         None, "--draft", metavar="KIND|none", help="Draft to use; none decodes plainly."
     ),
-    draft_length: int = typer.Option(None, "--draft-length", metavar="D", help="Tokens drafted per cycle."),
+    draft_length: options.DraftLength = None,
     temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 takes the likeliest token."),
     seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
-    threads: int = typer.Option(
-        None, "--threads", min=1, help="Processor threads. Default: all cores; one for small models."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Caption an image, or answer a question about it."""
     from ..bundle.folder import Bundle
@@ -44,10 +44,10 @@ def run(
     picture = None if image is None else load_image(image)
     # A request that cannot be served is refused before a large model is loaded for nothing.
     get_family(opened.manifest.model.family).prepare(opened, picture, text)
-    options: dict[str, Any] = draft_options(opened.manifest, draft, draft_length)
-    options |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    asked: dict[str, Any] = draft_options(opened.manifest, draft, draft_length)
+    asked |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     with Session.load(opened, threads=threads) as session:
-        stream = session.stream(image=picture, prompt=text, **options)
+        stream = session.stream(image=picture, prompt=text, **asked)
         for piece in stream:
             if not as_json:
                 sys.stdout.write(piece)

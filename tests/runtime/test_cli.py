@@ -164,3 +164,15 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path, capsys: Capture) ->
     shown = capsys.readouterr()
     assert isinstance(json.loads(shown.out), dict)
     assert shown.err == ""
+
+
+@pytest.mark.parametrize("command", sorted({**cli.RUNTIME_COMMANDS, **cli.MOUNTED_COMMANDS}))
+def test_a_command_has_one_help_text(command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    if command in cli.MOUNTED_COMMANDS:
+        pytest.importorskip("torch", reason="the command needs its extra")
+    monkeypatch.setenv("COLUMNS", "200")
+    text = {**cli.RUNTIME_COMMANDS, **cli.MOUNTED_COMMANDS}[command][1]
+    for arguments in (["--help"], [command, "--help"]):
+        assert cli.main(arguments) == 0
+        shown = capsys.readouterr().out
+        assert text in " ".join(shown.replace("│", " ").split()), arguments

@@ -1,0 +1,18 @@
+"""Options that several commands share, each with its help in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by `vlmexport build`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Processor threads. Default: all cores; one for small models."),
+]
+DraftLength = Annotated[
+    int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")
+]
