@@ -39,7 +39,6 @@ from .request import BuildRequest
 from .text import describe_text
 
 
-
 def describe(
     request: BuildRequest, checkpoint: Checkpoint, family: Family, selection: DraftSelection
 ) -> Manifest:

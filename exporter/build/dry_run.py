@@ -7,7 +7,7 @@ is loaded and nothing is written. Memory is an estimate: see `estimate_memory`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import onnx_ir as ir
 from pydantic import BaseModel

@@ -119,12 +119,6 @@ def describe_generation(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**found, "ignored": sorted(ignored | (effective.keys() - HONOURED.keys()))}
 
 
-def greedy_options(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Arguments with which the model's own `generate` decodes as the runtime does: what is ignored is off there, too."""
-    ignored = _set(generation_config(checkpoint)).keys() - HONOURED.keys()
-    return {"do_sample": False, "num_beams": 1} | {name: DEFAULTS.get(name) for name in ignored}
-
-
 def generation_notices(generation: Mapping[str, Any]) -> list[str]:
     """What to tell the user about `describe_generation`'s result: one line, or none."""
     if not generation["ignored"]:
