@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
+from pairs import in_pairs
 from rig import ENGINES, FAMILIES, Rig
 from rows import ROWS
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES)
+@in_pairs(family=FAMILIES, engine=ENGINES, row=ROWS)
 def test_contract(rigs: Callable, family: str, engine: str, row: str) -> None:
     made: list[Rig] = []
 

@@ -8,6 +8,7 @@ import lossless
 import pytest
 import torch
 from oracle import Oracle, Request
+from pairs import in_pairs
 from rig import ENGINES, FAMILIES
 from tiny_bundles import TinyBundle
 from transformers import AutoProcessor
@@ -18,16 +19,12 @@ CORNERS = {"seeds": (43,), "lengths": (1, 5, 16), "limits": (2, 24)}
 GRID = {"onnxruntime": WHOLE}
 
 
-@pytest.mark.parametrize("draft", lossless.DRAFTS)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES)
+@in_pairs(family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_greedy_equals_generate(rigs: Callable, family: str, engine: str, draft: str) -> None:
     lossless.greedy(rigs(family, engine), draft, **GRID.get(engine, CORNERS))
 
 
-@pytest.mark.parametrize("draft", lossless.DRAFTS)
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES)
+@in_pairs(family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None:
     some = engine == "onnxruntime"
     lossless.early_end(
@@ -41,17 +38,13 @@ def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str)
     lossless.sampled(rigs(family, "onnxruntime"), draft, (1, 2**63 - 1), (1, 4, 16))
 
 
-@pytest.mark.parametrize("together", (3, 16))
-@pytest.mark.parametrize("draft", [*lossless.DRAFTS, "mixed"])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES)
+@in_pairs(family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, "mixed"], together=(3, 16))
 def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
     """Ragged prompts, limits, end tokens, lengths, seeds and drafts, more requests than are decoded together."""
     lossless.batch(rigs(family, engine), draft, together, 20 if engine == "onnxruntime" else 7)
 
 
-@pytest.mark.parametrize("threshold", (0.0, 0.3, 1.0))
-@pytest.mark.parametrize("family", FAMILIES)
+@in_pairs(family=FAMILIES, threshold=(0.0, 0.3, 1.0))
 def test_confidence_threshold(rigs: Callable, family: str, threshold: float) -> None:
     rig = rigs(family, "onnxruntime")
     request = rig.request(45)
