@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -49,14 +49,17 @@ class Encoder:
             self._table = None if bias is None else np.asarray(tensor(bias.tensor))
             self._max_distance = 128 if bias is None else bias.max_distance
         self._masked = 0  # source length that the encoder mask was written for
+        # Sequences lie one behind the other, and each is bound by itself while it is prefilled.
+        row = prod(self._head) * DTYPES[self._dtype].itemsize
+        self._unit = 1 if max_batch == 1 else engine.alignment // gcd(engine.alignment, row)
         self.arena = KVArena(
             engine,
             self._layers,
             *self._head,
             self._dtype,
-            self._longest,
+            self._rounded(self._longest),
             max_batch,
-            bucket=1,
+            bucket=self._unit,
             prefix="cross_",
         )
         self._staging: list[tuple[View, View]] = []
@@ -84,7 +87,7 @@ class Encoder:
         arena.lengths[row] = 0
         alone = arena.batch == 1
         if alone:
-            arena.rows = source
+            arena.rows = self._rounded(source)
         arena.reserve(source, row)
         arena.lengths[row] = source
         # A single sequence whose view is as long as its source needs no copy.
@@ -106,7 +109,7 @@ class Encoder:
         key = width if row == 0 else -width
         buffer = self._cross_masks.get(key)
         if buffer is None:
-            size = self._max_batch * width * self._longest
+            size = self._max_batch * width * self.arena.capacity
             buffer = self._cross_masks[key] = HostBuffer(self._engine, f"cross_mask.{key}", size, "bool")
         host = buffer.host(shape)
         host[...] = True
@@ -117,6 +120,10 @@ class Encoder:
         for layer in range(first, end):
             found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, row, batch)
         return found
+
+    def _rounded(self, rows: int) -> int:
+        """Rows per head with which every sequence of the arena starts at an address that the engine can bind."""
+        return -(-rows // self._unit) * self._unit
 
     def _encode(self, shape: tuple[int, int, int]) -> None:
         assert self._info is not None
