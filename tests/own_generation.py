@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from vlmexport.exporter.build.generation import describe_generation, generation_config
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.generation import NEAR_TIE, first_difference
-from vlmexport.runtime.session import Session
 
 
 def asking(checkpoint: Path, bundle: Path, folder: Path, **settings: Any) -> tuple[Path, Path]:
@@ -32,24 +31,23 @@ def asking(checkpoint: Path, bundle: Path, folder: Path, **settings: Any) -> tup
 
 
 def difference(
-    model: Any, session: Session, prompt: Sequence[int], max_new_tokens: int, **options: Any
+    model: Any, inputs: Mapping[str, torch.Tensor], found: Sequence[int], max_new_tokens: int
 ) -> tuple[int, list[int], list[int]] | None:
-    """Greedy tokens for the ids `prompt` against `model.generate`: the first place where they differ and both outputs.
+    """Greedy tokens `found` for `inputs` against `model.generate`: the first place where they differ and both outputs.
 
     None where they are equal, or part at a near-tie (the two best processed scores closer than `NEAR_TIE`).
     """
-    found = list(session.generate_tokens(prompt, max_new_tokens=max_new_tokens, **options).tokens)
     with torch.no_grad():
         output = model.generate(
-            torch.tensor([prompt]), do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, pad_token_id=0,
+            **inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens, pad_token_id=0,
             output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
     expected = output.sequences[0, -len(output.scores) :].tolist()
-    place = first_difference(found, expected)
+    place = first_difference(list(found), expected)
     if place is None:
         return None
     if place < min(len(found), len(expected)):
         best = torch.topk(output.scores[place][0].float(), 2).values
         if float(best[0] - best[1]) < NEAR_TIE:
             return None
-    return place, found, expected
+    return place, list(found), expected

@@ -108,7 +108,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         cross_kv_bytes_per_row=cross,
         parity="whole" if whole else "layer by layer",
         peak_memory=memory,
-        notices=prepared.selection.notices,
+        notices=prepared.notices,
     )
 
 
@@ -126,13 +126,13 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
     needed = whole_parity_bytes(graphs, memory.float32, memory.stored)
     whole = fits_whole(needed, request.parity_memory, weights)
     parity = needed if whole else streamed_parity_bytes(graphs, memory.widened)
-    plan = DryRunMemory(
+    peak = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
         run=RUNTIME_BYTES + weights + cache_bytes,
         weights=weights,
         cache=cache_bytes,
     )
-    return plan, whole
+    return peak, whole
 
 
 def _memory(spec: GraphSpec) -> GraphMemory:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from own_generation import asking, difference
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -22,6 +23,9 @@ from vlmexport.exporter.build.generation import (
     generation_config,
 )
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import GenerationInfo
@@ -178,6 +182,19 @@ def test_inspect_says_nothing_where_nothing_is_asked(
 # --- the output ---
 
 
+def settings_against(plain: list[list[int]]) -> dict[str, Any]:
+    """What changes these outputs, field by field."""
+    return {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "min_length": 26,
+        "min_new_tokens": 12,
+        "suppress_tokens": [row[2] for row in plain],
+        "begin_suppress_tokens": [row[0] for row in plain],
+        "bad_words_ids": [row[3:5] for row in plain] + [plain[0][6:7]],
+    }
+
+
 @pytest.mark.parametrize("draft", ["none", "early-exit@1"])
 @pytest.mark.parametrize(
     "asks",
@@ -193,15 +210,7 @@ def test_greedy_output_is_that_of_the_models_own_generate(
         plain = [
             list(session.generate_tokens(ids, max_new_tokens=24, draft="none").tokens) for ids in prompts
         ]
-    settings: dict[str, Any] = {
-        "repetition_penalty": 1.3,
-        "no_repeat_ngram_size": 2,
-        "min_length": 26,
-        "min_new_tokens": 12,
-        "suppress_tokens": [row[2] for row in plain],
-        "begin_suppress_tokens": [row[0] for row in plain],
-        "bad_words_ids": [row[3:5] for row in plain] + [plain[0][6:7]],
-    }
+    settings = settings_against(plain)
     if asks != "all":
         settings = {asks: settings[asks]}
     end = {"eos_token_id": plain[0][5]} if "min_length" in settings or "min_new_tokens" in settings else {}
@@ -210,9 +219,35 @@ def test_greedy_output_is_that_of_the_models_own_generate(
     outputs = []
     with Session.load(target) as session:
         for ids in prompts:
-            assert difference(model, session, ids, 24, draft=draft) is None
             outputs.append(list(session.generate_tokens(ids, max_new_tokens=24, draft=draft).tokens))
+            assert difference(model, {"input_ids": torch.tensor([ids])}, outputs[-1], 24) is None
     assert outputs != plain  # the settings do change something
+
+
+@pytest.mark.parametrize("name", ["vit-gpt2", "t5", "blip2-t5", "blip2-opt"])
+def test_so_is_that_of_every_family(
+    name: str, tiny_bundle: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """With an encoder the history is the decoder's alone; BLIP-2 decodes without any wish, as transformers does."""
+    bundle, checkpoint = tiny_bundle(name)
+    opened = open_checkpoint(checkpoint)
+    family = family_for(opened)
+    requests = [(None if family.vision is None else odd_picture(i), f"the red cup {i}") for i in range(2)]
+
+    def outputs(folder: Path) -> list[list[int]]:
+        with Session.load(folder) as session:
+            return [list(session.generate(*request, max_new_tokens=16).tokens) for request in requests]
+
+    plain = outputs(bundle)
+    settings = settings_against(plain)
+    del settings["min_length"]  # transformers takes min_new_tokens instead
+    source, target = asking(checkpoint, bundle, tmp_path, **settings)
+    model = getattr(transformers, opened.architecture).from_pretrained(source).eval()
+    found = outputs(target)
+    for request, output in zip(requests, found, strict=True):
+        inputs = collate(family, [family.reference_prompt(*request)], left=True)
+        assert difference(model, inputs, output, 16) is None
+    assert (found == plain) == name.startswith("blip2")
 
 
 def test_blip2_follows_its_language_model(
