@@ -28,10 +28,10 @@ demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py --output $(DEMO)
 
 test: install
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .
