@@ -32,7 +32,7 @@ class Recipe:
 
 
 BUNDLES = {
-    # Four heads: TensorRT has no fused attention with a mask per head for odd numbers of heads.
+    # Four heads: TensorRT has no fused attention for odd numbers of heads here.
     # It starts with another token than id 0, as a T5 may.
     "t5": Recipe(
         "blip2-t5",
@@ -40,8 +40,17 @@ BUNDLES = {
     ),
     "t5-text": Recipe("t5", changes={"num_heads": 4, "decoder_start_token_id": 2}),
     "llama": Recipe("llama"),
-    "blip2-opt": Recipe("blip2-opt", changes={"vision_layers": 1, "qformer_layers": 1}),
-    "vit-gpt2": Recipe("vit-gpt2", changes={"vision_layers": 1}),
+    "blip2-opt": Recipe(
+        "blip2-opt",
+        changes={
+            "hidden_size": 128,
+            "word_embed_proj_dim": 128,
+            "num_attention_heads": 4,
+            "vision_layers": 1,
+            "qformer_layers": 1,
+        },
+    ),
+    "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
     "t5-two-cuts": Recipe(
         "blip2-t5",

@@ -204,12 +204,31 @@ def single_layer(config: Any) -> Any:
     return small
 
 
+SIZES = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_heads",
+    "head_dim",
+    "d_kv",
+    "hidden_size",
+    "d_model",
+    "vocab_size",
+)
+"""Sizes of layers in the configurations of all families; none may be below 1."""
+
+
 def check_common(config: Any, architecture: str) -> None:
     """Refuses options that no family supports."""
     for name in LAYER_COUNTS:
         count = getattr(config, name, None)
         if count is not None and (type(count) is not int or not 1 <= count <= MOST_LAYERS):
             raise UnsupportedModelError(f"{architecture}: {name}={count!r} is not in 1..{MOST_LAYERS}")
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if size is not None and (type(size) is not int or size < 1):
+            raise UnsupportedModelError(
+                f"{architecture}: {name}={size!r:.40} is not a positive integer; correct config.json"
+            )
     if getattr(config, "quantization_config", None):
         method = config.quantization_config
         method = (
