@@ -43,6 +43,7 @@ BUNDLES = {
     "blip2-opt": Recipe(
         "blip2-opt",
         changes={
+            "seed": 16,
             "hidden_size": 128,
             "word_embed_proj_dim": 128,
             "num_attention_heads": 4,
@@ -50,7 +51,7 @@ BUNDLES = {
             "qformer_layers": 1,
         },
     ),
-    "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "vision_layers": 1}),
+    "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "seed": 18, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
     "t5-two-cuts": Recipe(
         "blip2-t5",
