@@ -391,7 +391,10 @@ class Decoder:
 
     def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
         """`accept` for every sequence after one pass over all; rows are moved by one call, and only for trees."""
-        moved = [any(node != at + 1 for at, node in enumerate(path)) for path in paths]
+        moved = [
+            not tree.is_chain and any(node != at + 1 for at, node in enumerate(path))
+            for tree, path in zip(trees, paths, strict=True)
+        ]
         if any(moved):
             width = max(map(len, paths))
             moves = []

@@ -43,9 +43,14 @@ class Cycle:
         """One cycle: per sequence its tokens, accepted drafts first. At least one each."""
         decoder, sequences = self.decoder, self.sequences
         begin = time.perf_counter()
-        budgets = self._budgets()
-        decoder.begin_cycle(1 + max(budget.nodes for budget in budgets))
-        trees, cut = self._propose(budgets)
+        cut: int | None = None
+        if any(sequence.proposer is not None for sequence in sequences):
+            budgets = self._budgets()
+            decoder.begin_cycle(1 + max(budget.nodes for budget in budgets))
+            trees, cut = self._propose(budgets)
+        else:  # plain decoding asks nobody
+            decoder.begin_cycle(1)
+            trees = [TokenTree.chain(sequence.tokens[-1:]) for sequence in sequences]
         drafted = time.perf_counter()
         if cut is None:
             decoder.full(*trees)
