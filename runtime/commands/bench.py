@@ -131,7 +131,7 @@ def show(report: dict[str, Any], out: Console) -> None:
     trained = "" if draft["trained"] else " (untrained)"
     count, tokens = len(report["requests"]), sum(request["tokens"] for request in report["requests"])
     out.print(
-        f"{report['model']}, {report['precision']}: draft {draft['name']}{trained}, {report['draft_length']} "
+        f"{report['model']}, {report['precision']}: draft {draft['name']}{trained}, {report['draft_length'] or 'adaptive'} "
         f"tokens per cycle; {count} request{'s' * (count > 1)}, {tokens} tokens, "
         f"{report['repeats']} interleaved repeats\n",
         markup=False,

@@ -168,7 +168,7 @@ def _report(
         "model": manifest.model.source,
         "precision": manifest.weights_dtype,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
-        "draft_length": options.get("draft_length", manifest.policy.draft_length),
+        "draft_length": results[0].stats.draft_length or None,  # None: the controller's choice
         "max_new_tokens": options["max_new_tokens"],
         "repeats": len(plain.tokens),
         "requests": [
