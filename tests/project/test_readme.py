@@ -26,6 +26,7 @@ NOT_RUN = {
     "make demo": "installs packages",
     "pip install -c constraints.txt .": "installs packages",
     "vlmexport build --model ./my-blip2-flant5": "needs a model of yours, and the model hub",
+    'session = Session.load("bundle", max_batch=16)': "needs a bundle built with --max-batch 16",
 }
 """Start of a block → its comment."""
 
