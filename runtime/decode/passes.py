@@ -337,11 +337,7 @@ class Decoder:
 
     def head(self, rows: int, first: int = 0) -> TargetRows:
         """What the target says after rows first.. of the last pass; valid until the next `head`."""
-        key = (self._last.address, self._last.shape, rows)
-        head = self._heads.get(key)
-        if head is None:
-            index = self._row_index.view((rows,))
-            head = self._heads[key] = self.bind_head(self._last, index, rows)
+        head = self._head_over(rows)
         if self._row_content[0] != first or self._row_content[1] < rows:
             self._row_index.host((rows,))[:] = range(first, first + rows)
             self._row_index.push((rows,))
@@ -354,12 +350,7 @@ class Decoder:
         rows = sum(map(len, trees))
         if rows == len(trees) * width:
             return self.head(rows)
-        head = self._heads.get((self._last.address, self._last.shape, rows))
-        if head is None:
-            index = self._row_index.view((rows,))
-            head = self._heads[self._last.address, self._last.shape, rows] = self.bind_head(
-                self._last, index, rows
-            )
+        head = self._head_over(rows)
         host, at = self._row_index.host((rows,)), 0
         for number, tree in enumerate(trees):
             host[at : at + len(tree)] = range(number * width, number * width + len(tree))
@@ -367,6 +358,15 @@ class Decoder:
         self._row_index.push((rows,))
         self._row_content = (-1, 0)
         return head.run()
+
+    def _head_over(self, rows: int) -> Head:
+        """The head over `rows` rows of the last pass, named by the row index."""
+        key = (self._last.address, self._last.shape, rows)
+        head = self._heads.get(key)
+        if head is None:
+            index = self._row_index.view((rows,))
+            head = self._heads[key] = self.bind_head(self._last, index, rows)
+        return head
 
     def bind_head(self, hidden: View, index: View, rows: int, purpose: str = "") -> Head:
         """`head` over rows of `hidden` [batch, width, E] that `index` int64 [rows] names; heads of one `purpose`
