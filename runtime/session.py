@@ -107,6 +107,11 @@ class Session:
         session._load_graphs()
         return session
 
+    @property
+    def note(self) -> str | None:
+        """What a user should know of how the device computes this bundle; None where it does as the manifest says."""
+        return self.decoder.engine.note
+
     # --- requests ---
 
     def generate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from vlmexport.runtime.bundle.folder import Bundle
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checkpoint of `tiny_models.BUILDERS`, changes of its options, and what to build from it.
+    """A checkpoint of `tiny_models.BUILDERS`, changes of its options, and what to build from it; `precision` is that of
+    the bundle and of the checkpoint's numbers.
 
     At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights.
     """
@@ -29,6 +30,7 @@ class Recipe:
     limits: dict[str, int] = field(
         default_factory=lambda: {"max_length": 160, "max_batch": 16, "max_width": 20, "max_source": 32}
     )
+    precision: str = "float32"
 
 
 BUNDLES = {
@@ -65,6 +67,11 @@ BUNDLES = {
     ),
     "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
 }
+BUNDLES |= {
+    f"{name}-{precision}{cuts}": replace(BUNDLES[f"{name}{cuts}"], precision=precision)
+    for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
+    for cuts in ("", "-two-cuts")
+}
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,10 @@ class TinyBundle:
         return Bundle.open(self.path)
 
     def networks(self) -> dict[str, torch.nn.Module]:
-        """Graph name → imitation network in PyTorch."""
+        """Graph name → imitation network in PyTorch, with its weights as the bundle holds them."""
         return {
-            f"imitation.{n}": ImitationDraft.load(folder).network for n, folder in self.draft_folders.items()
+            f"imitation.{n}": ImitationDraft.load(folder).stored_as(BUNDLES[self.name].precision).network
+            for n, folder in self.draft_folders.items()
         }
 
 
@@ -113,12 +121,20 @@ def load(name: str, folder: Path) -> TinyBundle | None:
 def build(name: str, folder: Path) -> TinyBundle:
     """Builds the bundle `name` of `BUNDLES` below `folder`."""
     recipe = BUNDLES[name]
-    checkpoint = tiny_models.checkpoint(recipe.checkpoint, folder / "checkpoint", **recipe.changes)
+    dtype = getattr(torch, recipe.precision)
+    checkpoint = tiny_models.checkpoint(
+        recipe.checkpoint, folder / "checkpoint", dtype=dtype, **recipe.changes
+    )
     drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
         BuildRequest(
-            model=str(checkpoint), output=folder / "bundle", drafts=drafts, parity=False, **recipe.limits
+            model=str(checkpoint),
+            output=folder / "bundle",
+            drafts=drafts,
+            parity=False,
+            precision=recipe.precision,
+            **recipe.limits,
         )
     )
     made = load(name, folder)

@@ -46,12 +46,15 @@ def describe(
 
     Raises BundleError for a value that no manifest may hold, UnsupportedModelError for what cannot be described.
     """
-    shape = family.decoder
+    shape, precision = family.decoder, family.precision(request.precision)
     text = TextInfo.parse(describe_text(checkpoint, family, request.default_prompt), "text")
     check_tokens(text, family.tensors()["embedding_table"].shape[0])
     image, encoder = family.image(), family.encoder()
     try:
-        decoder = DecoderInfo.parse({**asdict(shape), "cuts": selection.cuts(shape.num_layers)}, "decoder")
+        fields = {**asdict(shape), "cuts": selection.cuts(shape.num_layers)}
+        if shape.mask_dtype != "bool":
+            fields["mask_dtype"] = precision.mask
+        decoder = DecoderInfo.parse(fields, "decoder")
     except BundleError as error:
         raise UnsupportedModelError(
             f"the configuration in {checkpoint.folder} cannot be exported ({error}); correct config.json"
@@ -66,9 +69,9 @@ def describe(
             fingerprint="",
             parameters=0,
         ),
-        weights_dtype=request.precision,
-        compute_dtype=request.precision,
-        cache_dtype=request.precision,
+        weights_dtype=precision.weights,
+        compute_dtype=precision.compute,
+        cache_dtype=precision.cache,
         limits=Limits(
             max_length=request.max_length,
             max_batch=request.max_batch,
@@ -84,7 +87,7 @@ def describe(
         tensors={},
         files={},
         drafts=[
-            DraftInfo.parse(draft.entry(request.precision), f"drafts[{index}]")
+            DraftInfo.parse(draft.entry(precision.weights), f"drafts[{index}]")
             for index, draft in enumerate(selection.drafts)
         ],
         policy=PolicyInfo(
@@ -112,10 +115,11 @@ def _producer() -> dict[str, Any]:
 
 def describe_graph(spec: GraphSpec) -> GraphInfo:
     """A graph's entry in the manifest."""
-    graph = spec.model.graph
+    graph, (file, *wide) = spec.model.graph, spec.files
     return GraphInfo(
-        file=f"{spec.name}.onnx",
+        file=file,
         role=spec.role,
+        float32=wide[0] if wide else None,
         layers=None if spec.layers is None else list(spec.layers),
         inputs=[describe_value(v) for v in graph.inputs],
         outputs=[describe_value(v) for v in graph.outputs],
@@ -134,7 +138,10 @@ def describe_tensors(store: WeightStore, tensors: Mapping[str, WeightRef]) -> di
     slots = {name: store.slot(ref) for name, ref in tensors.items()}
     return {
         name: TensorInfo(
-            offset=slots[name].offset, bytes=slots[name].bytes, dtype=ref.dtype, shape=list(ref.shape)
+            offset=slots[name].offset,
+            bytes=slots[name].bytes,
+            dtype=store.stored_dtype(ref),
+            shape=list(ref.shape),
         )
         for name, ref in tensors.items()
     }

@@ -12,8 +12,8 @@ from typing import Literal
 import onnx_ir as ir
 from pydantic import BaseModel
 
+from ...runtime.bundle.schema import ITEM_SIZES
 from ..families.base import GraphSpec
-from ..graphs.dtypes import ONNX, STORED
 from ..memory import (
     PROCESS_BYTES,
     GraphMemory,
@@ -43,7 +43,7 @@ class DryRunGraph(BaseModel):
 
 
 class DryRunMemory(BaseModel):
-    """Estimated peak resident memory in bytes. `weights` and `cache` are parts of `run`."""
+    """Estimated peak resident memory in bytes. `weights` and `cache` are parts of `run`, on a CPU: in float32."""
 
     build: int
     run: int
@@ -82,13 +82,14 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
     exported = export(prepared, progress)
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
-    cross = 2 * shape.num_layers * shape.num_heads * shape.head_dim * 4 if shape.cross_attention else 0
+    item = ITEM_SIZES[prepared.manifest.cache_dtype]
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * item
+    cross = 2 * shape.num_layers * shape.num_heads * shape.head_dim * item if shape.cross_attention else 0
     capacity = request.max_length + request.max_width
     weight_bytes = exported.store.bytes
     source = prepared.family.max_source(request.max_source) or 0
     cache = request.max_batch * (capacity * per_token + cross * source)
-    memory, whole = estimate_memory(prepared, exported, cache)
+    memory, whole = estimate_memory(prepared, exported, cache * 4 // item)
     return DryRun(
         model=request.model,
         family=prepared.family.name,
@@ -97,7 +98,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         cuts=prepared.cuts,
         drafts=[d.name for d in prepared.selection.drafts],
         speculative=prepared.selection.speculative,
-        precision=request.precision,
+        precision=prepared.manifest.weights_dtype,
         graphs=graphs,
         parameters=exported.parameters,
         draft_parameters=exported.draft_parameters,
@@ -119,12 +120,12 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
     (`exporter/memory.py`). Run: the runtime, weights, key/value arena and cross-attention cache.
     """
     request, memory = prepared.request, prepared.checkpoint.tensors.memory
-    weights = exported.store.bytes
+    stored, weights = exported.store.bytes, 4 * exported.store.parameters
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]
     needed = whole_parity_bytes(graphs, memory.float32, memory.stored)
-    whole = fits_whole(needed, request.parity_memory, weights)
+    whole = fits_whole(needed, request.parity_memory, stored)
     parity = needed if whole else streamed_parity_bytes(graphs, memory.widened)
     peak = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
@@ -148,7 +149,6 @@ def _memory(spec: GraphSpec) -> GraphMemory:
 def _graph(spec: GraphSpec) -> DryRunGraph:
     weights = [v.const_value for v in spec.model.graph.initializers.values()]
     external = [t for t in weights if isinstance(t, ir.ExternalTensor)]
-    assert all(t.dtype in {ONNX[name] for name in STORED} for t in external)
     return DryRunGraph(
         name=spec.name,
         role=spec.role,
@@ -156,5 +156,5 @@ def _graph(spec: GraphSpec) -> DryRunGraph:
         nodes=len(spec.model.graph),
         parameters=sum(t.size for t in external),
         weight_bytes=sum(t.nbytes for t in external),
-        bytes=len(ir.to_proto(spec.model).SerializeToString()),
+        bytes=sum(len(ir.to_proto(model).SerializeToString()) for model in spec.files.values()),
     )

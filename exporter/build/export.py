@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...runtime.bundle.checks import check_description
+from ...runtime.bundle.interfaces import ROLES, Values, interface
 from ...runtime.bundle.manifest import WeightsInfo
 from ..families.base import GraphSpec
 from ..graphs.commit import build_commit
+from ..graphs.precision import Precision, source_form, wide_form
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .describe import describe_graph, describe_tensors
 from .prepare import Prepared
@@ -30,12 +32,13 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     What the runtime would refuse is refused here, before weights are written: BundleError names the field.
     """
     family, manifest = prepared.family, prepared.manifest
-    store = WeightStore([prepared.checkpoint.tensors])
+    store = WeightStore([prepared.checkpoint.tensors], manifest)
     manifest.tensors = describe_tensors(store, family.tensors())
+    precision = family.precision(prepared.request.precision)
     graphs: list[GraphSpec] = []
 
     def add(spec: GraphSpec) -> None:
-        graphs.append(spec)
+        graphs.append(_in_precision(spec, precision, prepared) if precision.narrow else spec)
         if progress:
             progress("graphs", len(graphs), 0)
 
@@ -54,3 +57,14 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     manifest.model.parameters = parameters
     check_description(manifest)
     return Exported(graphs, store, parameters, store.parameters - parameters)
+
+
+def _in_precision(spec: GraphSpec, precision: Precision, prepared: Prepared) -> GraphSpec:
+    """A composed graph in the forms that a bundle of float16 or bfloat16 holds."""
+    inputs: Values = {}
+    outputs: Values = {"image_rows": (precision.compute, ())} if spec.role == "vision" else {}
+    if spec.role in ROLES and spec.role != "vision":
+        inputs, outputs = interface(prepared.manifest, spec.role, spec.layers)
+    wide_residual = prepared.family.language.wide_residual and precision.weights == "float16"
+    source = source_form(spec.model, precision, inputs, outputs, wide_residual=wide_residual)
+    return replace(spec, model=source, wide=wide_form(spec.model, precision))

@@ -99,5 +99,5 @@ def _plan_options(request: BuildRequest, family: Family) -> PlanOptions | None:
     from ..tensorrt.plans import PlanOptions, check_plan_options
 
     options = PlanOptions(request.backend, request.target, request.plan_precision)
-    check_plan_options(options, family.decoder_name)
+    check_plan_options(options, family.decoder_name, request.precision)
     return options

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...runtime.errors import OptionError
-
-PRECISIONS = ("float32",)
+from ..graphs.precision import precision_name
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`; stages are graphs, checks, parity, plans (counts), weights and checksums (bytes)."""
@@ -46,11 +45,8 @@ class BuildRequest(BaseModel):
     plan_precision: str = "auto"
 
     def check(self) -> None:
-        """OptionError for a value that no model could be built with."""
-        if self.precision not in PRECISIONS:
-            raise OptionError(
-                f"--precision {self.precision!r} is not supported yet, only {', '.join(PRECISIONS)}"
-            )
+        """Gives `precision` its full name; OptionError for a value that no model could be built with."""
+        self.precision = precision_name(self.precision)
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:

@@ -125,9 +125,9 @@ def _alive(pid: int) -> bool:
 def write_graphs(folder: Path, graphs: list[GraphSpec], progress: Progress | None = None) -> None:
     """Writes every graph next to the (written) weights and checks it."""
     for done, spec in enumerate(graphs, 1):
-        path = folder / f"{spec.name}.onnx"
-        ir.save(spec.model, path)
-        check_graph(path)
+        for name, model in spec.files.items():
+            ir.save(model, folder / name)
+            check_graph(folder / name)
         if progress:
             progress("checks", done, len(graphs))
 

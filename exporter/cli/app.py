@@ -84,7 +84,12 @@ def build(
     max_width: int = typer.Option(
         16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."
     ),
-    precision: str = typer.Option("float32", "--precision", help="Of weights and caches in the bundle."),
+    precision: str = typer.Option(
+        "float32",
+        "--precision",
+        metavar="fp32|fp16|bf16",
+        help="Of weights, caches and arithmetic; a CPU computes in float32 all the same.",
+    ),
     default_prompt: str = typer.Option(
         None, "--default-prompt", metavar="TEXT", help="Prompt of requests that give none."
     ),

@@ -66,6 +66,10 @@ class Draft(ABC):
         """(what `graph` gives, what the draft's PyTorch network gives) for each of the captured inputs."""
         raise NotImplementedError(f"{self.kind} has no graph {graph!r}")
 
+    def stored_as(self, dtype: str) -> Draft:
+        """The draft with its weights as a bundle of `dtype` holds them."""
+        return self
+
     def entry(self, weights_dtype: str) -> dict[str, Any]:
         """Its entry in the manifest's `drafts`; `weights_dtype` is that of the bundle."""
         return {

@@ -7,10 +7,11 @@ In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after laye
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, OptionError
+from ..graphs.dtypes import TORCH
 from .base import Run, SelfDraft, TrainedKind
 from .files import draft_folder, read_document, read_tensors, write_document, write_tensors
 from .tensors import DraftTensors
@@ -203,11 +205,16 @@ class ImitationDraft(SelfDraft):
             template = trace(
                 network, lambda m, hidden: (m(hidden),), [TraceInput("hidden", shape)], ("hidden_out",)
             )
-        graph = Composer(name, store)
-        hidden = graph.input("hidden", "float32", shape)
+        graph = Composer(name, store, role)
+        hidden = graph.input("hidden")
         out = graph.call(template, role, {"hidden": hidden}, tensors.prefix.__add__)["hidden_out"]
-        graph.output("hidden_out", out, "float32", shape)
+        graph.output("hidden_out", out)
         return [GraphSpec(name, role, graph.model())]
+
+    def stored_as(self, dtype: str) -> ImitationDraft:
+        from ..parity.reference import rounded
+
+        return replace(self, network=rounded(copy.deepcopy(self.network), TORCH[dtype]))
 
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...runtime.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
+from ..graphs.precision import Precision
 from ..graphs.weights import WeightRef, WeightStore
 
 if TYPE_CHECKING:
@@ -23,12 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """One graph of a bundle. `layers` is set for segments: [first, last)."""
+    """One graph of a bundle. `layers` is set for segments: [first, last); `wide` computes in float32 where `model`, on
+    narrow weights, does not."""
 
     name: str
     role: str
     model: ir.Model
     layers: tuple[int, int] | None = None
+    wide: ir.Model | None = None
+
+    @property
+    def files(self) -> dict[str, ir.Model]:
+        """Name of every file → what it holds."""
+        found = {f"{self.name}.onnx": self.model}
+        return found if self.wide is None else {**found, f"{self.name}.float32.onnx": self.wide}
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,10 @@ class Family:
         self.config: Any = checkpoint.config
 
     # --- export ---
+
+    def precision(self, name: str) -> Precision:
+        """The types of a bundle of precision `name` (float32, float16, bfloat16)."""
+        return Precision.named(name, wide_residual=self.language.wide_residual)
 
     @property
     def decoder_name(self) -> str:

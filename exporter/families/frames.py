@@ -53,35 +53,23 @@ def build_segment(
 ) -> GraphSpec:
     """One segment [first, last). `layer(i)` gives a layer's template and its checkpoint names; `prologue` is computed
     from `positions` in every segment that takes them (`positions_shape`)."""
-    graph = Composer(f"segment.{index}", store)
-    hidden_shape = ("batch", "width", shape.hidden_size)
-    hidden = graph.input("hidden", "float32", hidden_shape)
+    graph = Composer(f"segment.{index}", store, "segment", (first, last))
+    hidden = graph.input("hidden")
     shared: dict[str, ir.Value] = {}
-    positions = positions_shape(shape.position, first)
-    if positions is not None:
+    if positions_shape(shape.position, first) is not None:
         assert prologue is not None, f"position kind {shape.position!r} needs a prologue"
         template, names = prologue
-        given = {"hidden": hidden, "positions": graph.input("positions", "int64", positions)}
+        given = {"hidden": hidden, "positions": graph.input("positions")}
         shared = graph.call(template, "positions", {n: given[n] for n in template.inputs}, names)
         hidden = shared.pop("hidden_out", hidden)
-    shared["write_indices"] = graph.input("write_indices", "int64", ("batch",))
-    shared["attn_mask"] = graph.input(
-        "attn_mask", shape.mask_dtype, ("batch", shape.mask_heads, "width", "cache")
-    )
-    cache_shape = ("batch", shape.num_kv_heads, "cache", shape.head_dim)
-    layers = range(first, last)
-    per_layer: dict[str, dict[int, ir.Value]] = {}
-    for kind in ("key", "value"):
-        per_layer[f"{kind}_cache"] = {
-            i: graph.input(f"{kind}_cache.{i}", "float32", cache_shape) for i in layers
-        }
+    shared["write_indices"] = graph.input("write_indices")
+    shared["attn_mask"] = graph.input("attn_mask")
+    kinds = ["key_cache", "value_cache"]
     if shape.cross_attention:
-        shared["cross_mask"] = graph.input("cross_mask", "bool", ("batch", 1, "width", "source"))
-        cross_shape = ("batch", shape.num_heads, "source", shape.head_dim)
-        for kind in ("key", "value"):
-            per_layer[f"cross_{kind}"] = {
-                i: graph.input(f"cross_{kind}.{i}", "float32", cross_shape) for i in layers
-            }
+        shared["cross_mask"] = graph.input("cross_mask")
+        kinds += ["cross_key", "cross_value"]
+    layers = range(first, last)
+    per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in layers} for kind in kinds}
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
         template, names = layer(i)
@@ -90,10 +78,10 @@ def build_segment(
         hidden = result["hidden_out"]
         for kind, values in updated.items():
             values[i] = result[f"updated_{kind}"]
-    graph.output("hidden_out", hidden, "float32", hidden_shape)
+    graph.output("hidden_out", hidden)
     for kind, values in updated.items():
         for i, value in values.items():
-            graph.output(f"updated_{kind}.{i}", value, "float32", cache_shape)
+            graph.output(f"updated_{kind}.{i}", value)
     return GraphSpec(f"segment.{index}", "segment", graph.model(), (first, last))
 
 
@@ -104,26 +92,26 @@ def build_cross_kv(
 
     A template of `layer(i)` takes `encoder_states` [batch, source, E] and gives `key` and `value`.
     """
-    graph = Composer("cross_kv", store)
-    states = graph.input("encoder_states", "float32", ("batch", "source", shape.hidden_size))
+    graph = Composer("cross_kv", store, "cross_kv")
+    states = graph.input("encoder_states")
     results = []
     for i in range(shape.num_layers):
         template, names = layer(i)
         results.append(graph.call(template, f"layer.{i}", {"encoder_states": states}, names))
-    rows = ("batch", shape.num_heads, "source", shape.head_dim)
     for kind in ("key", "value"):
         for i, result in enumerate(results):
-            graph.output(f"cross_{kind}.{i}", result[kind], "float32", rows)
+            graph.output(f"cross_{kind}.{i}", result[kind])
     return GraphSpec("cross_kv", "cross_kv", graph.model())
 
 
-def build_embed(store: WeightStore, table: WeightRef) -> GraphSpec:
-    """The `embed` graph; the table is an input, bound from the weights file."""
-    graph = Composer("embed", store)
-    ids = graph.input("token_ids", "int64", ("batch", "width"))
-    rows = graph.input("embedding_table", "float32", table.shape)
-    hidden = graph.node("Gather", [rows, ids], "gather", axis=0)
-    graph.output("hidden", hidden, "float32", ("batch", "width", table.shape[1]))
+def build_embed(store: WeightStore) -> GraphSpec:
+    """The `embed` graph; the table is an input as it is stored, bound from the weights file."""
+    graph = Composer("embed", store, "embed")
+    ids, table = graph.input("token_ids"), graph.input("embedding_table")
+    rows = graph.node("Gather", [table, ids], "gather", axis=0)
+    if table.dtype != ir.DataType.FLOAT:
+        rows = graph.node("Cast", [rows], "widened", to=ir.DataType.FLOAT)
+    graph.output("hidden", rows)
     return GraphSpec("embed", "embed", graph.model())
 
 
@@ -131,15 +119,14 @@ def build_head(
     store: WeightStore, norm: Template, norm_name: Named, table: WeightRef, scale: float = 1.0
 ) -> GraphSpec:
     """The `head` graph: rows are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
-    vocabulary, width = table.shape
-    graph = Composer("head", store)
-    hidden = graph.input("hidden", "float32", ("batch", "width", width))
-    index = graph.input("row_index", "int64", ("rows",))
+    width = table.shape[1]
+    graph = Composer("head", store, "head")
+    hidden, index = graph.input("hidden"), graph.input("row_index")
     flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, width], np.int64))], "flat")
     rows = graph.node("Gather", [flat, index], "rows", axis=0)
     normed = graph.call(norm, "norm", {"hidden": rows}, norm_name)["hidden_out"]
     if scale != 1.0:
         normed = graph.node("Mul", [normed, graph.constant(np.array(scale, np.float32))], "scale")
     logits = graph.node("Gemm", [normed, graph.weight(table)], "logits_gemm", transB=1)
-    graph.output("logits", logits, "float32", ("rows", vocabulary))
+    graph.output("logits", logits)
     return GraphSpec("head", "head", graph.model())

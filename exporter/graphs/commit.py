@@ -16,15 +16,9 @@ def build_commit(store: WeightStore, layers: Sequence[int], kv_heads: int, head_
 
     Gathering reads before the write of the same layer, so caches may be updated in place.
     """
-    graph = Composer("commit", store)
-    rows = graph.input("source_rows", "int64", ("batch", "width"))
-    write = graph.input("write_indices", "int64", ("batch",))
-    shape = ("batch", kv_heads, "cache", head_dim)
-    caches = [
-        (kind, i, graph.input(f"{kind}_cache.{i}", "float32", shape))
-        for kind in ("key", "value")
-        for i in layers
-    ]
+    graph = Composer("commit", store, "commit")
+    rows, write = graph.input("source_rows"), graph.input("write_indices")
+    caches = [(kind, i, graph.input(f"{kind}_cache.{i}")) for kind in ("key", "value") for i in layers]
     index = graph.node("Unsqueeze", [rows, graph.constant(np.array([1, 3], np.int64))], "index")
     index = graph.node(
         "Expand", [index, graph.constant(np.array([1, kv_heads, 1, head_dim], np.int64))], "slots"
@@ -34,5 +28,5 @@ def build_commit(store: WeightStore, layers: Sequence[int], kv_heads: int, head_
         updated = graph.node(
             "TensorScatter", [cache, taken, write], f"{kind}.{i}/kept", axis=2, mode="linear"
         )
-        graph.output(f"updated_{kind}_cache.{i}", updated, "float32", shape)
+        graph.output(f"updated_{kind}_cache.{i}", updated)
     return graph.model()

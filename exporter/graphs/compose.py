@@ -20,23 +20,32 @@ Dims = Sequence[str | int]
 
 
 class Composer:
-    """Collects nodes of one graph. Values are handed around; names stay unique by prefixing."""
+    """Collects nodes of one graph. Values are handed around; names stay unique by prefixing.
 
-    def __init__(self, name: str, store: WeightStore) -> None:
+    Inputs and outputs of a `role` that the runtime knows are declared by name alone: dtype and shape are those that the
+    runtime will bind (`runtime/bundle/interfaces.py`), for `layers` [first, end) of a segment.
+    """
+
+    def __init__(
+        self, name: str, store: WeightStore, role: str | None = None, layers: tuple[int, int] | None = None
+    ) -> None:
         self.name = name
         self._store = store
+        self._inputs, self._outputs = ({}, {}) if role is None else store.interface(role, layers)
         self._graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
         self._weights: dict[WeightRef, ir.Value] = {}
         self._constants: dict[tuple, ir.Value] = {}
 
-    def input(self, name: str, dtype: str, shape: Dims) -> ir.Value:
-        """Declares a graph input."""
+    def input(self, name: str, dtype: str = "", shape: Dims = ()) -> ir.Value:
+        """Declares a graph input; `dtype` and `shape` of one that the graph's role does not imply."""
+        dtype, shape = self._inputs[name] if self._inputs else (dtype, shape)
         value = ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(ONNX[dtype]))
         self._graph.inputs.append(value)
         return value
 
-    def output(self, name: str, value: ir.Value, dtype: str, shape: Dims) -> None:
-        """Declares `value` as the graph output `name`."""
+    def output(self, name: str, value: ir.Value, dtype: str = "", shape: Dims = ()) -> None:
+        """Declares `value` as the graph output `name`; `dtype` and `shape` as for an input."""
+        dtype, shape = self._outputs[name] if self._outputs else (dtype, shape)
         if value.is_graph_output() or value.is_graph_input():
             value = self.node("Identity", [value])
         value.name, value.shape, value.type = name, ir.Shape(list(shape)), ir.TensorType(ONNX[dtype])
@@ -124,5 +133,12 @@ class Composer:
         return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
 
     def model(self) -> ir.Model:
-        """The finished model."""
+        """The finished model. Raises ExportError when it lacks an input or output of its role."""
+        for kind, wanted, found in (
+            ("input", self._inputs, self._graph.inputs),
+            ("output", self._outputs, self._graph.outputs),
+        ):
+            missing = sorted(set(wanted) - {value.name for value in found})
+            if missing:
+                raise ExportError(f"{self.name}: no {kind} {', '.join(missing[:4])}, which its role needs")
         return ir.Model(self._graph, ir_version=10, producer_name="vlmexport")

@@ -15,5 +15,7 @@ ONNX = {
 NAMES = {kind: name for name, kind in ONNX.items()}
 """ONNX → name."""
 
-STORED = {"float32": torch.float32, "int64": torch.int64}
-"""What the weights file holds, in PyTorch."""
+TORCH = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64,
+}  # fmt: skip
+"""What the weights file may hold, in PyTorch."""

@@ -16,8 +16,11 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from ...runtime.bundle.interfaces import Values, interface
+from ...runtime.bundle.manifest import FLOATS, Manifest
+from ...runtime.bundle.widened import widened
 from ...runtime.errors import ExportError
-from .dtypes import ONNX, STORED
+from .dtypes import ONNX, TORCH
 
 WEIGHTS_FILE = "weights.bin"
 PAGE, PAGE_FROM, LINE = 4096, 65536, 64  # alignment of tensors >= 64 KiB, and of smaller ones (bytes)
@@ -33,7 +36,10 @@ class TensorReader(Protocol):
 
 @dataclass(frozen=True)
 class WeightRef:
-    """A stored tensor: checkpoint tensors joined along their first dimension, then perhaps transposed (2-D)."""
+    """A stored tensor: checkpoint tensors joined along their first dimension, then perhaps transposed (2-D).
+
+    `dtype` is what graphs are composed with; numbers of "float32" are stored as the bundle's `weights_dtype`.
+    """
 
     names: tuple[str, ...]
     transpose: bool
@@ -52,11 +58,17 @@ class Slot:
 class WeightStore:
     """Hands out slots for weights and writes the file. One instance per bundle."""
 
-    def __init__(self, readers: Sequence[TensorReader]) -> None:
+    def __init__(self, readers: Sequence[TensorReader], manifest: Manifest) -> None:
+        """`manifest` describes the bundle as far as it is known; its `tensors` follow before the first graph."""
+        self._manifest = manifest
         self._readers = list(readers)
         self._slots: dict[WeightRef, Slot] = {}
         self._owner: dict[str, WeightRef] = {}
         self.bytes = 0
+
+    def interface(self, role: str, layers: Sequence[int] | None = None) -> tuple[Values, Values]:
+        """(inputs, outputs) of a graph of `role`, as it is composed: in float32."""
+        return interface(widened(self._manifest), role, layers)
 
     def add_reader(self, reader: TensorReader) -> None:
         """Adds a further source of tensors (a draft)."""
@@ -80,15 +92,20 @@ class WeightStore:
                 raise ExportError(
                     f"tensor {name} is needed in two layouts ({other} and {ref}) and would be stored twice"
                 )
-        size = int(np.prod(ref.shape, dtype=np.int64)) * ONNX[ref.dtype].itemsize
+        size = int(np.prod(ref.shape, dtype=np.int64)) * ONNX[self.stored_dtype(ref)].itemsize
         align = PAGE if size >= PAGE_FROM else LINE
         start = -(-self.bytes // align) * align
         slot = self._slots[ref] = Slot(start, int(size))
         self.bytes = start + slot.bytes
         return slot
 
+    def stored_dtype(self, ref: WeightRef) -> str:
+        """The type of `ref` in the file."""
+        return self._manifest.weights_dtype if ref.dtype == "float32" else ref.dtype
+
     def external(self, name: str, ref: WeightRef) -> ir.ExternalTensor:
-        """An initializer's value that points at the slot of `ref`."""
+        """An initializer's value that points at the slot of `ref`, in the type that the graph is composed with
+        (`precision.variants` says how a graph reads what is stored)."""
         slot = self.slot(ref)
         dtype = ONNX[ref.dtype]
         return ir.ExternalTensor(
@@ -114,9 +131,10 @@ class WeightStore:
                 for ref in sorted(self._slots, key=lambda r: self._reader(r.names[0]).order(r.names[0])):
                     slot = self._slots[ref]
                     file.seek(slot.offset)
-                    array = self.materialize(ref)
-                    file.write(array.data)
-                    del array
+                    tensor = self.materialize(ref)
+                    if tensor.numel():
+                        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                    del tensor
                     done += slot.bytes
                     if progress:
                         progress(done, self.bytes)
@@ -129,23 +147,44 @@ class WeightStore:
             raise
         return path
 
-    def materialize(self, ref: WeightRef) -> np.ndarray:
-        """The stored form of `ref`, read from its source now; beside it, one of its parts is held at a time."""
-        tensor = torch.empty(ref.shape, dtype=STORED[ref.dtype])
+    def materialize(self, ref: WeightRef) -> torch.Tensor:
+        """The stored form of `ref`, read from its source now; beside it, one of its parts is held at a time.
+
+        Raises ExportError naming a tensor with a number that is not finite, or that the stored type cannot hold.
+        """
+        dtype = self.stored_dtype(ref)
+        tensor = torch.empty(ref.shape, dtype=TORCH[dtype])
         joined = tensor.t() if ref.transpose else tensor  # a view: parts are joined along its first dimension
         start = 0
         for name in ref.names:
             part = self._reader(name).read(name)
-            if joined.dim() == 0:
-                joined.copy_(part)
-            else:
-                joined[start : start + part.shape[0]].copy_(part)  # converts without a copy in between
-                start += part.shape[0]
+            target = joined if joined.dim() == 0 else joined[start : start + part.shape[0]]
+            target.copy_(part)  # converts without a copy in between
+            if dtype in FLOATS and not _finite(target):
+                raise _not_finite(name, part, dtype)
+            start += 0 if joined.dim() == 0 else part.shape[0]
             del part
-        return tensor.numpy()
+        return tensor
 
     def _reader(self, name: str) -> TensorReader:
         for reader in self._readers:
             if name in reader:  # type: ignore[operator]
                 return reader
         raise ExportError(f"the checkpoint has no tensor {name!r}")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    """Whether every number is finite. A sum is three times as fast as looking at each, and not finite if one is not."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float64))) or bool(torch.isfinite(tensor).all())
+
+
+def _not_finite(name: str, source: torch.Tensor, dtype: str) -> ExportError:
+    if not bool(torch.isfinite(source).all()):
+        count = int((~torch.isfinite(source)).sum())
+        return ExportError(
+            f"tensor {name} holds {count} number(s) that are NaN or infinite; the checkpoint is damaged, get it again"
+        )
+    peak = float(source.abs().max())
+    return ExportError(
+        f"tensor {name} reaches {peak:.4g}, beyond {dtype}; use --precision bfloat16 or float32"
+    )

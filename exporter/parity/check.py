@@ -9,6 +9,7 @@ from typing import Any
 
 from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.widened import widened
 from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
@@ -46,10 +47,14 @@ def check_parity(
     """
     if isinstance(bundle, Path):
         bundle = Bundle(bundle, Manifest.from_dict(read_manifest(bundle / MANIFEST)))
+    bundle = Bundle(
+        bundle.path, widened(bundle.manifest)
+    )  # the graphs that compute in float32, as PyTorch does here
     manifest, family = bundle.manifest, family_for(checkpoint)
+    drafts = [draft.stored_as(manifest.weights_dtype) for draft in drafts]
     streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, manifest.weights.bytes)
     rows = max(7, min(ROWS, manifest.limits.max_length - 1))
-    model = load_reference(checkpoint, streamed=streamed)
+    model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
     captures = [capture(model, family, kind, manifest.decoder.cuts, rows) for kind in ("random", "realistic")]
     runner = GraphRunner(bundle.path, piecewise=streamed)
     found = compare_graphs(bundle, runner, captures, drafts, progress)
@@ -77,5 +82,5 @@ def check_parity(
 
 def _whole_bytes(bundle: Bundle, checkpoint: Checkpoint) -> int:
     memory = checkpoint.tensors.memory
-    graphs = [stored_graph_memory(bundle.graph_path(name)) for name in bundle.manifest.graphs]
+    graphs = [stored_graph_memory(bundle.path / graph.file) for graph in bundle.manifest.graphs.values()]
     return whole_parity_bytes(graphs, memory.float32, memory.stored)

@@ -13,16 +13,17 @@ from torch import nn
 
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
+from ..graphs.dtypes import TORCH
 
 
-def load_reference(checkpoint: Checkpoint, *, streamed: bool) -> Any:
-    """The model in float32, eager attention, evaluation mode.
+def load_reference(checkpoint: Checkpoint, dtype: str = "float32", *, streamed: bool) -> Any:
+    """The model in float32, eager attention, evaluation mode; its parameters are rounded to `dtype`, as a bundle's.
 
     `streamed`: parameters are read from the checkpoint when a module runs and dropped afterwards, so that memory stays
     near the largest tensor. Raises ExportError when transformers cannot load it.
     """
     with _quiet():
-        return _streamed(checkpoint) if streamed else _whole(checkpoint)
+        return _streamed(checkpoint, TORCH[dtype]) if streamed else rounded(_whole(checkpoint), TORCH[dtype])
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def _whole(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-def _streamed(checkpoint: Checkpoint) -> Any:
+def _streamed(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     config: Any = copy.deepcopy(checkpoint.config)
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
@@ -67,9 +68,17 @@ def _streamed(checkpoint: Checkpoint) -> Any:
     for name, module in model.named_modules():
         owned = list(module._parameters)
         if owned:
-            module.register_forward_pre_hook(_loader(checkpoint, name, owned), with_kwargs=True)
+            module.register_forward_pre_hook(_loader(checkpoint, name, owned, dtype), with_kwargs=True)
             module.register_forward_hook(_dropper(owned))
     return model.eval()
+
+
+def rounded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`module` itself, its float32 parameters rounded to what `dtype` can hold."""
+    if dtype != torch.float32:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(dtype).float()
+    return module
 
 
 @contextlib.contextmanager
@@ -89,13 +98,13 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-def _loader(checkpoint: Checkpoint, path: str, owned: list[str]) -> Any:
+def _loader(checkpoint: Checkpoint, path: str, owned: list[str], dtype: torch.dtype) -> Any:
     def load(module: nn.Module, args: Any, kwargs: Any) -> None:
         for name in owned:
             if module._parameters[name] is None:
                 continue
             source = checkpoint.stored(f"{path}.{name}" if path else name)
-            tensor = checkpoint.tensors.read(source).float()
+            tensor = checkpoint.tensors.read(source).to(dtype).float()
             module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
 
     return load

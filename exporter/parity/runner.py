@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import TensorProto, helper
 
 from ...runtime.engines.onnxruntime import use_global_pool
 from ...runtime.errors import ExportError
@@ -52,7 +52,8 @@ class GraphRunner:
     def _outputs(session: ort.InferenceSession, feeds: Feeds, file: str) -> dict[str, np.ndarray]:
         names = [o.name for o in session.get_outputs()]
         try:
-            values: list[Any] = list(session.run(names, dict(feeds)))
+            fed = {name: _value(array) for name, array in feeds.items()}
+            values: list[Any] = [v.numpy() for v in session.run_with_ort_values(names, fed)]
         except Exception as error:
             raise ExportError(f"ONNX Runtime cannot run {file}: {str(error).splitlines()[0]}") from error
         return dict(zip(names, values, strict=True))
@@ -94,6 +95,14 @@ class GraphRunner:
         finally:
             piece_file.unlink(missing_ok=True)
         return {name: values[name] for name in wanted}
+
+
+def _value(array: np.ndarray) -> ort.OrtValue:
+    """For ONNX Runtime; uint16 holds bfloat16 bits."""
+    array = np.ascontiguousarray(array)
+    if array.dtype == np.uint16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def node_groups(nodes: list[onnx.NodeProto]) -> list[list[onnx.NodeProto]]:

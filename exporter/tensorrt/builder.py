@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,10 @@ def build_plan(
     Attention is built fused; where TensorRT has no fused kernel (float32, some head sizes) it is built again with
     `decomposable` set. Raises ExportError with TensorRT's own reason.
     """
-    first = CopyOptions(
-        options.precision, options.capacity, options.decomposable or options.precision == "float32",
-        options.wide_residual, options.shared_inputs,
-    )  # fmt: skip
+    first = replace(options, decomposable=options.decomposable or options.precision == "float32")
     attempts = [first]
     if not first.decomposable:
-        attempts.append(
-            CopyOptions(first.precision, first.capacity, True, first.wide_residual, first.shared_inputs)
-        )
+        attempts.append(replace(first, decomposable=True))
     reason = ""
     for attempt in attempts:
         copied = copy_graph(source, scratch, attempt)

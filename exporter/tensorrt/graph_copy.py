@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ...runtime.errors import ExportError
-from .precision import retype
+from ..graphs.retype import retype
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 CHUNK = 1 << 24  # elements converted at a time
@@ -26,6 +26,7 @@ _ITEM: dict[int, np.dtype] = {TensorProto.FLOAT: np.dtype(np.float32), TensorPro
 class CopyOptions:
     """How a copy differs from the bundle's graph.
 
+    `precision`: types of the copy; `source`: those of the bundle's graphs, which are retyped only where they are float32.
     `capacity`: rows of the static cache (max_length + max_width). `decomposable`: let TensorRT split Attention where
     it has no fused kernel. `shared_inputs`: byte offset in the weights file → input name; a weight at that offset
     becomes a network input (the embedding table of a tied head), so that no plan holds it.
@@ -36,6 +37,7 @@ class CopyOptions:
     decomposable: bool = False
     wide_residual: bool = False
     shared_inputs: Mapping[int, str] = field(default_factory=dict)
+    source: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
     freeze(model, {"cache": options.capacity})
     offer_shared(model, options.shared_inputs)
     add_argmax(model)
-    kinds = retype(model, options.precision, wide_residual=options.wide_residual)
+    retyped = (
+        options.precision if options.source == "float32" else "float32"
+    )  # what is narrow already is left as it is
+    kinds = retype(model, retyped, wide_residual=options.wide_residual)
     if options.decomposable:
         for node in model.graph.node:
             if node.op_type == "Attention":

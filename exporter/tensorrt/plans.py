@@ -13,6 +13,7 @@ from typing import Any
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.errors import ExportError, OptionError
+from ..families.languages import language_class
 from .api import load_tensorrt, resolve_target
 from .builder import BuiltPlan, build_plan
 from .graph_copy import PRECISIONS, CopyOptions
@@ -57,11 +58,19 @@ class PlanReport:
         return sum(e["overhead_bytes"] for e in self.entries)
 
 
-def plan_precision(precision: str, target: str, decoder: str) -> str:
-    """The dtype of the plans. Raises OptionError for an unknown one, and for one that Turing (sm75) does not have."""
+def plan_precision(precision: str, target: str, decoder: str, source: str = "float32") -> str:
+    """The dtype of the plans of a bundle whose graphs are of type `source`. Raises OptionError for an unknown one, for
+    one that Turing (sm75) does not have, and for another than a narrow bundle has."""
     if precision not in PLAN_PRECISIONS:
         raise OptionError(f"unknown --plan-precision {precision!r}; choose auto, fp16, bf16 or fp32")
     wanted = PLAN_PRECISIONS[precision]
+    if source != "float32":
+        if wanted not in ("auto", source):
+            raise OptionError(
+                f"--plan-precision {precision} does not fit a bundle of {source}, whose plans take its graphs as they are; "
+                "leave it out, or build with --precision float32"
+            )
+        wanted = source
     has_bfloat = target != "sm75"
     if wanted == "bfloat16" and not has_bfloat:
         raise OptionError(
@@ -72,15 +81,17 @@ def plan_precision(precision: str, target: str, decoder: str) -> str:
             f"--plan-precision {precision} cannot be built for {target}: TensorRT has no float32 products there; use fp16"
         )
     if wanted == "auto":
-        return "bfloat16" if decoder == "t5" and has_bfloat else "float16"
+        return "bfloat16" if language_class(decoder).wide_residual and has_bfloat else "float16"
     return wanted
 
 
-def check_plan_options(options: PlanOptions, decoder: str = "llama") -> tuple[str, str]:
+def check_plan_options(
+    options: PlanOptions, decoder: str = "llama", source: str = "float32"
+) -> tuple[str, str]:
     """(target, precision) as they will be built; raises before any work when TensorRT or an option is missing."""
     library = load_tensorrt(options.backend)
     target, _ = resolve_target(library, options.target)
-    return target, plan_precision(options.precision, target, decoder)
+    return target, plan_precision(options.precision, target, decoder, source)
 
 
 def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = None) -> PlanReport:
@@ -93,13 +104,15 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
     folder, manifest = bundle.path, bundle.manifest
     library = load_tensorrt(options.backend)
     target, capability = resolve_target(library, options.target)
-    precision = plan_precision(options.precision, target, manifest.model.decoder)
+    source = manifest.weights_dtype
+    precision = plan_precision(options.precision, target, manifest.model.decoder, source)
     sizes = Sizes.of_manifest(manifest)
     copy_options = CopyOptions(
         precision,
         sizes.max_length + sizes.max_width,
-        wide_residual=precision == "float16" and manifest.model.decoder == "t5",
+        wide_residual=precision == "float16" and language_class(manifest.model.decoder).wide_residual,
         shared_inputs={manifest.tensors["embedding_table"].offset: "embedding_table"},
+        source=source,
     )
     report = PlanReport(target, precision, library.version)
     places: dict[tuple[str, int], tuple[str, str, int]] = {}

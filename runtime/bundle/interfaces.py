@@ -54,11 +54,12 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
     if role == "encoder":
         heads = decoder.num_heads if manifest.encoder is None else manifest.encoder.num_heads
         mask: Shape = ("batch", heads, "source", "source")
-        return {"encoder_rows": (dtype, rows), "encoder_mask": (dtype, mask)}, {
+        kind = dtype if decoder.mask_dtype == "bool" else decoder.mask_dtype
+        return {"encoder_rows": (dtype, rows), "encoder_mask": (kind, mask)}, {
             "encoder_states": (dtype, rows)
         }
     if role == "cross_kv":
-        return {"encoder_states": (dtype, rows)}, _cross(manifest, (0, decoder.num_layers), dtype)
+        return {"encoder_states": (dtype, rows)}, _cross(manifest, (0, decoder.num_layers))
     if role == "embed":
         tokens = {"token_ids": ("int64", ("batch", "width"))}
         return (
@@ -84,7 +85,7 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         inputs["positions"] = ("int64", positions)
     if decoder.cross_attention:
         inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
-        inputs |= _cross(manifest, (first, end), dtype)
+        inputs |= _cross(manifest, (first, end))
     return inputs, outputs | {"hidden_out": (dtype, hidden)}
 
 
@@ -127,10 +128,14 @@ def _caches(manifest: Manifest, layers: Sequence[int], prefix: str) -> Values:
     }
 
 
-def _cross(manifest: Manifest, layers: Sequence[int], dtype: str) -> Values:
+def _cross(manifest: Manifest, layers: Sequence[int]) -> Values:
     decoder = manifest.decoder
     shape: Shape = ("batch", decoder.num_heads, "source", decoder.head_dim)
-    return {f"cross_{kind}.{layer}": (dtype, shape) for kind in ("key", "value") for layer in range(*layers)}
+    return {
+        f"cross_{kind}.{layer}": (manifest.cache_dtype, shape)
+        for kind in ("key", "value")
+        for layer in range(*layers)
+    }
 
 
 def _compare(where: str, expected: Values, found: Sequence[ValueInfo]) -> None:

@@ -162,14 +162,16 @@ class ValueInfo(Part):
 
 @dataclass(kw_only=True)
 class GraphInfo(Part):
-    """One ONNX file; `layers` is [first, end) for segments. Graphs of roles that this version does not know belong to
-    drafts that it does not know, and are ignored with them."""
+    """One ONNX file; `layers` is [first, end) for segments. `float32` is the file of the same graph that computes in
+    float32 on weights of another type, null in a bundle of float32. Graphs of roles that this version does not know
+    belong to drafts that it does not know, and are ignored with them."""
 
     file: str = checked(file_name)
     role: str = checked(string(40))
     inputs: list[ValueInfo] = checked(list_of(ValueInfo.parse, 10_000))
     outputs: list[ValueInfo] = checked(list_of(ValueInfo.parse, 10_000))
     layers: list[int] | None = checked(optional(list_of(integer(0, 1024), 2, exactly=2)), default=None)
+    float32: str | None = checked(optional(file_name), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -133,9 +133,10 @@ def show(report: dict[str, Any], out: Console) -> None:
     out.print(
         f"{report['model']}, {report['precision']}: draft {draft['name']}{trained}, {report['draft_length'] or 'adaptive'} "
         f"tokens per cycle; {count} request{'s' * (count > 1)}, {tokens} tokens, "
-        f"{report['repeats']} interleaved repeats\n",
+        f"{report['repeats']} interleaved repeats",
         markup=False,
     )
+    out.print("" if report["note"] is None else f"{report['note']}\n", markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
     for name in ("tokens/s", "min – max", "first token", "whole request"):

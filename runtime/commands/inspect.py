@@ -75,7 +75,13 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     cuts = decoder["cuts"]
     row("Decoder", f"{decoder['num_layers']} layers × {decoder['hidden_size']}, {decoder['num_heads']} heads "
         f"({decoder['num_kv_heads']} key/value), cut at {', '.join(map(str, cuts[1:-1])) or 'no layer'}")  # fmt: skip
-    row("Key/value cache", f"{size(kv['bytes_per_token'])} per token, {size(kv['bytes'])} in all")
+    row(
+        "Key/value cache",
+        f"{size(kv['bytes_per_token'])} per token, {size(kv['bytes'])} in all, {decoder['cache_dtype']}",
+    )
+    if any(graph["float32"] is not None for graph in found["graphs"]):
+        row("Arithmetic", f"{found['compute_dtype']} rows between graphs; on a CPU weights become float32 when they are "
+            "loaded, arithmetic and caches are float32")  # fmt: skip
     source = "" if limits.get("max_source") is None else f", {limits['max_source']} encoder rows"
     row(
         "Limits",

@@ -52,13 +52,13 @@ def run(
             if not as_json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
-        result = stream.result
+        result, note = stream.result, session.note
     if as_json:
-        print_json(report(result, str(bundle), image, text))
+        print_json(report(result, str(bundle), image, text, note))
         return
     sys.stdout.write("\n")
     sys.stdout.flush()
-    sys.stderr.write(summary(result) + "\n")
+    sys.stderr.write(summary(result) + "\n" + ("" if note is None else f"{note}\n"))
 
 
 def register(app: typer.Typer) -> None:
@@ -66,13 +66,16 @@ def register(app: typer.Typer) -> None:
     app.command("run")(run)
 
 
-def report(result: Result, bundle: str, image: Path | None, prompt: str | None) -> dict[str, Any]:
+def report(
+    result: Result, bundle: str, image: Path | None, prompt: str | None, note: str | None = None
+) -> dict[str, Any]:
     """The JSON of one request (schema: `schemas/run-1.json`)."""
     return {
         "schema_version": 1,
         "bundle": bundle,
         "image": None if image is None else str(image),
         "prompt": prompt,
+        "note": note,
         **result.to_dict(),
     }
 

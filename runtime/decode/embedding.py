@@ -9,6 +9,7 @@ import numpy as np
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
 from ..errors import PromptError
+from .floats import widen
 
 PROBES = 16
 """Ids that decide whether the `embed` graph is a plain look-up."""
@@ -82,12 +83,3 @@ class Embedding:
 
     def _by_table(self, ids: np.ndarray) -> np.ndarray:
         return widen(self._table[ids], DTYPES[self.dtype])
-
-
-def widen(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`array` as `dtype`; uint16 holds bfloat16 bits, which are the upper half of a float32."""
-    if array.dtype == dtype:
-        return array
-    if array.dtype == np.uint16:
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(dtype)

@@ -10,12 +10,14 @@ import math
 
 import numpy as np
 
+from .floats import lowest, widen
 from .tree import TokenTree
 
 
-def masked_value(dtype: np.dtype) -> float:
-    """The additive "minus infinity": half of the smallest finite value, so that adding a bias cannot overflow."""
-    return float(np.finfo(dtype).min / 2)
+def masked_value(dtype: np.dtype) -> np.ndarray:
+    """The additive "minus infinity" of a float type, as it lies in a buffer: half of the smallest finite value, so that
+    adding a bias cannot overflow."""
+    return widen(np.array(lowest(dtype) / 2), dtype)
 
 
 def relative_position_bucket(
@@ -46,7 +48,7 @@ class CausalMask:
     """Fills decoder masks `[batch, heads, width, rows]`, boolean (True = visible) or float (bias, or masked).
 
     One row of values by distance is computed at load; a chain is then slice copies of a strided view of it.
-    `table` is the `[num_buckets, heads]` relative bias, or None for a mask without bias.
+    `table` is the `[num_buckets, heads]` relative bias as it is stored, or None for a mask without bias.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class CausalMask:
             by_distance[:, :capacity] = True if self._boolean else 0
         else:
             buckets = relative_position_bucket(distances, table.shape[0], max_distance, bidirectional=False)
-            by_distance[:, :capacity] = np.asarray(table, dtype)[buckets].T
+            by_distance[:, :capacity] = widen(table, dtype)[buckets].T
         self._by_distance = by_distance
         head_step, step = by_distance.strides
         # toeplitz[h, query, key] = by_distance[h, capacity − 1 + key − query], without a copy
@@ -119,7 +121,7 @@ def encoder_mask(
     else:
         relative = np.arange(1 - source, source)
         buckets = relative_position_bucket(relative, table.shape[0], max_distance, bidirectional=True)
-        by_distance = np.ascontiguousarray(np.asarray(table, out.dtype)[buckets].T)
+        by_distance = np.ascontiguousarray(widen(table, out.dtype)[buckets].T)
         head_step, step = by_distance.strides
         out[...] = np.lib.stride_tricks.as_strided(
             by_distance[:, source - 1 :], out.shape[1:], (head_step, -step, step), writeable=False

@@ -107,6 +107,8 @@ class Engine(ABC):
         self.graphs = graphs
         self.threads: int | None = None
         """Host threads that execute graphs; None where the host does not."""
+        self.note: str | None = None
+        """What a user should know of how this engine computes the bundle; None where it does as the manifest says."""
 
     def interface(self, graph: str) -> GraphInfo:
         """Inputs and outputs as this engine binds them (it may widen dtypes). `BundleError` for an unknown graph."""

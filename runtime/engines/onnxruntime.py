@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from ..bundle.widened import widened
 from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
 from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
@@ -82,6 +83,8 @@ class _BoundCall:
 class OnnxRuntimeCpu(Engine):
     """`Engine` on ONNX Runtime's CPU provider. Graphs are loaded when first bound, or by `load`.
 
+    It computes and caches in float32: weights of another type are cast when a graph is loaded (`widened`).
+
     Weights stay single: ONNX Runtime maps `weights.bin`, repacks each matrix once for its kernels and lets the
     mapped pages go; no two graphs of a bundle hold the same matrix.
     """
@@ -90,8 +93,13 @@ class OnnxRuntimeCpu(Engine):
     host_memory = True
 
     def __init__(self, folder: Path, manifest: Manifest, threads: int | None = None):
-        super().__init__(manifest.graphs)
+        super().__init__(widened(manifest).graphs)
         self._folder = Path(folder)
+        if manifest.weights_dtype != "float32":
+            self.note = (
+                f"{manifest.weights_dtype} weights become float32 when they are loaded: this engine computes and caches "
+                "in float32"
+            )
         # Handing out parts of a small matrix takes longer than multiplying it: a 17 MB model is as fast on one
         # thread as on two, and does not stumble when other programs take a core.
         self._pooled = threads is not None or manifest.weights.bytes >= SINGLE_THREAD_BYTES

@@ -167,6 +167,7 @@ def _report(
         "bundle": str(session.bundle.path),
         "model": manifest.model.source,
         "precision": manifest.weights_dtype,
+        "note": session.note,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
         "draft_length": results[0].stats.draft_length or None,  # None: the controller's choice
         "max_new_tokens": options["max_new_tokens"],

@@ -32,6 +32,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
         "model": manifest.model.to_dict(),
         "producer": manifest.producer,
         "precision": manifest.weights_dtype,
+        "compute_dtype": manifest.compute_dtype,
         "limits": manifest.limits.to_dict(),
         "decoder": {
             "num_layers": decoder.num_layers,
@@ -59,6 +60,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
                 "role": graph.role,
                 "file": graph.file,
                 "bytes": files[graph.file].bytes,
+                "float32": graph.float32,
                 "layers": graph.layers,
                 "inputs": [value.to_dict() for value in graph.inputs],
                 "outputs": [value.to_dict() for value in graph.outputs],

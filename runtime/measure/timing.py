@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ..bundle.manifest import FLOATS
+from ..decode.floats import widen
 from ..decode.kv import BUCKET
 from ..engines.base import DTYPES
 from ..speculate.costs import FREE, CostTable, Curve, DraftCosts
@@ -131,8 +133,8 @@ class GraphTimer:
             return np.arange(cache - width, cache, dtype=np.int64).reshape(shape)
         if name.endswith("mask"):
             return None  # a float mask of zeros: everything is visible
-        if dtype in ("float32", "float16"):
-            return self._rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        if dtype in FLOATS:
+            return widen(self._rng.standard_normal(shape, dtype=np.float32), DTYPES[dtype])
         return None
 
 

@@ -29,8 +29,9 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
 }
 """The columns. A new engine is one line here."""
 
-FAMILIES = ("t5", "llama", "blip2-opt", "vit-gpt2", "t5-text")
-"""Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here."""
+FAMILIES = ("t5", "llama", "blip2-opt", "vit-gpt2", "t5-text", "t5-float16", "llama-bfloat16")
+"""Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here; a precision stands
+behind a family's name, and the oracle then has the rounded weights."""
 
 RELATIVE = 2e-5
 """Tolerance as a part of the largest logit: float32 has 6e-8, sums over a hundred terms in another order through two

@@ -12,15 +12,19 @@ import onnx
 import pytest
 from rig import FAMILIES
 from tiny_bundles import TinyBundle
+from vlmexport.exporter.graphs.dtypes import ONNX
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.widened import widened
 
 ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 
 
 def graphs(tiny: TinyBundle) -> Iterator[tuple[str, Any, onnx.GraphProto]]:
-    """Name, manifest entry and ONNX graph of every graph."""
-    for name, info in tiny.bundle.manifest.graphs.items():
-        yield name, info, onnx.load(str(tiny.bundle.graph_path(name)), load_external_data=False).graph
+    """Name, manifest entry and ONNX graph of every graph; of narrow bundles in both forms."""
+    source = tiny.bundle.manifest
+    for manifest in (source,) if widened(source) is source else (source, widened(source)):
+        for name, info in manifest.graphs.items():
+            yield name, info, onnx.load(str(tiny.path / info.file), load_external_data=False).graph
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -34,6 +38,8 @@ def test_every_declared_input_is_consumed(tiny_bundle: Callable[..., TinyBundle]
         assert [value.name for value in model.output] == [value.name for value in info.outputs], graph
         assert set(declared) <= read, f"{graph}: nobody reads {set(declared) - read}"
         assert {value.name for value in model.output} <= made, graph
+        for value, entry in zip((*model.input, *model.output), (*info.inputs, *info.outputs), strict=True):
+            assert value.type.tensor_type.elem_type == ONNX[entry.dtype], f"{graph}: {entry.name}"
         seen += 1
     assert seen >= 5
 
@@ -54,14 +60,15 @@ def test_plain_operators_and_explicit_masks_only(tiny_bundle: Callable[..., Tiny
                 )
                 assert len(node.output) == 1
         writes += sum(node.op_type == "TensorScatter" for node in model.node) if info.role == "segment" else 0
-    assert writes == 2 * layers
+    forms = 1 if widened(tiny.bundle.manifest) is tiny.bundle.manifest else 2
+    assert writes == 2 * layers * forms
 
 
 @pytest.fixture(scope="module")
 def planned(
     tiny_bundle: Callable[..., TinyBundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], dict[str, Any]]:
-    """`planned(name)`: plan entries by graph, built for SM86 in float16 on this CPU."""
+    """`planned(name)`: plan entries by graph, built for SM86 on this CPU, in float16 or as a narrow bundle has it."""
     pytest.importorskip(
         "tensorrt_rtx_libs", reason="tensorrt-rtx is not installed: pip install vlmexport[tensorrt-rtx]"
     )
@@ -74,7 +81,8 @@ def planned(
             folder = tmp_path_factory.mktemp("plans") / "bundle"
             shutil.copytree(tiny_bundle(name).path, folder)
             bundle = Bundle.open(folder)
-            add_plans(bundle, PlanOptions(target="sm86", precision="fp16"))
+            precision = "fp16" if bundle.manifest.weights_dtype == "float32" else "auto"
+            add_plans(bundle, PlanOptions(target="sm86", precision=precision))
             entries = bundle.manifest.plans
             made[name] = {entry["graph"]: entry | {"path": folder / entry["file"]} for entry in entries}
         return made[name]
@@ -92,7 +100,8 @@ def test_tensorrt_builds_every_graph(
     for graph, entry in plans.items():
         plan: Path = entry["path"]
         assert plan.stat().st_size == entry["bytes"] > 0, graph
-        assert entry["target"] == "sm86" and entry["precision"] == "float16" and entry["executed"] is False
+        narrow = "float16" if manifest.weights_dtype == "float32" else manifest.weights_dtype
+        assert entry["target"] == "sm86" and entry["precision"] == narrow and entry["executed"] is False
         read = {row["name"] for row in entry["bindings"] if row["mode"] == "input"}
         declared = {value.name for value in manifest.graphs[graph].inputs}
         assert declared <= read, f"{graph}: TensorRT dropped {declared - read}"
@@ -135,7 +144,9 @@ def test_tensorrt_reads_every_input_in_the_parsed_network(
     limits = tiny.bundle.manifest.limits
     for graph, info in tiny.bundle.manifest.graphs.items():
         summary = inspect_network(
-            tiny.bundle.graph_path(graph), capacity=limits.max_length + limits.max_width
+            tiny.bundle.graph_path(graph),
+            capacity=limits.max_length + limits.max_width,
+            precision="float16" if tiny.bundle.manifest.weights_dtype == "float32" else "float32",  # as it is
         )
         assert summary.unused_inputs == (), f"{graph}: {summary.unused_inputs}"
         assert set(summary.inputs) == {value.name for value in info.inputs}, graph

@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -133,13 +134,46 @@ class Parts:
         return 0, 0
 
 
+def store_of(parts: Parts, dtype: str = "float32") -> WeightStore:
+    described: Any = SimpleNamespace(weights_dtype=dtype)  # all that storing needs of a manifest
+    return WeightStore([parts], described)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("transpose", [False, True])
-def test_parts_are_joined_then_transposed(transpose: bool) -> None:
+def test_parts_are_joined_then_transposed(transpose: bool, dtype: str) -> None:
     parts = Parts()
-    joined = torch.cat(list(parts.tensors.values())).float().numpy()
-    found = WeightStore([parts]).materialize(WeightRef(("a", "b"), transpose, (5, 5)))
-    assert found.dtype == np.float32 and found.flags.c_contiguous
-    np.testing.assert_array_equal(found, joined.T if transpose else joined)
+    joined = torch.cat(list(parts.tensors.values())).to(getattr(torch, dtype))
+    found = store_of(parts, dtype).materialize(WeightRef(("a", "b"), transpose, (5, 5)))
+    assert found.dtype == getattr(torch, dtype) and found.is_contiguous()
+    assert torch.equal(found, joined.T if transpose else joined)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_named(bad: float) -> None:
+    parts = Parts()
+    parts.tensors["b"][1, 2] = bad
+    with pytest.raises(ExportError, match=r"tensor b holds 1 number\(s\) that are NaN or infinite"):
+        store_of(parts).materialize(WeightRef(("a", "b"), False, (5, 5)))
+
+
+def test_opposite_infinities_do_not_cancel() -> None:
+    parts = Parts()
+    parts.tensors["a"][0, :2] = torch.tensor([float("inf"), float("-inf")])
+    with pytest.raises(ExportError, match="tensor a holds 2"):
+        store_of(parts).materialize(WeightRef(("a", "b"), False, (5, 5)))
+
+
+def test_what_float16_cannot_hold_is_named() -> None:
+    parts = Parts()
+    parts.tensors["a"] = parts.tensors["a"].float()
+    parts.tensors["a"][2, 4] = -7e4
+    ref = WeightRef(("a", "b"), True, (5, 5))
+    with pytest.raises(
+        ExportError, match=r"tensor a reaches 7e\+04, beyond float16; use --precision bfloat16"
+    ):
+        store_of(parts, "float16").materialize(ref)
+    assert store_of(parts, "bfloat16").materialize(ref).isfinite().all()
 
 
 def test_one_part_is_held_at_a_time() -> None:
@@ -152,7 +186,7 @@ def test_one_part_is_held_at_a_time() -> None:
         return tensor
 
     parts.read = fresh  # type: ignore[method-assign]
-    WeightStore([parts]).materialize(WeightRef(("a", "b"), True, (5, 5)))
+    store_of(parts).materialize(WeightRef(("a", "b"), True, (5, 5)))
     assert len(read) == 2 and all(part() is None for part in read)
 
 

@@ -12,10 +12,10 @@ import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from vlmexport.exporter.graphs.retype import retype
 from vlmexport.exporter.tensorrt import graph_copy, load_tensorrt
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
-from vlmexport.exporter.tensorrt.precision import retype
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.errors import ExportError
 

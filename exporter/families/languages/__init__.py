@@ -25,7 +25,12 @@ def language_for(checkpoint: Checkpoint, config: Any, prefix: str) -> Language:
         raise UnsupportedModelError(
             f"{checkpoint.architecture} with the language model {kind!r} is not supported, only {', '.join(LANGUAGES)}"
         )
-    return getattr(import_module(f".{kind}", __name__), LANGUAGES[kind])(checkpoint, config, prefix)
+    return language_class(kind)(checkpoint, config, prefix)
 
 
-__all__ = ["LANGUAGES", "Language", "language_for"]
+def language_class(name: str) -> type[Language]:
+    """The class of a language model by its name in `LANGUAGES`."""
+    return getattr(import_module(f".{name}", __name__), LANGUAGES[name])
+
+
+__all__ = ["LANGUAGES", "Language", "language_class", "language_for"]

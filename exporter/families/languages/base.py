@@ -38,6 +38,8 @@ class Language:
     embed_path: ClassVar[str]
     reads_image_rows: ClassVar[bool] = False
     """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
+    wide_residual: ClassVar[bool] = False
+    """Whether its residual stream overflows float16, so that it stays float32 there (transformers' `_keep_in_fp32`)."""
     decoder: DecoderShape
     max_positions: int | None = None
     logit_scale: float = 1.0
@@ -130,7 +132,7 @@ class Language:
     def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:
         """Source graphs, embed, segments, head."""
         yield from self.source_graphs(store)
-        yield build_embed(store, self.embedding)
+        yield build_embed(store)
         layers = self.model.get_submodule(self.layers_path)
         inputs = layer_inputs(self.decoder)
         names = [item.name for item in inputs]

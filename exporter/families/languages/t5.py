@@ -52,6 +52,7 @@ class T5Language(Language):
     norm_path: ClassVar[str] = "decoder.final_layer_norm"
     embed_path: ClassVar[str] = "shared"
     reads_image_rows: ClassVar[bool] = True
+    wide_residual: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
         super().__init__(checkpoint, config, prefix)
@@ -148,11 +149,10 @@ class T5Language(Language):
 
     def _encoder(self, store: WeightStore) -> GraphSpec:
         d, blocks = self.decoder, self.model.encoder.block
-        graph = Composer("encoder", store)
+        graph = Composer("encoder", store, "encoder")
         states = ("batch", "source", d.hidden_size)
         mask_shape = ("batch", d.num_heads, "source", "source")
-        hidden = graph.input("encoder_rows", "float32", states)
-        mask = graph.input("encoder_mask", "float32", mask_shape)
+        hidden, mask = graph.input("encoder_rows"), graph.input("encoder_mask")
         inputs = [TraceInput("hidden", states), TraceInput("encoder_mask", mask_shape)]
 
         def make(module: nn.Module) -> Template:
@@ -166,5 +166,5 @@ class T5Language(Language):
         norm = self.trace_rows(self.model.encoder.final_layer_norm, ("batch", "source"))
         names = self.named("encoder.final_layer_norm.")
         hidden = graph.call(norm, "norm", {"hidden": hidden}, names)["hidden_out"]
-        graph.output("encoder_states", hidden, "float32", states)
+        graph.output("encoder_states", hidden)
         return GraphSpec("encoder", "encoder", graph.model())

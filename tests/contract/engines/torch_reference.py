@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EncoderDecoderCache
+from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.base import Buffer, Engine, View
 
 from . import memory
@@ -86,7 +87,10 @@ class _Model:
         return getattr(self, name)
 
     def embed(self, io: Tensors) -> Tensors:
-        return {"hidden": io["embedding_table"][io["token_ids"]]}
+        table = io["embedding_table"]
+        if table.dtype == torch.uint16:  # numpy has no bfloat16: its bits
+            table = table.view(torch.bfloat16)
+        return {"hidden": table[io["token_ids"]].float()}
 
     def commit(self, io: Tensors) -> Tensors:
         for name, cache in io.items():
@@ -265,7 +269,7 @@ class TorchReference(Engine):
     def __init__(
         self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
-        super().__init__(manifest.graphs)
+        super().__init__(widened(manifest).graphs)
         self._model = FAMILIES[manifest.model.family, manifest.model.decoder](model, imitations or {})
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:

@@ -1,11 +1,13 @@
 """Retyping a float32 graph to float16 or bfloat16, strongly typed, with float32 islands.
 
-TensorRT takes every type from the graph (strongly typed), so casts are placed here: norms, rotary angles and other
+GPU engines take every type from the graph (strongly typed), so casts are placed here: norms, rotary angles and other
 statistics stay float32, matrix products and attention run in the narrow type. T5 overflows float16 in its residual
 stream and in the last product of its feed-forward, so `wide_residual` keeps both in float32, as transformers does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
 
 import onnx
 from onnx import TensorProto, helper
@@ -36,9 +38,11 @@ MOVING_OPS = frozenset(
 )
 """Move numbers without computing: they keep the type of their first input."""
 
-KEPT_INPUTS = frozenset({"pixel_values"})
-KEPT_OUTPUTS = frozenset({"logits"})
-"""Stay float32 at the interface; a cast is inside the plan."""
+WIDE_VALUES = frozenset({"pixel_values", "logits"})
+"""Inputs and outputs that are float32 at the interface of every graph; a cast is inside."""
+
+STREAM = frozenset({"hidden", "encoder_rows", "hidden_out"})
+"""Inputs and outputs that are the residual stream."""
 
 
 def value_types(model: onnx.ModelProto) -> dict[str, int]:
@@ -75,7 +79,7 @@ def wide_nodes(model: onnx.ModelProto, types: dict[str, int], *, wide_residual: 
 
 def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[int]:
     """The Adds of the residual stream, and the last product of each feed-forward that is added to it."""
-    stream = {"hidden", "encoder_rows"}
+    stream = set(STREAM)
     found: set[int] = set()
     for index, node in enumerate(nodes):
         if node.op_type != "Add" or not stream & set(node.input):
@@ -92,10 +96,23 @@ def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[i
     return found
 
 
-def retype(model: onnx.ModelProto, precision: str, *, wide_residual: bool = False) -> dict[str, int]:
+def retype(
+    model: onnx.ModelProto,
+    precision: str,
+    *,
+    wide_residual: bool = False,
+    bound: Mapping[str, int] | None = None,
+    stored: Collection[str] = (),
+) -> dict[str, int]:
     """Retypes `model` in place to `precision` and returns initializer name → wanted element type.
 
     Initializer data is not touched: the caller converts it (it lies in an external file). float32 leaves everything.
+
+    Args:
+        bound: element types of inputs and outputs; those that are not in it become narrow, but for `WIDE_VALUES` and,
+            with `wide_residual`, `STREAM`.
+        stored: initializers whose data is narrow already: what reads them in float32 gets a cast, where others take
+            the type of their first reader.
     """
     graph = model.graph
     types = value_types(model)
@@ -103,21 +120,25 @@ def retype(model: onnx.ModelProto, precision: str, *, wide_residual: bool = Fals
     if precision == "float32":
         return wanted
     narrow = NARROW[precision]
+    kept = WIDE_VALUES | STREAM if wide_residual else WIDE_VALUES
+
+    def bound_as(name: str) -> int:
+        usual = FLOAT if name in kept else narrow
+        return usual if bound is None else bound.get(name, usual)
+
     wide = wide_nodes(model, types, wide_residual=wide_residual)
     floats = {name for name, kind in types.items() if kind == FLOAT}
     initializers = {t.name for t in graph.initializer}
-    stream = {"hidden", "encoder_rows", "hidden_out"} if wide_residual else set()
     current: dict[str, int] = {}
     for value in graph.input:
         if value.name in floats and value.name not in initializers:
-            kept = value.name in KEPT_INPUTS or value.name in stream
-            current[value.name] = FLOAT if kept else narrow
+            current[value.name] = bound_as(value.name)
             value.type.tensor_type.elem_type = current[value.name]
 
     outputs = {o.name for o in graph.output}
     result: list[onnx.NodeProto] = []
     casts: dict[tuple[str, int], str] = {}
-    first_use: dict[str, int] = {}
+    first_use: dict[str, int] = dict.fromkeys(stored, narrow)
 
     def reader(name: str, kind: int) -> str:
         """The name under which `name` can be read as `kind`; weights take the type of their first use."""
@@ -154,7 +175,7 @@ def retype(model: onnx.ModelProto, precision: str, *, wide_residual: bool = Fals
                 continue
             current[name] = kind
             if name in outputs:
-                goal = FLOAT if name in KEPT_OUTPUTS or name in stream else narrow
+                goal = bound_as(name)
                 if goal != kind:  # the output keeps its name, the value gets another
                     inner = f"{name}/inner"
                     node.output[position] = inner
@@ -166,4 +187,34 @@ def retype(model: onnx.ModelProto, precision: str, *, wide_residual: bool = Fals
     del graph.node[:]
     graph.node.extend(result)
     del graph.value_info[:]
+    drop_round_trips(model)
     return {name: first_use.get(name, kind) for name, kind in wanted.items()}
+
+
+def drop_round_trips(model: onnx.ModelProto) -> None:
+    """Reads a narrow value itself where it was cast to float32 only to be cast back."""
+    graph = model.graph
+    types = value_types(model)
+    makers = {output: node for node in graph.node for output in node.output}
+    outputs = {o.name for o in graph.output}
+    for node in graph.node:
+        wide = makers.get(node.input[0]) if node.op_type == "Cast" else None
+        if wide is None or wide.op_type != "Cast" or types.get(node.input[0]) != FLOAT:
+            continue
+        source = wide.input[0]
+        if types.get(source) == types.get(node.output[0]) and types.get(source) in NARROW.values():
+            node.op_type, node.input[0] = "Identity", source
+            del node.attribute[:]
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = renamed.get(name, name)
+        if node.op_type == "Identity" and node.output[0] not in outputs:
+            renamed[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    used = {name for node in kept for name in node.input} | outputs
+    kept = [node for node in kept if node.op_type != "Cast" or node.output[0] in used]
+    del graph.node[:]
+    graph.node.extend(kept)
