@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import io
 import os
@@ -158,7 +159,8 @@ def _command_name(arguments: Sequence[str]) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C."""
+    """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C, 143 for
+    SIGTERM."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # started with the stream closed (`>&-`)
@@ -178,27 +180,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 130 if interrupts else _fail(error, command)
     if status == 130:  # newer versions of typer turn Ctrl-C into a status themselves
         sys.stderr.write("\nInterrupted.\n")
+        return 128 + interrupts[-1] if interrupts else 130
     return status if isinstance(status, int) else 0
+
+
+STOPPING: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Signals that end a command with its cleaning up, and how Python treats them before anybody else decided."""
 
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Collects Ctrl-C: a library that is interrupted while it is imported may raise an error of its own instead."""
+    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt, and collects them: a library that is interrupted while it is
+    imported may raise an error of its own instead.
+
+    An interrupt that hits a callback (of a weak reference, say) is dropped by Python: it is then sent again.
+    """
     seen: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield seen
         return
+    ours = [number for number, usual in STOPPING.items() if signal.getsignal(number) is usual]
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, _frame: FrameType | None) -> None:
         seen.append(number)
-        signal.default_int_handler(number, frame)
+        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    def unraisable(dropped: Any) -> None:
+        if seen and dropped.exc_type is not None and issubclass(dropped.exc_type, KeyboardInterrupt):
+            # Not at once: it would hit this hook, whose errors are dropped as well.
+            again = threading.Timer(0.01, _thread.interrupt_main, seen[-1:])
+            again.daemon = True
+            again.start()
+        else:
+            hook(dropped)
+
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
+    for number in ours:
+        signal.signal(number, interrupt)
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in ours:
+            signal.signal(number, STOPPING[number])
+        sys.unraisablehook = hook
 
 
 def _fail(error: Exception, command: str | None) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import sys
+import time
 import types
+import weakref
 from importlib.metadata import version
 from pathlib import Path
 
@@ -91,6 +94,25 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
+    def signalled(number: int) -> None:
+        signal.raise_signal(number)
+        raise AssertionError("the signal was lost")
+
+    def in_a_callback() -> None:
+        """Python drops what a weak reference's callback raises."""
+        owner = type("Owner", (), {})()
+        weakref.finalize(owner, signal.raise_signal, signal.SIGINT).atexit = False
+        del owner
+        time.sleep(0.05)
+        raise AssertionError("Ctrl-C was lost")
+
+    def swallowed() -> None:
+        """A library makes another error out of it."""
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("import failed") from None
+
     def leave() -> None:
         raise typer.Exit(1)
 
@@ -106,6 +128,8 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     actions = {
         "good": lambda: print("built"), "full": full, "memory": memory, "fail": fail, "interrupt": interrupt, "leave": leave,
         "torch": lambda: need("torch.nn"), "plot": lambda: need("matplotlib"), "bug": lambda: need("numpyy"),
+        "ctrl-c": lambda: signalled(signal.SIGINT), "term": lambda: signalled(signal.SIGTERM),
+        "in a callback": in_a_callback, "swallowed": swallowed,
     }  # fmt: skip
     module.register = register  # type: ignore[attr-defined]
     return module
@@ -117,6 +141,10 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         ("good", 0, ""),
         ("fail", 2, "vlmexport: cannot export this?[2J?\n"),
         ("interrupt", 130, "\nInterrupted.\n"),
+        ("ctrl-c", 130, "\nInterrupted.\n"),
+        ("term", 143, "\nInterrupted.\n"),
+        ("in a callback", 130, "\nInterrupted.\n"),
+        ("swallowed", 130, "\nInterrupted.\n"),
         ("leave", 1, ""),
         ("full", 2, "vlmexport: the output: No space left on device\n"),
         ("memory", 2, "vlmexport: not enough memory (8 TiB asked for); use a smaller model or smaller limits\n"),
