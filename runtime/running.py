@@ -19,6 +19,7 @@ from .text.incremental import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from .bundle.folder import Bundle
+    from .bundle.manifest import Manifest
     from .request import Settings
     from .speculate.proposer import Proposer
 
@@ -123,10 +124,7 @@ class Running:
         rows = decoder.embed(ids, image_rows, prepared.row_slots, prepared.row_index)
         if manifest.decoder.cross_attention:
             decoder.encode(row, rows)
-            ids = prepared.decoder_ids
-            if ids is None:
-                first = manifest.text.decoder_start_token_id
-                ids = np.asarray([0 if first is None else first], np.int64)
+            ids = decoder_ids(manifest, prepared)
             rows = decoder.embed(ids)
         elif len(rows) > decoder.max_length:
             raise PromptError(
@@ -152,3 +150,13 @@ class Running:
         token = sequence.choose(logits, 0, [])
         seconds.prefill = time.perf_counter() - encoded
         return token
+
+
+def decoder_ids(manifest: Manifest, prepared: Prepared) -> np.ndarray:
+    """int64 [n]: what stands before the first new token in the decoder. With cross-attention that is not the prompt."""
+    if not manifest.decoder.cross_attention:
+        return prepared.token_ids
+    if prepared.decoder_ids is not None:
+        return prepared.decoder_ids
+    first = manifest.text.decoder_start_token_id
+    return np.asarray([0 if first is None else first], np.int64)

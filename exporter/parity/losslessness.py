@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
+from ...runtime.families import get_family
 from ...runtime.proposers.wrong import always_wrong
+from ...runtime.running import decoder_ids
 from ...runtime.session import Session
+from ...runtime.speculate.processors import Processors
 from ...runtime.speculate.stats import Stats
 from ..families.samples import ODD_SIZES, SENTENCE, sample_picture
 from .generation import NEAR_TIE, first_difference
@@ -123,12 +126,20 @@ def failures(rows: Sequence[LosslessRow]) -> list[str]:
 
 
 def plain_margin(session: Session, request: tuple[Any, Any], token: int) -> float:
-    """Difference of the two best logits of plain decoding at output position `token`; infinite if it ends before."""
-    image, prompt = request
+    """Difference of the two best logits of plain decoding at output position `token`, after what the model's generation
+    configuration does to them; infinite if it ends before."""
+    (image, prompt), bundle = request, session.bundle
     result = session.generate(image=image, prompt=prompt, max_new_tokens=token + 1, speculative=False)
     if len(result.tokens) <= token:
         return float("inf")
-    second, best = np.partition(session.decoder.last_logits(), -2)[-2:]
+    manifest, logits = bundle.manifest, session.decoder.last_logits()
+    prepared = get_family(manifest.model.family).prepare(bundle, image, prompt)
+    before = decoder_ids(manifest, prepared).tolist()
+    processors = Processors.from_info(manifest.generation, manifest.text.eos_token_ids, before)
+    if processors is not None:
+        processors.extend(result.tokens[:token])
+        logits = processors.apply(logits)
+    second, best = np.partition(logits, -2)[-2:]
     return float(best - second)
 
 

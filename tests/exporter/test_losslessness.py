@@ -18,21 +18,25 @@ from vlmexport.runtime.session import Session
 PROMPT = "a small robot puts the red cube"
 
 
-@pytest.mark.parametrize("token", [0, 3])
-def test_the_margin_is_that_of_plain_decoding(tiny_bundle: Callable, token: int) -> None:
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+@pytest.mark.parametrize("token", [0, 3, 9])
+def test_the_margin_is_that_of_plain_decoding(tiny_bundle: Callable, token: int, penalty: float) -> None:
     folder, source = tiny_bundle("llama")
+    bundle = Bundle.open(folder)
+    bundle.manifest.generation.repetition_penalty = penalty
     family = family_for(open_checkpoint(str(source)))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    with Session.load(folder) as session:
+    with Session.load(bundle) as session:
         inputs = collate(family, [family.reference_prompt(None, PROMPT)], left=True)
         output = model.generate(
             **inputs,
             do_sample=False,
             max_new_tokens=token + 1,
-            output_logits=True,
+            repetition_penalty=penalty,
+            output_scores=True,
             return_dict_in_generate=True,
         )
-        best = torch.topk(output.logits[token][0].float(), 2).values
+        best = torch.topk(output.scores[token][0].float(), 2).values
         assert plain_margin(session, (None, PROMPT), token) == pytest.approx(
             float(best[0] - best[1]), abs=1e-4
         )
