@@ -1,4 +1,4 @@
-"""Captions: a grammar whose every choice of words is decided by something visible."""
+"""Captions of the first form, which the shipped model learned: a grammar whose every choice of words is decided by something visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the facts back out of a caption; unknown words are skipped, missing facts stay None."""
+"""Reads the facts back out of a caption of the first form; unknown words are skipped, missing facts stay None."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class ParsedObject:
     size: str | None
     pattern: str
     relation: Relation | None
+    lane: int | None = None  # read from the second form only
 
 
 @dataclass(frozen=True)

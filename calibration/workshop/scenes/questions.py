@@ -1,4 +1,4 @@
-"""Questions about a scene with short answers that the picture shows."""
+"""Questions of the first form, which the shipped model learned: short answers that the picture shows."""
 
 from __future__ import annotations
 

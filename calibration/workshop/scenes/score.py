@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .parse import ParsedObject, parse_caption
+from .parse import ParsedCaption, ParsedObject, parse_caption
 from .scene import Scene, SceneObject
 
 HEADLINE = ("object", "colour", "relation")
@@ -30,15 +30,24 @@ class CaptionScore:
 
 
 def score(text: str, scene: Scene) -> CaptionScore:
+    """`score_parsed` of a caption of the first form."""
+    return score_parsed(parse_caption(text), scene)
+
+
+def score_parsed(parsed: ParsedCaption, scene: Scene, strict: bool = False) -> CaptionScore:
     """Counts facts of a caption, after aligning its mentions with the objects from left to right.
+
+    `strict`: the i-th mention is about the i-th object, whatever it says; luck then finds no better partner.
 
     Types: ``object`` (the kind), ``colour``, ``size`` and ``pattern`` (each only right together
     with the kind), ``relation`` (gap and depth against the left neighbour, both kinds right),
     ``setting`` (count, table, wall, light), ``unseen`` (kind and colour of objects whose pair was
     never trained; claims are not counted there).
     """
-    parsed = parse_caption(text)
-    pairs = _align(parsed.objects, scene.objects)
+    if strict:
+        pairs = [(i, i) for i in range(min(len(parsed.objects), len(scene.objects)))]
+    else:
+        pairs = _align(parsed.objects, scene.objects)
     mention_of = {truth: mention for mention, truth in pairs}
     n, claimed = len(scene.objects), len(parsed.objects)
     result = CaptionScore(

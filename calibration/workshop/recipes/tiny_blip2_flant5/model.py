@@ -105,13 +105,19 @@ def build_processor(tokenizer: PreTrainedTokenizerBase) -> Blip2Processor:
 
 
 def save_bundle(
-    model: Blip2ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
+    model: Blip2ForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    max_new_tokens: int = 96,
 ) -> None:
-    """Writes the Hugging Face folder with fp16 weights; every file is replaced atomically."""
+    """Writes the Hugging Face folder with fp16 weights; every file is replaced atomically.
+
+    `max_new_tokens`: what ``generation_config.json`` allows an answer.
+    """
     scratch = folder.with_name(folder.name + ".new")
     half = copy.deepcopy(model).half()
     half.generation_config = GenerationConfig(
-        decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_new_tokens=96
+        decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_new_tokens=max_new_tokens
     )
     half.save_pretrained(scratch)
     build_processor(tokenizer).save_pretrained(scratch)

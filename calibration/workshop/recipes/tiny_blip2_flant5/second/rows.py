@@ -17,9 +17,7 @@ BLOCK = 500  # pictures between two notes of the progress
 
 
 @torch.no_grad()
-def picture_rows(
-    model: Blip2ForConditionalGeneration, pictures: np.ndarray, chunk: int = 100
-) -> np.ndarray:
+def picture_rows(model: Blip2ForConditionalGeneration, pictures: np.ndarray, chunk: int = 100) -> np.ndarray:
     """Q-Former outputs of uint8 pictures (B, side, side, 3): float32 (B, 8, width)."""
     found = [encode(model, to_pixels(pictures[a : a + chunk]))[1] for a in range(0, len(pictures), chunk)]
     return torch.cat(found).float().numpy()

@@ -1,0 +1,46 @@
+"""What v2 keeps of a trained model: the vision side as it is, projection, encoder and embeddings as a beginning."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, Blip2ForConditionalGeneration, PreTrainedTokenizerBase
+
+from ..model import build_model
+
+FROZEN = ("vision_model.", "qformer.", "query_tokens")
+_BEGUN = ("language_projection.", "language_model.encoder.block.", "language_model.encoder.final_layer_norm.")
+_STEM = "\u2581"  # begins a word in T5's vocabulary
+
+
+def begin(
+    tokenizer: PreTrainedTokenizerBase, seed: int, start: Path | None, vision: Path | None = None
+) -> tuple[Blip2ForConditionalGeneration, str]:
+    """A model with a fresh decoder, and a name for what it was begun with.
+
+    Args:
+        start: folder of a trained model of this architecture: its vision side, projection and encoder are copied, and
+            the embeddings of the words that both tokenizers have.
+        vision: instead, a checkpoint of `vision_stage.train_vision`: the vision side alone is copied.
+    """
+    model = build_model(tokenizer, seed)
+    if start is None:
+        assert vision is not None
+        weights = torch.load(vision, weights_only=False, map_location="cpu")["model"]
+        model.load_state_dict({k: v for k, v in weights.items() if k.startswith(FROZEN)}, strict=False)
+        return model.eval(), _hash(vision)
+    old = Blip2ForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+    kept = {k: v for k, v in old.state_dict().items() if k.startswith((*FROZEN, *_BEGUN))}
+    model.load_state_dict(kept, strict=False)
+    before, after = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
+    common = [(before[w], after[w]) for w in after if w in before and w.startswith(_STEM)]
+    with torch.no_grad():
+        table = model.language_model.shared.weight
+        table[[new for _, new in common]] = old.language_model.shared.weight[[known for known, _ in common]]
+    return model.eval(), _hash(start / "model.safetensors")
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

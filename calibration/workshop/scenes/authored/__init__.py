@@ -1,0 +1,27 @@
+"""The second form of the texts: the same scenes, told in words that 24 hidden authors draw.
+
+The first form (`scenes.grammar`, `scenes.parse`, `scenes.questions`) decides every word by the scene. It stays as long
+as a shipped model was trained on it.
+"""
+
+from .asking import Asked, ask, answer_value
+from .authors import AUTHORS
+from .caption import Told, tell
+from .floor import Floor, measure_floor
+from .plan import PlanCheck, check_plan
+from .reading import read_caption, score_told
+
+__all__ = [
+    "AUTHORS",
+    "Asked",
+    "Floor",
+    "PlanCheck",
+    "Told",
+    "answer_value",
+    "ask",
+    "check_plan",
+    "measure_floor",
+    "read_caption",
+    "score_told",
+    "tell",
+]
