@@ -2,7 +2,7 @@
 
 | D | records |
 |---|---|
-| `scenes:SPLIT[:COUNT][:offset=N][:seed=N]` | generated tabletop scenes (train, validation or heldout) with their captions |
+| `scenes:SPLIT[:COUNT][:offset=N][:seed=N][:form=N][:variant=N]` | generated tabletop scenes (train, validation or heldout) with their captions |
 | `scenes-questions:…` | the same scenes, one question with its answer each |
 | `coco:JSON,IMAGES[,SPLIT]` | COCO captions (`images` + `annotations`), or a Karpathy split file |
 | `images:FOLDER` | every image of a folder, without text (for generate-data) |

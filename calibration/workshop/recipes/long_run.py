@@ -90,7 +90,7 @@ class LongRun:
             torch.save(state | {"settings": self.settings}, out)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(scratch, self.path)
+        scratch.replace(self.path)
         self._saved = time.monotonic()
 
     def log(self, line: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ The first form (`scenes.grammar`, `scenes.parse`, `scenes.questions`) decides ev
 as a shipped model was trained on it.
 """
 
-from .asking import Asked, ask, answer_value
+from .asking import Asked, answer_value, ask
 from .authors import AUTHORS
 from .caption import Told, tell
 from .floor import Floor, measure_floor

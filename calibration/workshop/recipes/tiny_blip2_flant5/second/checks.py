@@ -1,4 +1,4 @@
-"""Short figures for the log of a training, on scenes that it does not learn from."""
+"""Figures of a model on scenes that it does not learn from: short ones for the log, and the parts of an evaluation."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
-from .....evaluation.acceptance import Count
-from .....targets.target import Rows
 from ....scenes.authored import answer_value, ask, score_told, tell
 from ....scenes.authored.reading import check_told_plan
 from ....scenes.dataset import model_picture
 from ....scenes.grammar import DESCRIBE
 from ....scenes.scene import sample_scene
 from ....scenes.score import total_accuracy
-from ..model import DECODER_LAYERS, SIDE
+from ..model import SIDE
 from .batches import padded
-from .language import cross_entropy, layer_logits, logits, speak
+from .early import measure_early
+from .language import cross_entropy, logits, speak
 from .rows import picture_rows
 
-EARLY = (DECODER_LAYERS // 4, DECODER_LAYERS // 2)
 CHUNK = 64
 
 
 class Checks:
-    """Scenes with their rows and reference texts, and the figures of a model on them."""
+    """Scenes with their rows and reference texts, and the figures of a model on them.
+
+    Args:
+        model: the vision side encodes the pictures, once. seed, indices: which scenes.
+        grey: the pictures are grey all over; scenes and texts are as they were.
+    """
 
     def __init__(
         self,
@@ -37,42 +39,51 @@ class Checks:
         tokenizer: PreTrainedTokenizerBase,
         seed: int,
         indices: Sequence[int],
+        grey: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.scenes = [sample_scene(seed, i) for i in indices]
-        pictures = np.stack([model_picture(seed, i, SIDE) for i in indices])
+        blank = np.full((SIDE, SIDE, 3), 128, np.uint8)
+        pictures = np.stack([blank if grey else model_picture(seed, i, SIDE) for i in indices])
         self.rows = torch.from_numpy(picture_rows(model, pictures))
         self.told = [tell(scene) for scene in self.scenes]
         self.ids = tokenizer([t.text for t in self.told])["input_ids"]
         self.questions = [ask(scene) for scene in self.scenes]
-
-    def prompts(self, count: int) -> Tensor:
-        """The caption prompt, so many times."""
-        return padded(self.tokenizer([DESCRIBE] * count)["input_ids"])
+        self.prompt: list[int] = tokenizer(DESCRIBE)["input_ids"]
 
     def figures(self, model: Blip2ForConditionalGeneration) -> dict[str, float]:
-        """Everything below, rounded."""
+        """The short form, rounded, for a log."""
         texts, ids = self.captions(model)
-        apart = [*self.scenes[1:], self.scenes[0]]
+        early = measure_early(model, self.tokenizer, self.rows, self.prompt, ids)
+        replies = self.answers(model)
         result = self.surprise(model) | {
             "facts": total_accuracy(map(score_told, texts, self.scenes)),
-            "facts_of_another_scene": total_accuracy(map(score_told, texts, apart)),
-            "plans": float(
-                np.mean([check_told_plan(t, s).right for t, s in zip(texts, self.scenes, strict=True)])
-            ),
-            "answers": self.answers(model),
+            "facts_of_another_scene": total_accuracy(map(score_told, texts, self.others())),
+            "plans": self.plans(texts),
+            "answers": float(np.mean([right for values in replies.values() for right in values])),
             "tokens": float(np.mean([len(row) for row in ids])),
             "cut": float(np.mean([row[-1] != 1 for row in ids])),
+            **{f"early_exit_{n}_alpha": found.alpha for n, found in early.layers.items()},
+            "greedy_entropy": early.entropy["all"],
+            "greedy_below_half": early.below_half,
         }
-        result |= self.early(model, ids)
         return {name: round(value, 4) for name, value in result.items()}
+
+    def others(self) -> list:
+        """For every place the next scene: what a text scores against it, it scores by luck."""
+        return [*self.scenes[1:], self.scenes[0]]
 
     def captions(self, model: Blip2ForConditionalGeneration) -> tuple[list[str], list[list[int]]]:
         """Greedy captions as texts and as ids."""
         ids: list[list[int]] = []
         for part in self._parts():
-            ids += speak(model, self.rows[part], self.prompts(len(self.rows[part])))
+            rows = self.rows[part]
+            ids += speak(model, rows, padded([self.prompt] * len(rows)))
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True), ids
+
+    def plans(self, texts: Sequence[str]) -> float:
+        """Share of captions whose plan is complete and true of their scene."""
+        return float(np.mean([check_told_plan(t, s).right for t, s in zip(texts, self.scenes, strict=True)]))
 
     @torch.no_grad()
     def surprise(self, model: Blip2ForConditionalGeneration) -> dict[str, float]:
@@ -80,7 +91,7 @@ class Checks:
         nats, tokens = 0.0, sum(map(len, self.ids))
         for part in self._parts():
             ids = padded(self.ids[part])
-            found = logits(model, self.rows[part], self.prompts(len(ids)), ids)
+            found = logits(model, self.rows[part], padded([self.prompt] * len(ids)), ids)
             nats += cross_entropy(found, ids).item() * int((ids != 0).sum())
         floor = sum(t.nats for t in self.told) / tokens
         return {
@@ -89,43 +100,19 @@ class Checks:
             "over_floor": math.exp(nats / tokens - floor),
         }
 
-    def answers(self, model: Blip2ForConditionalGeneration) -> float:
-        """Share of right answers, judged by what they say."""
-        right = []
+    def answers(self, model: Blip2ForConditionalGeneration) -> dict[str, list[bool]]:
+        """By type of question, which answers say the right thing."""
+        right: dict[str, list[bool]] = {}
         for part in self._parts():
             asked = self.questions[part]
-            ids = speak(
-                model, self.rows[part], padded(self.tokenizer([q.text for q in asked])["input_ids"]), 16
-            )
+            prompts: Tensor = padded(self.tokenizer([q.text for q in asked])["input_ids"])
+            ids = speak(model, self.rows[part], prompts, 16)
             replies = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-            right += [answer_value(q.kind, r) == q.value for q, r in zip(asked, replies, strict=True)]
-        return float(np.mean(right))
-
-    @torch.no_grad()
-    def early(self, model: Blip2ForConditionalGeneration, texts: list[list[int]]) -> dict[str, float]:
-        """Acceptance of early exits on the model's own greedy captions, and how sure the model is there."""
-        counts = {layer: Count(5, [1]) for layer in EARLY}
-        entropy, top = [], []
-        for part in self._parts():
-            ids = padded(texts[part])
-            *drafted, final = layer_logits(
-                model, self.rows[part], self.prompts(len(ids)), ids, [*EARLY, DECODER_LAYERS]
-            )
-            where = ids != 0
-            where[:, 0] = False  # prefill emits the first token
-            record, position = where.nonzero(as_tuple=True)
-            none = torch.zeros(len(record), 0)
-            rows = Rows(none, none, ids[where], record, position)
-            for layer, found in zip(EARLY, drafted, strict=True):
-                counts[layer].add(found[where], final[where], rows)
-            chances = F.softmax(final[where].float(), -1)
-            entropy.append(torch.special.entr(chances).sum(-1))
-            top.append(chances.max(-1).values)
-        result = {f"early_exit_{n}_alpha": count.result().alpha for n, count in counts.items()}
-        return result | {
-            "greedy_entropy": torch.cat(entropy).mean().item(),
-            "greedy_below_half": (torch.cat(top) < 0.5).float().mean().item(),
-        }
+            for question, reply in zip(asked, replies, strict=True):
+                right.setdefault(question.kind, []).append(
+                    answer_value(question.kind, reply) == question.value
+                )
+        return right
 
     def _parts(self) -> list[slice]:
         return [slice(at, at + CHUNK) for at in range(0, len(self.scenes), CHUNK)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def image_rows(path: Path, model: Blip2ForConditionalGeneration, seed: int, indi
             store.flush()
             scratch = note.with_suffix(".new")
             scratch.write_text(str(stop))
-            os.replace(scratch, note)
-        os.replace(partial, path)
+            scratch.replace(note)
+        partial.replace(path)
         note.unlink(missing_ok=True)
     return np.memmap(path, np.float16, "r", shape=shape)
