@@ -8,8 +8,8 @@ from .asking import Asked, answer_value, ask
 from .authors import AUTHORS
 from .caption import Told, tell
 from .floor import Floor, measure_floor
-from .plan import PlanCheck, check_plan
-from .reading import read_caption, score_told
+from .plan import PlanCheck
+from .reading import check_told_plan, read_caption, score_told
 
 __all__ = [
     "AUTHORS",
@@ -19,7 +19,7 @@ __all__ = [
     "Told",
     "answer_value",
     "ask",
-    "check_plan",
+    "check_told_plan",
     "measure_floor",
     "read_caption",
     "score_told",
