@@ -30,11 +30,16 @@ WIDE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 2,
 NARROW = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 9, "num_attention_heads": 16}
 
 CASES: dict[str, dict[str, Any]] = {
-    "0.6 B, 4 shards, whole": {"config": NARROW, "shard": "300MB", "options": ["--parity-memory", "100GiB"]},
-    "0.6 B, 4 shards, layer by layer": {
+    "0.6 B, 5 shards, whole": {"config": NARROW, "shard": "300MB", "options": ["--parity-memory", "100GiB"]},
+    "0.6 B, 5 shards, layer by layer": {
         "config": NARROW,
         "shard": "300MB",
         "options": ["--parity-memory", "0"],
+    },
+    "0.6 B, 5 shards, whole, bundle of float16": {
+        "config": NARROW,
+        "shard": "300MB",
+        "options": ["--parity-memory", "100GiB", "--precision", "fp16"],
     },
     "layers of a 7 B, 1 shard, layer by layer": {
         "config": WIDE,

@@ -10,6 +10,7 @@ Names are imported when first used: `import vlmexport.runtime` alone loads neith
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from .speculate.policy import FixedLength as FixedLength
     from .speculate.policy import LogisticLength as LogisticLength
     from .speculate.stats import Stats as Stats
+
+# ONNX Runtime reads it when it is loaded; without it, it keeps a device id and a database of events under the home
+# folder, and reports. Everything of vlmexport that loads it imports this package first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "Bundle": "bundle.folder",
