@@ -23,6 +23,7 @@ from ...runtime.errors import ExportError
 from .dtypes import ONNX, TORCH
 
 WEIGHTS_FILE = "weights.bin"
+CHUNK = 1 << 20  # numbers looked at together
 PAGE, PAGE_FROM, LINE = 4096, 65536, 64  # alignment of tensors >= 64 KiB, and of smaller ones (bytes)
 
 
@@ -160,10 +161,11 @@ class WeightStore:
             part = self._reader(name).read(name)
             target = joined if joined.dim() == 0 else joined[start : start + part.shape[0]]
             target.copy_(part)  # converts without a copy in between
-            if dtype in FLOATS and not _finite(target):
-                raise _not_finite(name, part, dtype)
             start += 0 if joined.dim() == 0 else part.shape[0]
             del part
+        if dtype in FLOATS and not _finite(tensor):
+            for name in ref.names:
+                _check_finite(name, self._reader(name).read(name), dtype)
         return tensor
 
     def _reader(self, name: str) -> TensorReader:
@@ -174,17 +176,22 @@ class WeightStore:
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether every number is finite. A sum is three times as fast as looking at each, and not finite if one is not."""
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float64))) or bool(torch.isfinite(tensor).all())
+    """Whether every number of a contiguous tensor is finite; a sum is not if one of its numbers is not."""
+    flat = tensor.reshape(-1)
+    # In parts: a sum in float64 takes a copy of what it adds up.
+    sums = (flat[at : at + CHUNK].sum(dtype=torch.float64) for at in range(0, flat.numel(), CHUNK))
+    return all(bool(torch.isfinite(value)) for value in sums)
 
 
-def _not_finite(name: str, source: torch.Tensor, dtype: str) -> ExportError:
-    if not bool(torch.isfinite(source).all()):
-        count = int((~torch.isfinite(source)).sum())
-        return ExportError(
-            f"tensor {name} holds {count} number(s) that are NaN or infinite; the checkpoint is damaged, get it again"
+def _check_finite(name: str, source: torch.Tensor, dtype: str) -> None:
+    """Raises ExportError when `source`, as read, holds what cannot be stored as `dtype`."""
+    bad = int((~torch.isfinite(source)).sum())
+    if bad:
+        raise ExportError(
+            f"tensor {name} holds {bad} number(s) that are NaN or infinite; the checkpoint is damaged, get it again"
         )
-    peak = float(source.abs().max())
-    return ExportError(
-        f"tensor {name} reaches {peak:.4g}, beyond {dtype}; use --precision bfloat16 or float32"
-    )
+    if not bool(torch.isfinite(source.to(TORCH[dtype])).all()):
+        peak = float(source.abs().max())
+        raise ExportError(
+            f"tensor {name} reaches {peak:.4g}, beyond {dtype}; use --precision bfloat16 or float32"
+        )
