@@ -64,18 +64,29 @@ def use_global_pool(threads: int | None = None) -> int:
 
 
 class _BoundCall:
-    """A session and its filled IOBinding. `keep` holds the buffers behind the bound addresses."""
+    """A session and its filled IOBinding. `keep` holds the buffers behind the bound addresses.
+
+    `InferenceSession.run_with_iobinding` checks that binding and session belong together, and the rules of captures
+    on WebGPU, before every run. Both are settled here, so the method of the C++ session behind it is called at once:
+    it is the same call with the same errors (`capi/onnxruntime_inference_collection.py` of ONNX Runtime 1.31).
+    """
 
     __slots__ = ("_binding", "_file", "_keep", "_run")
 
     def __init__(
         self, file: str, session: ort.InferenceSession, binding: ort.IOBinding, keep: tuple[Buffer, ...]
     ):
-        self._file, self._run, self._binding, self._keep = file, session.run_with_iobinding, binding, keep
+        self._file, self._keep = file, (session, binding, keep)
+        inner: Any = getattr(session, "_sess", None)
+        bound = getattr(binding, "_iobinding", None)
+        if inner is None or bound is None:  # another layout of ONNX Runtime's Python package
+            self._run, self._binding = lambda given, _: session.run_with_iobinding(given), binding
+        else:
+            self._run, self._binding = inner.run_with_iobinding, bound
 
     def run(self) -> None:
         try:
-            self._run(self._binding)
+            self._run(self._binding, None)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
             raise _failure("run", self._file, error) from error
 
