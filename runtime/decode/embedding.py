@@ -54,17 +54,16 @@ class Embedding:
         self.check(ids)
         return self._by_table(ids) if self.lookup else self._by_graph(ids)
 
-    def fill(self, out: np.ndarray, tokens: Sequence[Sequence[int]]) -> None:
-        """Rows of `tokens` [batch, width] into `out` [batch, width, E], the host side of `hidden`; `lookup` only."""
-        if self.table is not None:
-            np.take(self.table, tokens, axis=0, out=out, mode="clip")
-        else:
+    def fill(self, out: np.ndarray, tokens: Sequence[int]) -> None:
+        """Rows of `tokens` [n] into `out` [n, E], the host side of `hidden`; `lookup` only."""
+        if self.table is None:
             out[...] = self._by_table(np.asarray(tokens, np.int64))
+        else:
+            self.table.take(tokens, 0, out, "clip")
 
-    def run(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Run the graph on `tokens` [batch, width]; the rows are then in `hidden` on the engine's side."""
-        shape = (len(tokens), len(tokens[0]))
-        self._tokens.host(shape)[...] = tokens
+    def run(self, tokens: Sequence[int], shape: tuple[int, int]) -> None:
+        """Run the graph on `tokens` as [batch, width]; the rows are then in `hidden` on the engine's side."""
+        self._tokens.host((len(tokens),))[:] = tokens
         self._tokens.push(shape)
         outputs = {"hidden": self._view(shape)}
         inputs = {"token_ids": self._tokens.view(shape), "embedding_table": self._constant}
@@ -77,7 +76,7 @@ class Embedding:
         out = np.empty((len(ids), self._table.shape[1]), DTYPES[self.dtype])
         for start in range(0, len(ids), self._most):
             part = ids[start : start + self._most]
-            self.run([part.tolist()])
+            self.run(part.tolist(), (1, len(part)))
             out[start : start + len(part)] = self._engine.read(self._view((1, len(part))))[0]
         return out
 

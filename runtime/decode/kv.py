@@ -44,7 +44,7 @@ class KVArena:
         rows, or, when `static`, always the whole capacity."""
         self.capacity, self.max_batch = capacity, max_batch
         self.lengths = [0] * max_batch
-        """Valid rows per sequence; the first `batch` entries count."""
+        """Valid rows per sequence; 0 beyond the first `batch`."""
         self.batch = 1
         self.rows = 0
         """Rows per head in the bound views."""
@@ -62,7 +62,7 @@ class KVArena:
     @property
     def length(self) -> int:
         """Longest valid length of the batch, in rows."""
-        return max(self.lengths[: self.batch], default=0)
+        return max(self.lengths)
 
     @property
     def nbytes(self) -> int:
@@ -101,14 +101,14 @@ class KVArena:
 
         Raises `CapacityError` before anything is written when the pass would leave the buffers.
         """
-        needed = (self.length if row is None else self.lengths[row]) + width
+        needed = (max(self.lengths) if row is None else self.lengths[row]) + width
+        if needed <= self.rows:
+            return False
         if needed > self.capacity:
             raise CapacityError(
                 f"a pass of width {width} at length {needed - width} needs {needed} rows, the buffers hold "
                 f"{self.capacity}; load the session with a larger max_length"
             )
-        if needed <= self.rows:
-            return False
         self._grow(min(-(-needed // self._bucket) * self._bucket, self.capacity))
         return True
 

@@ -30,6 +30,9 @@ PREFILL_WIDTH = 256
 PREFILL_STEP = 16
 """Prefill widths are multiples of this, so that few shapes are bound."""
 
+WIDEST = 8
+"""Bytes of the widest value that a head offers per row."""
+
 OnRows = Callable[[int, View], None]
 """`on_rows(first slot, rows [1, n, E])`: rows before the final norm of one chunk of a prompt."""
 
@@ -40,6 +43,8 @@ class _Pass:
     __slots__ = (
         "batch",
         "calls",
+        "embedded",
+        "heads",
         "hidden",
         "indices",
         "mask",
@@ -53,26 +58,17 @@ class _Pass:
     def __init__(self, batch: int, width: int):
         self.batch, self.width = batch, width
         self.calls: list[Call] = []
+        self.heads: dict[int, TargetRows] = {}
+        """The head over the first rows of the result, by their number."""
         self.pushes: list[tuple[HostBuffer, tuple[int, ...]]] = []
         self.hidden: np.ndarray | None = None
+        self.embedded: np.ndarray
+        """`hidden` as [batch × width, E], where there is one."""
         self.mask: np.ndarray
         self.indices: np.ndarray
         self.positions: np.ndarray | None = None
         """[batch, axes, width]"""
         self.result: View
-
-
-class Head:
-    """The target's norm and LM head bound to rows at fixed places; `run` returns what it says of them."""
-
-    __slots__ = ("_call", "_rows")
-
-    def __init__(self, call: Call, rows: TargetRows):
-        self._call, self._rows = call, rows
-
-    def run(self) -> TargetRows:
-        self._call.run()
-        return self._rows.fresh()
 
 
 class Decoder:
@@ -107,6 +103,7 @@ class Decoder:
         self._shift = [0] * max_batch
         """Position less slot of each sequence's next row: not 0 after images with M-RoPE."""
         self._segments = manifest.segments
+        self._end = len(self._segments)
         prefill = self.max_width if info.cross_attention else min(PREFILL_WIDTH, capacity)
         self._widest = max(prefill, self.max_width)
         rows = max(self._widest, max_batch * self.max_width)
@@ -122,15 +119,17 @@ class Decoder:
         step = self._align(max_batch * self._size)
         self._exits = {
             cut: engine.allocate(f"exit_rows.{cut}", self.max_width * step * item)
-            for cut in range(1, len(self._segments))
+            for cut in range(1, self._end)
         }
         masks = info.mask_heads * capacity * rows
         self._mask = HostBuffer(engine, "attn_mask", masks, engine.dtype("segment.0", "attn_mask"))
-        self._last_position = (1 << 62) if info.max_positions is None else info.max_positions - 1
         self._axes = 3 if info.position == "mrope" else 1
         self._positions = HostBuffer(engine, "positions", self._axes * rows, "int64")
         self._indices = HostBuffer(engine, "write_indices", max_batch, "int64")
         self._row_index = HostBuffer(engine, "row_index", rows, "int64")
+        self._in_order = HostBuffer(engine, "row_index.in_order", rows, "int64")
+        self._in_order.host((rows,))[:] = range(rows)
+        self._in_order.push((rows,))
         self._source_rows = HostBuffer(engine, "source_rows", max_batch * self.max_width, "int64")
         self._vocabulary = manifest.text.vocab_size
         self._bias = None if info.relative_bias is None else np.asarray(tensor(info.relative_bias.tensor))
@@ -141,16 +140,18 @@ class Decoder:
             self._bias,
             info.relative_bias.max_distance if info.relative_bias else 128,
         )
+        self._numbers = self._limited(np.arange(capacity, dtype=np.int64))
+        """Positions of a chain, to slice from."""
         self._encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
         self._vision = Vision(engine)
         self.embedding = Embedding(engine, tensor("embedding_table"), self._work[0], rows)
+        self._table = self.embedding.table
         self._passes: dict[tuple[int, ...], _Pass] = {}
-        self._heads: dict[tuple[object, ...], Head] = {}
+        self._heads: dict[tuple[object, ...], TargetRows] = {}
         self._head_buffers: dict[str, Buffer] = {}
-        self._row_content: tuple[int, int] = (-1, 0)
         self._bound: object = None
         self._direct = engine.host_memory
-        self._last: View = self._work[0].view((1, 1, self._size))
+        self._last: _Pass
         self._moved = True
         self.exit_count = 0
         """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
@@ -237,7 +238,7 @@ class Decoder:
         `positions` int64 [axes, n] by default count from 0; later positions go on after the highest. Widths are rounded
         up to few sizes; the padding's keys lie beyond the length and are overwritten.
         """
-        count, segments = len(rows), len(self._segments)
+        count, segments = len(rows), self._end
         if not 1 <= count <= self.max_length:
             raise PromptError(f"the prompt has {count} rows, the session holds 1..{self.max_length}")
         used = 0
@@ -246,7 +247,8 @@ class Decoder:
             used = len(part)
             width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
             width = min(width, self._widest, self.arena.capacity - start)
-            self._reserve(width, row)
+            if self.arena.reserve(width, row) or self._moved:
+                self._forget_moved()
             run = self._prepare(0, segments, width, 0, row, 1)
             assert run.hidden is not None
             run.hidden[0, :used] = part
@@ -261,7 +263,7 @@ class Decoder:
             self._run(run)
             self.arena.advance(used, row)
             if on_rows is not None:
-                on_rows(start, self._last.buffer.view((1, used, self._size), self.dtype))
+                on_rows(start, run.result.buffer.view((1, used, self._size), self.dtype))
         if positions is not None:
             self._shift[row] = int(positions.max()) + 1 - count
         return self.head(1, first=used - 1)
@@ -274,7 +276,8 @@ class Decoder:
             raise CapacityError(
                 f"a cycle of width {width}; the bundle was built with max_width {self.max_width}"
             )
-        self._reserve(width)
+        if self.arena.reserve(width) or self._moved:
+            self._forget_moved()
         self.exit_count = 0
 
     def trunk(self, cut: int, tokens: Sequence[int], trees: Sequence[TokenTree] | None = None) -> None:
@@ -283,23 +286,8 @@ class Decoder:
         number of its sequence's tree (a chain beyond the tree's end)."""
         step, batch = self.exit_count, self.arena.batch
         run = self._passes.get((0, cut, 1, step, 0, batch)) or self._prepare(0, cut, 1, step)
-        if self.embedding.table is not None and batch == 1:
-            run.hidden[0, 0] = self.embedding.table[tokens[0]]  # type: ignore[index]
-        else:
-            self._embed_tokens(run, [[token] for token in tokens])
-        lengths, masks = self.arena.lengths, self._masks
-        for row in range(batch):
-            slot = lengths[row] + step
-            run.indices[row] = slot
-            tree = None if trees is None else trees[row]
-            if tree is None or tree.is_chain or step >= len(tree):
-                masks.chain(run.mask, row, slot, 1)
-                place = slot
-            else:
-                masks.node(run.mask, row, lengths[row], tree, step)
-                place = lengths[row] + tree.depths[step]
-            if run.positions is not None:
-                run.positions[row] = min(place + self._shift[row], self._last_position)
+        self._embed_tokens(run, tokens)
+        self._place(run, trees, step)
         self._run(run)
         self.exit_count = step + 1
 
@@ -315,7 +303,7 @@ class Decoder:
         Follow with `head`; the rows are as after `full`.
         """
         assert count == self.exit_count, f"{self.exit_count} exit rows, {count} nodes to verify"
-        end, batch = len(self._segments), self.arena.batch
+        end, batch = self._end, self.arena.batch
         run = self._passes.get((cut, end, count, 0, 0, batch)) or self._prepare(cut, end, count, 0)
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
@@ -327,55 +315,62 @@ class Decoder:
 
         The logits of node i of sequence b are row b × width + i, where width is the largest tree's size.
         """
-        batch, end = len(trees), len(self._segments)
-        assert batch == self.arena.batch, f"{batch} trees for a batch of {self.arena.batch}"
-        width = max(map(len, trees))
+        batch, end, tokens = self.arena.batch, self._end, trees[0].tokens
+        assert len(trees) == batch, f"{len(trees)} trees for a batch of {batch}"
+        width = len(tokens)
+        if batch > 1:
+            width = max(map(len, trees))
+            tokens = [token for tree in trees for token in (*tree.tokens, *[0] * (width - len(tree)))]
         run = self._passes.get((0, end, width, 0, 0, batch)) or self._prepare(0, end, width, 0)
-        self._embed_tokens(run, [tree.tokens + [0] * (width - len(tree)) for tree in trees])
+        self._embed_tokens(run, tokens)
         self._place(run, trees)
         self._run(run)
 
     def head(self, rows: int, first: int = 0) -> TargetRows:
         """What the target says after rows first.. of the last pass; valid until the next `head`."""
-        head = self._head_over(rows)
-        if self._row_content[0] != first or self._row_content[1] < rows:
-            self._row_index.host((rows,))[:] = range(first, first + rows)
-            self._row_index.push((rows,))
-            self._row_content = (first, rows)
-        return head.run()
+        if first == 0:
+            return (self._last.heads.get(rows) or self._head_over_first(rows)).run()
+        return self._head_over(range(first, first + rows)).run()
 
     def head_of(self, trees: Sequence[TokenTree]) -> TargetRows:
         """What the target says after the nodes of `trees`, one tree after the other, after `full` or `tail`."""
-        width = self._last.shape[1]
-        rows = sum(map(len, trees))
+        width, rows = self._last.width, 0
+        for tree in trees:
+            rows += len(tree.tokens)
         if rows == len(trees) * width:
-            return self.head(rows)
-        head = self._head_over(rows)
-        host, at = self._row_index.host((rows,)), 0
+            return (self._last.heads.get(rows) or self._head_over_first(rows)).run()
+        places: list[int] = []
         for number, tree in enumerate(trees):
-            host[at : at + len(tree)] = range(number * width, number * width + len(tree))
-            at += len(tree)
-        self._row_index.push((rows,))
-        self._row_content = (-1, 0)
-        return head.run()
+            places += range(number * width, number * width + len(tree))
+        return self._head_over(places).run()
 
-    def _head_over(self, rows: int) -> Head:
-        """The head over `rows` rows of the last pass, named by the row index."""
-        key = (self._last.address, self._last.shape, rows)
-        head = self._heads.get(key)
-        if head is None:
-            index = self._row_index.view((rows,))
-            head = self._heads[key] = self.bind_head(self._last, index, rows)
+    def _head_over_first(self, rows: int) -> TargetRows:
+        """The head over the first `rows` rows of the last pass; nothing is written for it."""
+        head = self._last.heads[rows] = self._bound_head(self._in_order.view((rows,)))
         return head
 
-    def bind_head(self, hidden: View, index: View, rows: int, purpose: str = "") -> Head:
+    def _head_over(self, places: Sequence[int]) -> TargetRows:
+        """The head over some rows of the last pass, which the row index names."""
+        shape = (len(places),)
+        self._row_index.host(shape)[:] = places
+        self._row_index.push(shape)
+        return self._bound_head(self._row_index.view(shape))
+
+    def _bound_head(self, index: View) -> TargetRows:
+        """The head over the result of the last pass; passes with the same result share it."""
+        result = self._last.result
+        key = (result.address, result.shape, index.address, index.shape)
+        head = self._heads.get(key)
+        if head is None:
+            head = self._heads[key] = self.bind_head(result, index, index.size)
+        return head
+
+    def bind_head(self, hidden: View, index: View, rows: int, purpose: str = "") -> TargetRows:
         """`head` over rows of `hidden` [batch, width, E] that `index` int64 [rows] names; heads of one `purpose`
         share their outputs."""
         outputs = self._head_outputs(purpose, rows)
         call = self.engine.bind("head", {"hidden": hidden, "row_index": index}, outputs)
-        return Head(
-            call, TargetRows(self.engine, outputs["logits"], outputs.get("best"), outputs.get("finite"))
-        )
+        return TargetRows(self.engine, call, outputs)
 
     def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
         """Make the root and the nodes of `path` of sequence `row` valid; everything else of it is forgotten."""
@@ -391,20 +386,10 @@ class Decoder:
 
     def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
         """`accept` for every sequence after one pass over all; rows are moved by one call, and only for trees."""
-        moved = [
-            not tree.is_chain and any(node != at + 1 for at, node in enumerate(path))
-            for tree, path in zip(trees, paths, strict=True)
-        ]
-        if any(moved):
-            width = max(map(len, paths))
-            moves = []
-            for path, length, moves_rows in zip(paths, self.arena.lengths, moved, strict=False):
-                # Slots that the pass has just written, over themselves, wherever nothing moves.
-                slots = length + (1 if moves_rows else 0) + np.arange(width)
-                if moves_rows:
-                    slots[: len(path)] = length + np.asarray(path)
-                moves.append((slots, length + (1 if moves_rows else 0)))
-            self._commit(moves, width)
+        for tree in trees:
+            if not tree.is_chain:
+                self._move(paths)
+                break
         for row, path in enumerate(paths):
             self.arena.advance(1 + len(path), row)
         self.exit_count = 0
@@ -416,22 +401,48 @@ class Decoder:
 
     def verified_rows(self, row: int, nodes: Sequence[int]) -> np.ndarray:
         """Rows [n, E] before the final norm of some nodes of sequence `row`, after `full` or `tail`; a copy."""
-        return np.array(self.engine.read(self._last)[row, list(nodes)])
+        return np.array(self.engine.read(self._last.result)[row, list(nodes)])
 
     # --- private ---
 
     def _head_outputs(self, purpose: str, rows: int) -> dict[str, View]:
-        """Outputs of heads over `rows` rows: logits, and what else the engine's head offers."""
-        shapes = {"logits": (rows, self._vocabulary), "best": (rows,), "finite": (rows,)}
-        outputs = {}
-        for value in self.engine.interface("head").outputs:
-            name = f"{purpose}{value.name}"
-            if name not in self._head_buffers:
-                most = self.arena.max_batch * (1 if purpose else self.max_width)
-                size = most * (self._vocabulary if value.name == "logits" else 1)
-                self._head_buffers[name] = self.engine.allocate(name, size * DTYPES[value.dtype].itemsize)
-            outputs[value.name] = self._head_buffers[name].view(shapes[value.name], value.dtype)
+        """Outputs of heads over `rows` rows: logits, and what else the engine's head offers (one value per row), one
+        behind the other in one buffer."""
+        most = self.arena.max_batch * (1 if purpose else self.max_width)
+        unit = max(self.engine.alignment, WIDEST)
+
+        def step(count: int) -> int:
+            return -(-count * WIDEST // unit) * unit
+
+        logits = self._head_buffer(f"{purpose}logits", most * self._vocabulary * DTYPES["float32"].itemsize)
+        outputs = {"logits": logits.view((rows, self._vocabulary), "float32")}
+        others = [value for value in self.engine.interface("head").outputs if value.name != "logits"]
+        if others:
+            buffer = self._head_buffer(f"{purpose}answers", step(most) * len(others))
+            for place, value in enumerate(others):
+                offset = place * step(rows) // DTYPES[value.dtype].itemsize
+                outputs[value.name] = buffer.view((rows,), value.dtype, offset)
         return outputs
+
+    def _head_buffer(self, name: str, nbytes: int) -> Buffer:
+        if name not in self._head_buffers:
+            self._head_buffers[name] = self.engine.allocate(name, nbytes)
+        return self._head_buffers[name]
+
+    def _move(self, paths: Sequence[Sequence[int]]) -> None:
+        """Bring the rows of every path right behind its root, all sequences in one call, if any lie elsewhere."""
+        moved = [any(node != at + 1 for at, node in enumerate(path)) for path in paths]
+        if not any(moved):
+            return
+        width = max(map(len, paths))
+        moves = []
+        for path, length, moves_rows in zip(paths, self.arena.lengths, moved, strict=False):
+            # Slots that the pass has just written, over themselves, wherever nothing moves.
+            slots = length + (1 if moves_rows else 0) + np.arange(width)
+            if moves_rows:
+                slots[: len(path)] = length + np.asarray(path)
+            moves.append((slots, length + (1 if moves_rows else 0)))
+        self._commit(moves, width)
 
     def _commit(self, moves: Sequence[tuple[np.ndarray, int]], width: int) -> None:
         """Gather `width` rows of every sequence and write them contiguously, all layers in one call."""
@@ -448,10 +459,6 @@ class Decoder:
             "write_indices": self._indices.view((batch,)),
         }
         self.engine.bind("commit", inputs, outputs).run()
-
-    def _reserve(self, width: int, row: int | None = None) -> None:
-        if self.arena.reserve(width, row) or self._moved:
-            self._forget_moved()
 
     def _forget_moved(self) -> None:
         """Forget prepared passes unless they are bound to what the arenas hold where they hold it now."""
@@ -485,8 +492,9 @@ class Decoder:
             source = self._exits[first].view(shape, self.dtype)
         else:
             run.hidden = self._work[0].host(shape)
+            run.embedded = run.hidden.reshape(count * width, self._size)
             source = self._work[0].view(shape)
-        trunk = end < len(self._segments)
+        trunk = end < self._end
         for number in range(first, end):
             if trunk:
                 target = self._exits[number + 1].view(
@@ -525,23 +533,38 @@ class Decoder:
         most = self._info.max_positions
         return positions if most is None else np.minimum(positions, most - 1)
 
-    def _place(self, run: _Pass, trees: Sequence[TokenTree] | None) -> None:
-        """Write indices, masks and positions of a pass over whole trees, or chains as wide as the pass."""
-        width, lengths, masks, positions = run.width, self.arena.lengths, self._masks, run.positions
+    def _place(self, run: _Pass, trees: Sequence[TokenTree] | None, step: int | None = None) -> None:
+        """Write indices, masks and positions of a pass over whole trees, or over their nodes of number `step`. Without
+        `trees`, and beyond a tree's end, every token follows the one before."""
+        lengths, ahead = self.arena.lengths, step or 0
         for row in range(run.batch):
-            start = lengths[row]
+            start = lengths[row] + ahead
             run.indices[row] = start
-            tree = None if trees is None else trees[row]
-            if tree is None or tree.is_chain:
-                masks.chain(run.mask, row, start, width)
-                if positions is not None:
-                    positions[row] = self._limited(masks.positions[:width] + (start + self._shift[row]))
+            if trees is None or (tree := trees[row]).is_chain or ahead >= len(tree.tokens):
+                self._masks.chain(run.mask, row, start, run.width)
+                if run.positions is not None:
+                    self._place_chain(run.positions, row, start, run.width)
+            elif step is None:
+                self._masks.tree(run.mask, row, start, tree)
+                self._place_nodes(run, row, tree.depths)
             else:
-                masks.tree(run.mask, row, start, tree)
-                if positions is not None:
-                    depths = np.zeros(width, np.int64)
-                    depths[: len(tree)] = tree.depths
-                    positions[row] = self._limited(start + self._shift[row] + depths)
+                self._masks.node(run.mask, row, lengths[row], tree, step)
+                self._place_nodes(run, row, tree.depths[step : step + 1])
+
+    def _place_chain(self, positions: np.ndarray, row: int, start: int, width: int) -> None:
+        """Positions of `width` rows from slot `start` on of sequence `row`."""
+        shift = self._shift[row]
+        if shift:
+            positions[row] = self._limited(self._masks.positions[:width] + (start + shift))
+        else:
+            positions[row] = self._numbers[start : start + width]
+
+    def _place_nodes(self, run: _Pass, row: int, depths: Sequence[int]) -> None:
+        """Positions of nodes of a tree in sequence `row`, padding like the root."""
+        if run.positions is not None:
+            padded = np.zeros(run.width, np.int64)
+            padded[: len(depths)] = depths
+            run.positions[row] = self._limited(self.arena.lengths[row] + self._shift[row] + padded)
 
     def _run(self, run: _Pass) -> None:
         if not self._direct:
@@ -552,17 +575,20 @@ class Decoder:
             self._embedded = False
         for call in run.calls:
             call.run()
-        self._last = run.result
+        self._last = run
 
     _embedded = False
     """The rows of the next pass are on the engine's side already."""
 
-    def _embed_tokens(self, run: _Pass, tokens: Sequence[Sequence[int]]) -> None:
-        if self.embedding.lookup:
-            assert run.hidden is not None
-            self.embedding.fill(run.hidden, tokens)
+    def _embed_tokens(self, run: _Pass, tokens: Sequence[int]) -> None:
+        """Rows of `tokens` [batch × width]."""
+        table = self._table
+        if table is not None and len(tokens) == 1:
+            run.embedded[0] = table[tokens[0]]
+        elif self.embedding.lookup:
+            self.embedding.fill(run.embedded, tokens)
         else:
-            self.embedding.run(tokens)
+            self.embedding.run(tokens, (run.batch, run.width))
             self._embedded = True
 
     def _gather_exits(self, run: _Pass, cut: int, count: int) -> None:

@@ -2,88 +2,95 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from math import isfinite, nan
 
 import numpy as np
 
-from ..engines.base import Engine, View
+from ..engines.base import DTYPES, Call, Engine, View
 from ..errors import NumericsError
 
 
 class TargetRows:
-    """Results of one `head` call, valid until the next one into the same buffers.
+    """The target's norm and LM head bound to rows at fixed places. Results are valid until a head that shares its
+    outputs runs.
 
     On an engine in host memory the logits are read in place and `best` is their argmax. Elsewhere a head that offers
-    `best` (int64 [rows]) and `finite` (bool [rows]) saves the way of the logits: they are read when asked for.
+    `best` (int64 [rows]) and `finite` (bool [rows]) saves the way of the logits: they are read when asked for. The two
+    lie in one buffer, so that one read, which is one wait, brings both.
     """
 
-    __slots__ = ("_array", "_best", "_engine", "_finite", "_graph", "_logits", "_outputs")
+    __slots__ = ("_answers", "_call", "_engine", "_graph", "_host", "_logits", "_rows", "_small", "_whole")
 
-    def __init__(
-        self,
-        engine: Engine,
-        logits: View,
-        best: View | None = None,
-        finite: View | None = None,
-        graph: str = "head",
-    ):
-        """`logits` float32 [rows, V]; `graph` is named where a row is not finite."""
-        self._engine, self._logits, self._graph = engine, logits, graph
-        self._outputs = (best, finite)
-        self._array: np.ndarray | None = engine.read(logits) if engine.host_memory else None
-        self._best: np.ndarray | None = None
-        self._finite: np.ndarray | None = None
+    def __init__(self, engine: Engine, call: Call, outputs: Mapping[str, View], graph: str = "head"):
+        """`outputs` of `call`: `logits` float32 [rows, V], and `best` and `finite` in one buffer where the engine has
+        them. `graph` is named where a row is not finite."""
+        self._engine, self._call, self._graph, self._logits = engine, call, graph, outputs["logits"]
+        self._host = engine.host_memory
+        self._small = {name: view for name, view in outputs.items() if name != "logits"}
+        self._whole: View | None = None
+        if self._small and not self._host:
+            buffer = next(iter(self._small.values())).buffer
+            end = max(view.address + view.nbytes for view in self._small.values()) - buffer.address
+            assert all(view.buffer is buffer for view in self._small.values()), "one read brings all of them"
+            self._whole = buffer.view((end,), "uint8")
+        self._rows: list[np.ndarray] | None = list(engine.read(self._logits)) if self._host else None
+        """Logits [V] by row, once they are read."""
+        self._answers: dict[str, np.ndarray] | None = None
+        """What else the head offers, once it is read."""
 
-    def fresh(self) -> TargetRows:
-        """The call ran again: forget what was read. Returns itself."""
-        if not self._engine.host_memory:
-            self._array = self._best = self._finite = None
+    def run(self) -> TargetRows:
+        """Run the head over what the rows hold now, and forget what was read. Returns itself."""
+        self._call.run()
+        if not self._host:
+            self._rows = self._answers = None
         return self
 
     def best(self, row: int) -> int:
         """The most likely token after `row`, the lowest id among equals. Raises `NumericsError` for NaN or infinity."""
-        array = self._array
-        if array is None:
-            if self._outputs[0] is not None:
-                return self._device_best(row)
-            array = self._read()
-        values = array[row]
+        rows = self._rows
+        if rows is None:
+            if "best" in self._small:
+                self.check(row)
+                return int(self._read_small("best")[row])
+            rows = self._read()
+        values = rows[row]
         token = int(values.argmax())
         # NaN and +inf win every comparison, and −inf wins only where nothing else is: one value tells.
-        if not math.isfinite(values[token]):
-            raise self._not_finite(float(values[token]))
+        if not isfinite(values.item(token)):
+            raise self._not_finite(values.item(token))
         return token
 
     def logits(self, row: int) -> np.ndarray:
         """Logits [V] after `row`, float32; not to be written."""
-        array = self._array
-        return (self._read() if array is None else array)[row]
+        return self._read()[row]
 
     def finite(self, row: int) -> bool:
         """Whether the row has a best token: no NaN, no +inf, not −inf everywhere."""
-        if self._array is None and self._outputs[1] is not None:
-            if self._finite is None:
-                self._finite = self._engine.read(self._outputs[1])
-            return bool(self._finite[row])
+        if self._rows is None and "finite" in self._small:
+            return bool(self._read_small("finite")[row])
         values = self.logits(row)
-        return math.isfinite(values[int(values.argmax())])
+        return isfinite(values.item(int(values.argmax())))
 
     def check(self, row: int) -> None:
         """Raise `NumericsError` unless `finite(row)`."""
         if not self.finite(row):
-            raise self._not_finite(math.nan)
+            raise self._not_finite(nan)
 
-    def _device_best(self, row: int) -> int:
-        if self._best is None:
-            assert self._outputs[0] is not None
-            self._best = self._engine.read(self._outputs[0])
-        self.check(row)
-        return int(self._best[row])
+    def _read(self) -> list[np.ndarray]:
+        if self._rows is None:
+            self._rows = list(self._engine.read(self._logits))
+        return self._rows
 
-    def _read(self) -> np.ndarray:
-        if self._array is None:
-            self._array = self._engine.read(self._logits)
-        return self._array
+    def _read_small(self, name: str) -> np.ndarray:
+        if self._answers is None:
+            assert self._whole is not None
+            data = self._engine.read(self._whole)
+            self._answers = {}
+            for each, view in self._small.items():
+                start = view.address - view.buffer.address
+                self._answers[each] = data[start : start + view.nbytes].view(DTYPES[view.dtype])
+        return self._answers[name]
 
     def _not_finite(self, value: float) -> NumericsError:
         return NumericsError(

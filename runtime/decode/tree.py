@@ -18,7 +18,7 @@ class TokenTree:
     q: Sequence[np.ndarray] | None = None
     """For a chain whose tokens were drawn: `q[i]` [V], the distribution that token i + 1 came from."""
 
-    __slots__ = ("__dict__", "depths", "is_chain", "parents", "tokens")
+    __slots__ = ("__dict__", "is_chain", "tokens")
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int]):
         if len(tokens) != len(parents) or not tokens or parents[0] != -1:
@@ -40,10 +40,18 @@ class TokenTree:
     def chain(cls, tokens: Sequence[int]) -> TokenTree:
         """The pending token followed by drafts in order. The fast way: nothing needs checking."""
         tree = cls.__new__(cls)
-        count = len(tokens)
-        tree.tokens, tree.parents, tree.depths = list(tokens), list(range(-1, count - 1)), list(range(count))
-        tree.is_chain = True
+        tree.tokens, tree.is_chain = list(tokens), True
         return tree
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """Those of a chain, made when asked for; a tree has its own."""
+        return list(range(-1, len(self.tokens) - 1))
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Those of a chain, made when asked for; a tree has its own."""
+        return list(range(len(self.tokens)))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -52,6 +60,11 @@ class TokenTree:
     def proposed(self) -> int:
         """Number of drafted tokens: all nodes but the root."""
         return len(self.tokens) - 1
+
+    @property
+    def depth(self) -> int:
+        """Most drafted tokens on one path."""
+        return len(self.tokens) - 1 if self.is_chain else max(self.depths)
 
     @cached_property
     def ancestors(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..bundle.manifest import DraftInfo
-from ..decode.passes import Decoder, Head
+from ..decode.passes import Decoder
 from ..decode.target_rows import TargetRows
 from ..engines.base import DTYPES, Call
 from ..engines.buffers import HostBuffer
@@ -31,7 +31,8 @@ class SelfDraft(Proposer):
         self._out = None
         if self._graph is not None:
             self._out = engine.allocate(f"{draft.name}.rows", batch * self._size * item)
-        self._steps: dict[tuple[int, int], tuple[Call | None, Head]] = {}
+        self._steps: dict[tuple[int, int], tuple[Call | None, TargetRows]] = {}
+        self._arena = decoder.arena
 
     @property
     def cut(self) -> int:
@@ -39,8 +40,8 @@ class SelfDraft(Proposer):
 
     def rows(self, step: int) -> TargetRows:
         """Draft logits after the exit rows of `step`; row b is of sequence b."""
-        key = (self._decoder.batch, step)
-        call, head = self._steps.get(key) or self._bind(*key)
+        batch = self._arena.batch
+        call, head = self._steps.get((batch, step)) or self._bind(batch, step)
         if call is not None:
             call.run()
         return head.run()
@@ -50,7 +51,7 @@ class SelfDraft(Proposer):
         this index: deterministic given the request, and it matches as often as the two distributions agree."""
         return sequence.choose(rows, row, after)
 
-    def _bind(self, batch: int, step: int) -> tuple[Call | None, Head]:
+    def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetRows]:
         decoder = self._decoder
         hidden, call = decoder.exit_rows(self._cut, step), None
         if self._graph is not None and self._out is not None:

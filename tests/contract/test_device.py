@@ -41,6 +41,29 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_the_host_waits_once_for_every_drafted_token_and_once_for_the_verdict(
+    rigs: Callable, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig: Rig = rigs(family, "device")
+    request, cycle = rig.request(53), lossless.Cycle.run
+    waited: list[tuple[int, int]] = []
+
+    def counted(self: Any) -> Any:
+        before, stats = rig.engine.counts.copy(), self.sequences[0].stats
+        proposed = stats.proposed
+        tokens = cycle(self)
+        waited.append(((rig.engine.counts - before).synchronisations, stats.proposed - proposed))
+        return tokens
+
+    monkeypatch.setattr(lossless.Cycle, "run", counted)
+    proposer = lossless.DRAFTS["early-exit"](rig, ())
+    lossless.generate(rig, request, 8)
+    lossless.generate(rig, request, 12, proposer=proposer, length=3)
+    assert {proposed for _, proposed in waited} >= {0, 3}
+    assert all(waits == 1 + proposed for waits, proposed in waited), waited
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
     rigs: Callable, family: str
 ) -> None:
