@@ -73,14 +73,13 @@ class Running:
 
     def start(self) -> Iterator[str]:
         """The text of the first token, which prefill gave."""
+        self.sequence.stats.time_to_first_token = time.perf_counter() - self._begin
         return self.take([self._first])
 
     def take(self, tokens: list[int]) -> Iterator[str]:
         """Emit the tokens of a cycle; pieces of text, each as soon as it is certain."""
         sequence, text = self.sequence, self._text
         for token in sequence.emit(tokens):
-            if len(sequence.tokens) == 1:
-                sequence.stats.time_to_first_token = time.perf_counter() - self._begin
             piece = text.push(token)
             if text.stopped:
                 sequence.stop("stop")  # also when the end token or the limit came with it

@@ -32,6 +32,8 @@ class Budget:
 
     def within(self, nodes: int, depth: int) -> Budget:
         """No more than this: `nodes` from the width of a pass, `depth` from the tokens that are left."""
+        if self.depth <= self.nodes <= nodes and self.depth <= depth:
+            return self
         fewer, shallower = min(self.nodes, nodes), min(self.depth, depth)
         # A path is no deeper than the tree has nodes, and a chain that lost depth has lost those nodes too.
         if self.nodes == self.depth:

@@ -8,8 +8,8 @@ always, d + 1 exit rows, crop all layers to the accepted path.
 
 from __future__ import annotations
 
-import time
-from typing import cast
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 from ..decode.passes import Decoder
 from ..decode.tree import TokenTree
@@ -18,6 +18,10 @@ from .budget import NOTHING, Budget
 from .on_trunk import draft_on_trunk
 from .sequence import Sequence
 
+if TYPE_CHECKING:
+    from .policy import DraftPolicy
+    from .proposer import Proposer
+
 
 class Cycle:
     """The sequences that are decoded together, each in the place of the decoder's batch with its index."""
@@ -25,11 +29,15 @@ class Cycle:
     def __init__(self, decoder: Decoder):
         self.decoder = decoder
         self.sequences: list[Sequence] = []
+        # Who shares a policy, and who a proposer that does not draft on the trunk: known until someone comes or goes.
+        self._policies: list[tuple[DraftPolicy, list[Sequence]]] = []
+        self._proposers: list[tuple[Proposer, list[Sequence]]] = []
 
     def join(self, sequence: Sequence) -> None:
         """Take a sequence that was prefilled in the next free place, and whose first token was emitted."""
         sequence.row = len(self.sequences)
         self.sequences.append(sequence)
+        self._group()
 
     def leave(self, sequence: Sequence) -> None:
         """Let a sequence go, finished or not; the last one takes its place."""
@@ -38,94 +46,97 @@ class Cycle:
         self.sequences[row] = last
         last.row = row
         self.sequences.pop()
+        self._group()
 
     def run(self) -> list[list[int]]:
         """One cycle: per sequence its tokens, accepted drafts first. At least one each."""
         decoder, sequences = self.decoder, self.sequences
-        begin = time.perf_counter()
-        cut: int | None = None
-        if any(sequence.proposer is not None for sequence in sequences):
-            budgets = self._budgets()
-            decoder.begin_cycle(1 + max(budget.nodes for budget in budgets))
-            trees, cut = self._propose(budgets)
-        else:  # plain decoding asks nobody
-            decoder.begin_cycle(1)
-            trees = [TokenTree.chain(sequence.tokens[-1:]) for sequence in sequences]
-        drafted = time.perf_counter()
+        begin = perf_counter()
+        trees, cut = self._propose()
+        drafted = perf_counter()
         if cut is None:
             decoder.full(*trees)
         elif len(trees) == 1:
-            decoder.tail(cut, len(trees[0]))
+            decoder.tail(cut, len(trees[0].tokens))
         else:
             decoder.tail(cut, decoder.exit_count, trees)
-        verified = time.perf_counter()
+        verified = perf_counter()
         rows = decoder.head_of(trees)
-        verdicts, first = [], 0
+        verdicts: list[Verdict] = []
+        paths: list[list[int]] = []
+        first = 0
         for sequence, tree in zip(sequences, trees, strict=True):
-            verdicts.append(sequence.judge(tree, rows, first))
-            first += len(tree)
-        decoder.accept_all(trees, [verdict.path for verdict in verdicts])
-        emitted = [self._tell(*each) for each in zip(sequences, trees, verdicts, strict=True)]
-        end = time.perf_counter()
+            verdict = sequence.judge(tree, rows, first)
+            verdicts.append(verdict)
+            paths.append(verdict.path)
+            first += len(tree.tokens)
+        decoder.accept_all(trees, paths)
+        emitted = list(map(self._tell, sequences, trees, verdicts))
+        taken = (drafted - begin, verified - drafted, perf_counter() - verified)
         for sequence in sequences:
-            seconds = sequence.stats.seconds
-            seconds.draft += drafted - begin
-            seconds.verify += verified - drafted
-            seconds.head += end - verified
+            sequence.stats.seconds.add(*taken)
         return emitted
+
+    def _group(self) -> None:
+        policies: dict[int, tuple[DraftPolicy, list[Sequence]]] = {}
+        proposers: dict[int, tuple[Proposer, list[Sequence]]] = {}
+        for sequence in self.sequences:
+            policy, proposer = sequence.policy, sequence.proposer
+            if policy is not None and proposer is not None:
+                policies.setdefault(id(policy), (policy, []))[1].append(sequence)
+                if proposer.cut is None:
+                    proposers.setdefault(id(proposer), (proposer, []))[1].append(sequence)
+        self._policies, self._proposers = list(policies.values()), list(proposers.values())
 
     def _budgets(self) -> list[Budget]:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""
-        sequences, widest = self.sequences, self.decoder.max_width - 1
-        budgets = [NOTHING] * len(sequences)
-        groups: dict[int, list[Sequence]] = {}
-        for sequence in sequences:
-            if sequence.policy is not None and sequence.proposer is not None:
-                groups.setdefault(id(sequence.policy), []).append(sequence)
-        for group in groups.values():
-            policy = group[0].policy
-            assert policy is not None
+        budgets, widest = [NOTHING] * len(self.sequences), self.decoder.max_width - 1
+        for policy, group in self._policies:
             for sequence, budget in zip(group, policy.allot(group), strict=True):
                 budgets[sequence.row] = budget.within(widest, sequence.left - 1)
         return budgets
 
-    def _propose(self, budgets: list[Budget]) -> tuple[list[TokenTree], int | None]:
-        """A tree for every sequence, and the cut where their exit rows lie if any was drafted on the trunk."""
-        trees: list[TokenTree | None] = [None] * len(budgets)
-        groups: dict[int, list[Sequence]] = {}
-        on_trunk = False
-        for sequence, budget in zip(self.sequences, budgets, strict=True):
-            if budget.depth == 0 or sequence.proposer is None:
-                trees[sequence.row] = TokenTree.chain(sequence.tokens[-1:])
-            elif sequence.proposer.cut is None:
-                groups.setdefault(id(sequence.proposer), []).append(sequence)
-            else:
-                on_trunk = True
-        for group in groups.values():
-            proposer = group[0].proposer
-            assert proposer is not None
-            given = [budgets[sequence.row] for sequence in group]
-            for sequence, budget, tree in zip(group, given, proposer.propose(group, given), strict=True):
+    def _propose(self) -> tuple[list[TokenTree], int | None]:
+        """Begin a cycle: a tree for every sequence, and the cut where their exit rows lie if any was drafted on the
+        trunk."""
+        decoder, sequences = self.decoder, self.sequences
+        if not self._policies:  # nobody drafts
+            decoder.begin_cycle(1)
+            return [TokenTree.chain(sequence.tokens[-1:]) for sequence in sequences], None
+        budgets, trees = self._budgets(), []
+        most = 0
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            most = max(most, budget.nodes)
+            trees.append(None if budget.nodes else TokenTree.chain(sequence.tokens[-1:]))
+        decoder.begin_cycle(1 + most)
+        for proposer, group in self._proposers:
+            asked = [sequence for sequence in group if budgets[sequence.row].nodes]
+            given = [budgets[sequence.row] for sequence in asked]
+            proposed = proposer.propose(asked, given) if asked else []
+            for sequence, budget, tree in zip(asked, given, proposed, strict=True):
                 self._check(sequence, budget, tree)
                 trees[sequence.row] = tree
-        cut = draft_on_trunk(self.decoder, self.sequences, budgets, trees) if on_trunk else None
-        return cast("list[TokenTree]", trees), cut
+        cut = draft_on_trunk(decoder, sequences, budgets, trees) if None in trees else None
+        return trees, cut
 
     def _check(self, sequence: Sequence, budget: Budget, tree: TokenTree) -> None:
         assert tree.tokens[0] == sequence.tokens[-1], "not a tree of the pending token"
-        assert tree.proposed <= budget.nodes and max(tree.depths) <= budget.depth, "more than the budget"
+        assert tree.proposed <= budget.nodes and tree.depth <= budget.depth, "more than the budget"
         vocabulary = self.decoder.embedding.vocabulary
         assert all(0 <= token < vocabulary for token in tree.tokens), "proposed ids outside the vocabulary"
 
     def _tell(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> list[int]:
         """Count, and let the policy and the proposer know; returns what the sequence emits."""
-        sequence.stats.count(tree.proposed, len(verdict.path), verdict.evaluated, max(tree.depths))
+        path, token, evaluated = verdict
+        proposed, proposer = len(tree.tokens) - 1, sequence.proposer
+        sequence.stats.count(proposed, len(path), evaluated, proposed if tree.is_chain else tree.depth)
         if sequence.policy is not None:
-            sequence.policy.observe(sequence, tree.proposed, verdict)
-        proposer = sequence.proposer
+            sequence.policy.observe(sequence, proposed, verdict)
         if proposer is not None:
             rows = None
             if proposer.needs_rows:
-                rows = self.decoder.verified_rows(sequence.row, [0, *verdict.path])
+                rows = self.decoder.verified_rows(sequence.row, [0, *path])
             proposer.advance(sequence, tree, verdict, rows)
-        return [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        tokens = [tree.tokens[node] for node in path]
+        tokens.append(token)
+        return tokens

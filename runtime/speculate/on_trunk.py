@@ -32,7 +32,7 @@ class TrunkProposer(Protocol):
         ...
 
     def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
-        """The token to draft after the emitted tokens and `after`."""
+        """The token to draft after the emitted tokens and `after`, which is the caller's and grows."""
         ...
 
 
@@ -43,12 +43,14 @@ def draft_on_trunk(
 
     Rows beyond a sequence's own nodes repeat its last token: they are scratch.
     """
+    if len(sequences) == 1:
+        only: TrunkProposer = sequences[0].proposer  # type: ignore[assignment]
+        cut = only.cut or 0
+        trees[0] = _one(decoder, sequences[0], only, budgets[0], cut)
+        return cut
     missing = [row for row, tree in enumerate(trees) if tree is None]
     proposers: dict[int, TrunkProposer] = {row: sequences[row].proposer for row in missing}  # type: ignore[misc]
     cut = max(proposer.cut or 0 for proposer in proposers.values())
-    if len(sequences) == 1:
-        trees[0] = _one(decoder, sequences[0], proposers[0], budgets[0], cut)
-        return cut
     others = any(tree is not None and not tree.is_chain for tree in trees)
     chains = {row: [sequences[row].tokens[-1]] for row in missing}
     drafting, steps = set(missing), max([1, *(len(tree) for tree in trees if tree is not None)])
@@ -79,16 +81,18 @@ def _one(
     decoder: Decoder, sequence: Sequence, proposer: TrunkProposer, budget: Budget, cut: int
 ) -> TokenTree:
     """`draft_on_trunk` for a single sequence, without its bookkeeping."""
-    chain = sequence.tokens[-1:]
+    tokens, drafted = sequence.tokens[-1:], []
+    pending = tokens[0]
     for step in range(budget.depth):
-        decoder.trunk(cut, chain[-1:])
+        decoder.trunk(cut, tokens)
         rows = proposer.rows(step)
-        token = proposer.choose(sequence, rows, 0, chain[1:])
-        chain.append(token)
+        token = proposer.choose(sequence, rows, 0, drafted)
+        drafted.append(token)
+        tokens = [token]
         if ends(sequence, rows, 0, token):
             break
-    decoder.trunk(cut, chain[-1:])  # the last draft passes the trunk too: d + 1 exit rows
-    return TokenTree.chain(chain)
+    decoder.trunk(cut, tokens)  # the last draft passes the trunk too: d + 1 exit rows
+    return TokenTree.chain([pending, *drafted])
 
 
 def ends(sequence: Sequence, rows: TargetRows, row: int, token: int) -> bool:

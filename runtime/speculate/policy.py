@@ -51,9 +51,10 @@ class FixedLength:
         if self.confidence_threshold is not None:
             self.confidence_threshold = number("confidence_threshold", self.confidence_threshold, 0, 1)
         self.needs_confidence = self.confidence_threshold is not None
+        self._budget = Budget.chain(self.length)
 
     def allot(self, sequences: Items[Sequence]) -> list[Budget]:
-        return [Budget.chain(self.length)] * len(sequences)
+        return [self._budget] * len(sequences)
 
     def keep_drafting(self, confidence: float) -> bool:
         return self.confidence_threshold is None or confidence >= self.confidence_threshold

@@ -76,16 +76,16 @@ class Sequence:
 
         The consumer may `stop` after receiving a token.
         """
-        left = len(tokens)
+        left, emitted, limits = len(tokens), self.tokens, self.limits
         try:
             for token in tokens:
-                self.tokens.append(token)
+                emitted.append(token)
                 if self.processors is not None:
                     self.processors.extend((token,))
                 left -= 1
-                if token in self.limits.eos_token_ids:
+                if token in limits.eos_token_ids:
                     self.finish_reason = "eos"
-                elif len(self.tokens) >= self.limits.max_new_tokens:
+                elif len(emitted) >= limits.max_new_tokens:
                     self.finish_reason = "length"
                 yield token
                 if self.finish_reason is not None:
@@ -105,9 +105,9 @@ class Sequence:
 
         Raises `NumericsError` for logits that are not finite.
         """
-        sampling, processors = self.sampling, self.processors
-        if processors is None and sampling.greedy:
+        if self.processors is None and self.sampling.temperature == 0:
             return rows.best(row)
+        sampling, processors = self.sampling, self.processors
         rows.check(row)
         logits = rows.logits(row)
         if processors is not None:
@@ -116,6 +116,9 @@ class Sequence:
 
     def judge(self, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
+        greedy = self.processors is None and self.sampling.temperature == 0
+        if greedy and self.force_acceptance is None and tree.q is None:  # the way of most requests
+            return verify_draws(tree, lambda node, depth: rows.best(first + node))
         walked: list[int] = []
 
         def choose(node: int, depth: int) -> int:
@@ -130,8 +133,6 @@ class Sequence:
             return verify_forced(tree, choose, uniforms, self.force_acceptance)
         if tree.q is not None:
             return verify_sampled(tree, self._distributions(tree, rows, first), tree.q, self._uniforms(tree))
-        if self.processors is None and self.sampling.greedy:  # the way of most requests, without bookkeeping
-            return verify_draws(tree, lambda node, depth: rows.best(first + node))
         return verify_draws(tree, choose)
 
     def _distributions(self, tree: TokenTree, rows: TargetRows, first: int) -> list[np.ndarray]:

@@ -19,6 +19,12 @@ class Seconds:
     verify: float = 0.0
     head: float = 0.0
 
+    def add(self, draft: float, verify: float, head: float) -> None:
+        """Add one cycle."""
+        self.draft += draft
+        self.verify += verify
+        self.head += head
+
     def to_dict(self) -> dict[str, float]:
         return dict(vars(self))
 
@@ -89,16 +95,19 @@ class Stats:
         """Add one cycle; `depth` of the verified tree, by default a chain's."""
         self.cycles += 1
         self.shapes[proposed, proposed if depth is None else depth] += 1
-        self.proposed += proposed
         self.accepted += accepted
+        if not proposed and not evaluated:
+            return
+        self.proposed += proposed
         self.evaluated += evaluated
-        while len(self.evaluated_by_depth) < evaluated:
-            self.evaluated_by_depth.append(0)
-            self.accepted_by_depth.append(0)
-        for depth in range(evaluated):
-            self.evaluated_by_depth[depth] += 1
-        for depth in range(accepted):
-            self.accepted_by_depth[depth] += 1
+        judged, right = self.evaluated_by_depth, self.accepted_by_depth
+        while len(judged) < evaluated:
+            judged.append(0)
+            right.append(0)
+        for at in range(evaluated):
+            judged[at] += 1
+        for at in range(accepted):
+            right[at] += 1
 
     @classmethod
     def total(cls, requests: Iterable[Stats]) -> Stats:

@@ -18,7 +18,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), skip_special_tokens: bool = True):
-        self._tokenizer = tokenizer
+        self._tokenizer, self._byte_ids = tokenizer, tokenizer.byte_ids
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._stop = tuple(text for text in stop if text)
         self._ids: list[int] = []  # tokens of the window: a piece handed out, then the undecided ones
@@ -33,9 +33,9 @@ class IncrementalDetokenizer:
         if self.stopped or token_id in self._hidden:
             return ""
         self._ids.append(int(token_id))
-        if token_id in self._tokenizer.byte_ids:
+        if token_id in self._byte_ids:
             return ""
-        text = self._decode(self._ids)
+        text = self._tokenizer.backend.decode(self._ids, skip_special_tokens=False)
         if text.endswith(_UNKNOWN) or not text.startswith(self._prefix):
             return ""
         return self._release(self._advance(text), final=False)
@@ -44,11 +44,8 @@ class IncrementalDetokenizer:
         """No more tokens will come: return the rest."""
         if self.stopped:
             return ""
-        text = self._decode(self._ids)
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         return self._release(text[len(self._prefix) :], final=True)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._prefix) :]
@@ -56,11 +53,16 @@ class IncrementalDetokenizer:
             # The last piece stays as the left context of the next one: decoders treat the first token
             # of a sequence differently (Metaspace drops its space).
             self._ids = self._ids[self._read :]
-            self._prefix = self._decode(self._ids)
+            if len(self._ids) == 1:
+                self._prefix = self._tokenizer.alone(self._ids[0])
+            else:
+                self._prefix = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         self._read = len(self._ids)
         return piece
 
     def _release(self, piece: str, final: bool) -> str:
+        if not self._stop:
+            return piece
         text = self._tail + piece
         # The one completed first wins: that does not depend on where tokens begin and end.
         ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]

@@ -24,6 +24,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.byte_ids = _byte_fallback_ids(backend)
+        self._alone: dict[int, str] = {}
 
     @classmethod
     def open(cls, path: Path | str) -> Tokenizer:
@@ -49,6 +50,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; special tokens are left out unless asked for."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def alone(self, token_id: int) -> str:
+        """Text of one token, special tokens included; kept, for streams ask for it at every token."""
+        text = self._alone.get(token_id)
+        if text is None:
+            text = self._alone[token_id] = self.backend.decode([token_id], skip_special_tokens=False)
+        return text
 
     def token(self, token_id: int | None) -> str | None:
         """The written form of a token id, or None."""
