@@ -1,8 +1,13 @@
 """Two versions of the runtime side by side: the same requests in turn, ratios with 95 % intervals.
 
-    python benchmarks/against.py --python OTHER/.venv/bin/python --bundle OTHER_BUNDLE BUNDLE --image table.png
+    python benchmarks/against.py --python OTHER/.venv/bin/python --bundle OTHER_TINY TINY --image table.png \\
+        --draft imitation@3
+    python benchmarks/against.py --python OTHER/.venv/bin/python --bundle OTHER_SMOLLM2 SMOLLM2 \\
+        --prompt "Tell me about the sea." --max-new-tokens 32
 
-Each version runs in a process of its own, on a bundle that it built itself (formats differ between versions).
+Each version runs in a process of its own, on a bundle that it built itself (formats differ between versions). The
+outputs of both must be the same. `rate` is decoded tokens per second; `work` is decoded tokens per second of processor
+time, which says more on a machine that others use. Ratios above 1 are in favour of this version.
 """
 
 from __future__ import annotations
@@ -19,13 +24,19 @@ from machine import describe, save
 
 CHILD = """
 import json, sys
+from time import process_time
 from vlmexport.runtime import Session
 bundle, request = sys.argv[1], json.loads(sys.argv[2])
 session = Session.load(bundle)
 for line in sys.stdin:
-    options = json.loads(line)
-    print(session.generate(**request, **options).stats.tokens_per_second, flush=True)
+    begin = []  # processor time at the first piece of text
+    result = session.generate(**request, **json.loads(line), on_text=lambda _: begin or begin.append(process_time()))
+    end, tokens = process_time(), list(map(int, result.tokens))
+    work = (len(tokens) - 1) / max(end - begin[0], 1e-9) if begin else 0.0
+    print(json.dumps({"rate": result.stats.tokens_per_second, "work": work, "tokens": tokens}), flush=True)
 """
+
+MEASURES = ("rate", "work")
 
 
 class Arm:
@@ -33,14 +44,29 @@ class Arm:
 
     def __init__(self, process: subprocess.Popen[str], options: dict[str, Any]) -> None:
         self._process, self._options = process, options
-        self.rates: list[float] = []
+        self.found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
+        self.tokens: list[int] = []
 
-    def run(self) -> float:
-        """Decoded tokens per second of one request."""
+    def run(self) -> None:
+        """One request."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(self._options) + "\n")
         self._process.stdin.flush()
-        return float(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"a version ended with status {self._process.wait()}; its error is above")
+        found = json.loads(line)
+        self.tokens = found["tokens"]
+        for measure in MEASURES:
+            self.found[measure].append(found[measure])
+
+    def forget(self) -> None:
+        """The runs so far were to warm up."""
+        for values in self.found.values():
+            values.clear()
+
+    def median(self, measure: str) -> float:
+        return statistics.median(self.found[measure])
 
 
 def start(python: str, bundle: str, request: dict[str, Any]) -> subprocess.Popen[str]:
@@ -49,12 +75,16 @@ def start(python: str, bundle: str, request: dict[str, Any]) -> subprocess.Popen
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def ratio(one: Arm, other: Arm) -> dict[str, float]:
+def ratio(one: Arm, other: Arm, measure: str) -> dict[str, float]:
     """Median ratio of paired repeats, and a bootstrapped 95 % interval of it."""
-    pairs = [a / b for a, b in zip(one.rates, other.rates, strict=True)]
+    return interval([a / b for a, b in zip(one.found[measure], other.found[measure], strict=True)])
+
+
+def interval(values: list[float]) -> dict[str, float]:
+    """Median, and a bootstrapped 95 % interval of it."""
     rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
+    return {"median": statistics.median(values), "low": medians[50], "high": medians[1949]}
 
 
 def main() -> None:
@@ -82,26 +112,38 @@ def main() -> None:
         for way in ways
         for who, process in (("this", here), ("other", there))
     }
-    for arm in arms.values():
-        arm.run()
-    for number in range(options.pairs):
-        for arm in list(arms.values())[:: 1 if number % 2 else -1]:
-            arm.rates.append(arm.run())
+    try:
+        for _ in range(2):
+            for arm in arms.values():
+                arm.run()
+        for arm in arms.values():
+            arm.forget()
+        for number in range(options.pairs):
+            for arm in list(arms.values())[:: 1 if number % 2 else -1]:
+                arm.run()
+    finally:
+        for process in (here, there):
+            process.kill()
+            process.wait()
     result = {
         "script": "benchmarks/against.py",
         "pairs": options.pairs,
         "request": request,
-        "tokens_per_second": {
-            f"{who} {way}": statistics.median(arm.rates) for (who, way), arm in arms.items()
+        "same_output": len({tuple(arm.tokens) for arm in arms.values()}) == 1,
+        "tokens_per_second": {f"{who} {way}": arm.median("rate") for (who, way), arm in arms.items()},
+        "this_over_other": {
+            way: {measure: ratio(arms["this", way], arms["other", way], measure) for measure in MEASURES}
+            for way in ways
         },
-        "this over other": {way: ratio(arms["this", way], arms["other", way]) for way in ways},
-        "machine": describe(),
     }
-    print(json.dumps(result, indent=1))
+    for way, found in result["this_over_other"].items():
+        for measure, values in found.items():
+            print(f"{way}, {measure}: {values['median']:.3f} [{values['low']:.3f} – {values['high']:.3f}]")
+    print(json.dumps({"machine": describe(), **result}, indent=1))
     if options.save:
-        save(options.save, result)
-    for process in (here, there):
-        process.kill()
+        print(save(options.save, result))
+    if not result["same_output"]:
+        sys.exit("the outputs differ")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,12 @@ def test_programs_explain_themselves(program):
     assert ast.get_docstring(ast.parse(program.read_text()))
 
 
+def test_what_the_share_of_python_measures_exists(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    places = importlib.import_module("python_share").places()
+    assert all(callable(vars(owner)[name]) for owner, name, _ in places)
+
+
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)

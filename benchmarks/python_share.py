@@ -1,0 +1,297 @@
+"""How much of a decoding cycle is Python: 1 − time inside the engine / time of a cycle, and what the rest does.
+
+    vlmexport build --model tiny-blip2-flant5 --draft-layer 3 -o runs/tiny
+    python benchmarks/python_share.py runs/tiny
+
+The engine's time is the sum over the calls of ONNX Runtime's C++ session; everything else is Python's, ONNX Runtime's
+own Python package and what happens between two cycles (text, limits) included. A cycle lasts from its beginning to the
+beginning of the next one; figures are medians over the cycles of all requests, so that being interrupted now and then
+changes nothing. Three arms take turns: the clock is read once a cycle; around the engine's calls too (the share); and
+around every part. What measuring takes is timed on functions that do nothing, where it is cheapest, and subtracted: the
+share is rather too high than too low.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+from against import interval
+from machine import describe, save
+
+ENGINE, BETWEEN = "engine", "between cycles: text, limits"
+ROOT = "bookkeeping"
+"""Part of a cycle that is no other part."""
+
+LEVELS = ("cycles", "engine", "parts")
+"""How much is measured."""
+
+
+class Meter:
+    """Time of wrapped functions by part and cycle: a part's time is without that of the parts that it calls."""
+
+    def __init__(self) -> None:
+        self.inside = self.around = 0.0
+        self.cycles: list[tuple[Counter[str], Counter[tuple[str, str]]]] = []
+        """Per cycle: seconds by part, and how often a part was entered from another."""
+        self._open = False
+        self.inside, self.around = self._overhead()
+
+    def begin(self) -> None:
+        """A request: nothing is measured before its first cycle."""
+        self._open, self._part = False, BETWEEN
+
+    def root(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` is a cycle, which ends where the next one begins."""
+        timed = self.wrap(function, ROOT)
+
+        def cycle(*args: Any) -> Any:
+            now = perf_counter()
+            if self._open:
+                self._seconds[BETWEEN] += now - self._since
+                self.cycles.append((self._seconds, self._entries))
+            self._seconds, self._entries, self._since, self._open = Counter(), Counter(), now, True
+            return timed(*args)
+
+        return cycle
+
+    def wrap(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """`function`, timed as `part` within cycles."""
+
+        def timed(*args: Any) -> Any:
+            if not self._open:
+                return function(*args)
+            before, self._part = self._part, part
+            self._entries[before, part] += 1
+            begin = perf_counter()
+            self._seconds[before] += begin - self._since
+            self._since = begin
+            try:
+                return function(*args)
+            finally:
+                end = perf_counter()
+                self._seconds[part] += end - self._since
+                self._part, self._since = before, end
+
+        return timed
+
+    def corrected(self) -> list[dict[str, float]]:
+        """Microseconds by part, cycle by cycle, without what measuring took."""
+        found = []
+        for seconds, entries in self.cycles:
+            left = Counter(seconds)
+            for (before, part), count in entries.items():
+                left[part] -= count * self.inside
+                left[before] -= count * self.around
+            found.append({part: 1e6 * value for part, value in left.items()})
+        return found
+
+    def calls(self) -> float:
+        """Mean calls of the engine per cycle."""
+        return statistics.mean(sum(n for (_, part), n in e.items() if part == ENGINE) for _, e in self.cycles)
+
+    def subtracted(self) -> float:
+        """Mean microseconds per cycle that measuring took."""
+        return 1e6 * (self.inside + self.around) * statistics.mean(sum(e.values()) for _, e in self.cycles)
+
+    def _overhead(self, count: int = 20_000) -> tuple[float, float]:
+        """Seconds that measuring adds to a part, and to the part around it, per call."""
+
+        def nothing(one: object, two: object) -> None:
+            """As cheap as a call gets."""
+
+        def loop(function: Callable[..., None]) -> None:
+            for _ in range(count):
+                function(self, None)
+
+        inside, around = [], []
+        for _ in range(7):
+            begin = perf_counter()
+            loop(nothing)
+            bare = (perf_counter() - begin) / count
+            self.begin()
+            self.root(loop)(self.wrap(nothing, "part"))
+            inside.append(self._seconds["part"] / count - bare)
+            around.append(self._seconds[ROOT] / count)
+        return min(inside), min(around)
+
+
+def places() -> list[tuple[Any, str, str]]:
+    """What is wrapped to measure parts: owner, name and part."""
+    from vlmexport.runtime.decode.passes import Decoder
+    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.engines.onnxruntime import _BoundCall
+    from vlmexport.runtime.proposers.self_draft import SelfDraft
+    from vlmexport.runtime.speculate import cycle
+    from vlmexport.runtime.speculate.sequence import Sequence
+    from vlmexport.runtime.text.incremental import IncrementalDetokenizer
+
+    return [
+        (cycle.Cycle, "_propose", "proposing"),
+        (cycle, "draft_on_trunk", "proposing"),
+        (SelfDraft, "rows", "proposing"),
+        *((Decoder, name, "passes and their lookup") for name in ("begin_cycle", "trunk", "tail", "full", "head_of")),
+        (TargetRows, "run", "passes and their lookup"),
+        (Decoder, "_place", "masks, positions, write indices"),
+        (Decoder, "_embed_tokens", "embedding"),
+        (Sequence, "choose", "choosing drafts"),
+        (Sequence, "judge", "accepting"),
+        (Decoder, "accept_all", "accepting"),
+        (_BoundCall, "run", "calling the engine"),
+        (IncrementalDetokenizer, "push", "text"),
+    ]  # fmt: skip
+
+
+class Bench:
+    """A session whose requests can be measured."""
+
+    def __init__(self, session: Any, request: dict[str, Any]) -> None:
+        self.session, self.request = session, request
+        self._calls: dict[int, Any] = {}
+        engine = session.decoder.engine
+        bind = engine._bind
+
+        def noted(*args: Any) -> Any:
+            call = bind(*args)
+            return self._calls.setdefault(id(call), call)
+
+        engine._bind = noted
+
+    def request_once(self, options: dict[str, Any]) -> int:
+        """One request; its cycles."""
+        return self.session.generate(**self.request, **options).stats.cycles
+
+    @contextmanager
+    def measured(self, meter: Meter, level: str) -> Iterator[None]:
+        """Requests inside are measured by `meter`."""
+        from vlmexport.runtime.speculate.cycle import Cycle
+
+        changes: list[tuple[Any, str, Any]] = [(Cycle, "run", meter.root(Cycle.run))]
+        if level != "cycles":
+            changes += [(call, "_run", meter.wrap(call._run, ENGINE)) for call in self._calls.values()]
+        if level == "parts":
+            changes += [(owner, name, meter.wrap(vars(owner)[name], part)) for owner, name, part in places()]
+        before = [getattr(owner, name) for owner, name, _ in changes]
+        for owner, name, changed in changes:
+            setattr(owner, name, changed)
+        meter.begin()
+        try:
+            yield
+        finally:
+            meter.begin()
+            for (owner, name, _), original in zip(changes, before, strict=True):
+                setattr(owner, name, original)
+
+    def instructions(self, options: dict[str, Any]) -> float:
+        """Bytecode instructions per cycle: the same on a busy machine, for one version of Python."""
+        from vlmexport.runtime.running import Running
+
+        count, start = 0, Running.start
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            count += event == "opcode"
+            return trace
+
+        def started(running: Any) -> Any:
+            sys.settrace(trace)
+            return start(running)
+
+        Running.start = started  # type: ignore[method-assign]
+        try:
+            cycles = self.request_once(options)
+        finally:
+            sys.settrace(None)
+            Running.start = start  # type: ignore[method-assign]
+        return count / cycles
+
+    def run(self, options: dict[str, Any], rounds: int) -> dict[str, Any]:
+        """Medians over the cycles of `rounds` turns of the three arms; microseconds per cycle."""
+        for _ in range(3):
+            self.request_once(options)
+        meters = {level: Meter() for level in LEVELS}
+        for _ in range(rounds):
+            for level, meter in meters.items():
+                with self.measured(meter, level):
+                    self.request_once(options)
+        cycles, engine, parts = (meters[level].corrected() for level in LEVELS)
+        return {
+            "unmeasured_cycle_us": statistics.median(sum(each.values()) for each in cycles),
+            "cycle_us": statistics.median(sum(each.values()) for each in engine),
+            "engine_us": statistics.median(each[ENGINE] for each in engine),
+            "python_share": interval([1 - each[ENGINE] / sum(each.values()) for each in engine]),
+            "parts_us": {
+                part: statistics.median(each.get(part, 0.0) for each in parts)
+                for part in sorted({part for each in parts for part in each} - {ENGINE})
+            },
+            "calls_per_cycle": meters["engine"].calls(),
+            "subtracted_us": {level: meters[level].subtracted() for level in ("engine", "parts")},
+            "instructions_per_cycle": self.instructions(options),
+        }
+
+
+def show(way: str, found: dict[str, Any]) -> None:
+    """One table."""
+    share, cycle = found["python_share"], found["cycle_us"]
+    print(f"\n{way}: a cycle takes {cycle:.0f} µs ({found['unmeasured_cycle_us']:.0f} µs where only cycles are measured), "
+          f"calls the engine {found['calls_per_cycle']:.1f} times and runs {found['instructions_per_cycle']:.0f} bytecode "
+          f"instructions\nPython's share is {share['median']:.1%} [{share['low']:.1%} – {share['high']:.1%}]")  # fmt: skip
+    rows = {ENGINE: found["engine_us"]} | dict(sorted(found["parts_us"].items(), key=lambda item: -item[1]))
+    for part, value in rows.items():
+        print(f"  {part:<36} {value:8.1f} µs {value / cycle:7.1%}")
+    taken = found["subtracted_us"]
+    print(f"  subtracted for measuring: {taken['engine']:.1f} µs, with parts {taken['parts']:.1f} µs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("bundle")
+    parser.add_argument("--prompt")
+    parser.add_argument("--draft-length", type=int, default=5)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
+    options = parser.parse_args()
+    from vlmexport.runtime import Session
+    from vlmexport.runtime.images.synthetic import synthetic_image
+
+    session = Session.load(options.bundle)
+    manifest = session.bundle.manifest
+    request: dict[str, Any] = {"prompt": options.prompt, "max_new_tokens": options.max_new_tokens}
+    request["ignore_eos"] = True
+    if manifest.image is not None:
+        request["image"] = synthetic_image(manifest.image.height or 224, manifest.image.width or 224)
+    bench = Bench(session, request)
+    ways: dict[str, dict[str, Any]] = {"plain": {"speculative": False}}
+    if manifest.policy.draft is not None:
+        ways[f"d = {options.draft_length}"] = {"draft_length": options.draft_length}
+    found = {way: bench.run(chosen, options.rounds) for way, chosen in ways.items()}
+    result = {
+        "script": "benchmarks/python_share.py",
+        "bundle": manifest.model.source,
+        "draft": manifest.policy.draft,
+        "rounds": options.rounds,
+        "ways": found,
+    }
+    if options.json:
+        print(json.dumps({"machine": describe(), **result}, indent=1))
+    else:
+        for way, values in found.items():
+            show(way, values)
+        print("\n" + ", ".join(f"{name}: {value}" for name, value in describe().items()))
+    if options.save:
+        print(save(options.save, result))
+
+
+if __name__ == "__main__":
+    main()
