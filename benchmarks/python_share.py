@@ -5,8 +5,8 @@
 
 The engine's time is the sum over the calls of ONNX Runtime's C++ session; everything else is Python's, ONNX Runtime's
 own Python package and what happens between two cycles (text, limits) included. A cycle lasts from its beginning to the
-beginning of the next one; figures are medians over the cycles of all requests, so that being interrupted now and then
-changes nothing. Three arms take turns: the clock is read once a cycle; around the engine's calls too (the share); and
+beginning of the next one; figures are medians over the cycles of all requests in which the thread kept its core (the
+share of the others says how busy the machine was). Three arms take turns: the clock is read once a cycle; around the engine's calls too (the share); and
 around every part. What measuring takes is timed on functions that do nothing, where it is cheapest, and subtracted: the
 share is rather too high than too low.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 from collections import Counter
@@ -42,6 +43,8 @@ class Meter:
         self.inside = self.around = 0.0
         self.cycles: list[tuple[Counter[str], Counter[tuple[str, str]]]] = []
         """Per cycle: seconds by part, and how often a part was entered from another."""
+        self.interrupted = 0
+        """Cycles that are left out: another program took the core."""
         self._open = False
         self.inside, self.around = self._overhead()
 
@@ -54,11 +57,14 @@ class Meter:
         timed = self.wrap(function, ROOT)
 
         def cycle(*args: Any) -> Any:
-            now = perf_counter()
-            if self._open:
+            now, switches = perf_counter(), resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+            if self._open and switches == self._switches:
                 self._seconds[BETWEEN] += now - self._since
                 self.cycles.append((self._seconds, self._entries))
-            self._seconds, self._entries, self._since, self._open = Counter(), Counter(), now, True
+            elif self._open:
+                self.interrupted += 1
+            self._seconds, self._entries, self._switches, self._open = Counter(), Counter(), switches, True
+            self._since = perf_counter()
             return timed(*args)
 
         return cycle
@@ -233,6 +239,8 @@ class Bench:
                 part: statistics.median(each.get(part, 0.0) for each in parts)
                 for part in sorted({part for each in parts for part in each} - {ENGINE})
             },
+            "cycles": len(engine),
+            "interrupted": meters["engine"].interrupted / (len(engine) + meters["engine"].interrupted),
             "calls_per_cycle": meters["engine"].calls(),
             "subtracted_us": {level: meters[level].subtracted() for level in ("engine", "parts")},
             "instructions_per_cycle": self.instructions(options),
@@ -249,6 +257,7 @@ def show(way: str, found: dict[str, Any]) -> None:
     for part, value in rows.items():
         print(f"  {part:<36} {value:8.1f} µs {value / cycle:7.1%}")
     taken = found["subtracted_us"]
+    print(f"  {found['cycles']} cycles; {found['interrupted']:.0%} were interrupted and do not count")
     print(f"  subtracted for measuring: {taken['engine']:.1f} µs, with parts {taken['parts']:.1f} µs")
 
 
