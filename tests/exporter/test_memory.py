@@ -30,10 +30,11 @@ def test_pieces_are_runs_of_nodes_with_one_prefix() -> None:
 
 def test_whole_counts_the_reference_beside_its_shards_and_beside_the_sessions() -> None:
     graphs = [GraphMemory(700, 90, 300), GraphMemory(200, 200, 400)]
-    assert memory.whole_parity_bytes(graphs, 1000, 500) == 1000 + 900 + 200
-    assert memory.whole_parity_bytes(graphs, 1000, 5000) == 6000
-    assert memory.streamed_parity_bytes(graphs, 350) == 400
-    assert memory.streamed_parity_bytes(graphs, 450) == 450
+    left = memory.LEFTOVER_BYTES
+    assert memory.whole_parity_bytes(graphs, 1000, 500) == 1000 + 900 + 200 + left
+    assert memory.whole_parity_bytes(graphs, 1000, 5000 + left) == 6000 + left
+    assert memory.streamed_parity_bytes(graphs, 350) == 400 + left
+    assert memory.streamed_parity_bytes(graphs, 450 + left) == 450 + left
 
 
 def test_the_available_memory_decides_unless_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
