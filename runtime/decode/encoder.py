@@ -63,13 +63,31 @@ class Encoder:
             prefix="cross_",
         )
         self._staging: list[tuple[View, View]] = []
-        self._cross_masks: dict[int, HostBuffer] = {}  # one per width: each layout keeps its content
+        # One per width for passes of the batch, and one per place for the prefill of a single sequence.
+        self._cross_masks: dict[tuple[int, int], HostBuffer] = {}
         self._max_batch = max_batch
+        self.version = 0
+        """Changes whenever a sequence's source does: masks written before are out of date."""
 
     @property
-    def layout(self) -> tuple[int, tuple[int, ...]]:
-        """What bound passes and their masks depend on: the rows per head, and the lengths of the batch."""
-        return self.arena.rows, tuple(self.arena.lengths[: self.arena.batch])
+    def rows(self) -> int:
+        """Rows per head in the bound views: what bound passes depend on."""
+        return self.arena.rows
+
+    def reset(self, batch: int) -> None:
+        """Start with `batch` sequences that have no source."""
+        self.arena.reset(batch)
+        self.version += 1
+
+    def add(self) -> None:
+        """A further sequence, without a source, in the last place."""
+        self.arena.add()
+        self.version += 1
+
+    def remove(self, row: int) -> None:
+        """Forget sequence `row`; the last one takes its place."""
+        self.arena.remove(row)
+        self.version += 1
 
     def run(self, row: int, rows: np.ndarray) -> None:
         """Encode rows [n, E] of sequence `row`, which has nothing yet. Raises `PromptError` for too many."""
@@ -90,6 +108,7 @@ class Encoder:
             arena.rows = self._rounded(source)
         arena.reserve(source, row)
         arena.lengths[row] = source
+        self.version += 1
         # A single sequence whose view is as long as its source needs no copy.
         direct = alone and arena.rows == source
         targets = [arena.view(i, row, 1) for i in range(self._layers)] if direct else self._staged(source)
@@ -102,24 +121,35 @@ class Encoder:
                 arena.store(layer, row, key, value)
 
     def bindings(self, width: int, first: int, end: int, row: int, batch: int) -> dict[str, View]:
-        """`cross_mask` for `width` rows of sequences row..row + batch − 1, and the K/V of layers first..end−1."""
+        """`cross_mask` for `width` rows of sequences row..row + batch − 1, and the K/V of layers first..end−1.
+
+        The mask's content is `write_mask`'s.
+        """
         arena = self.arena
+        found = {"cross_mask": self._cross_mask(width, row).view((batch, 1, width, arena.rows))}
+        for layer in range(first, end):
+            found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, row, batch)
+        return found
+
+    def write_mask(self, width: int, row: int, batch: int) -> None:
+        """Let `width` rows of sequences row..row + batch − 1 see each its own source."""
+        arena, buffer = self.arena, self._cross_mask(width, row)
         shape = (batch, 1, width, arena.rows)
-        # Prefill of one sequence and passes of the batch must not overwrite each other's mask.
-        key = width if row == 0 else -width
-        buffer = self._cross_masks.get(key)
-        if buffer is None:
-            size = self._max_batch * width * self.arena.capacity
-            buffer = self._cross_masks[key] = HostBuffer(self._engine, f"cross_mask.{key}", size, "bool")
         host = buffer.host(shape)
         host[...] = True
         for index in range(batch):
             host[index, :, :, arena.lengths[row + index] :] = False
         buffer.push(shape)
-        found = {"cross_mask": buffer.view(shape)}
-        for layer in range(first, end):
-            found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, row, batch)
-        return found
+
+    def _cross_mask(self, width: int, row: int) -> HostBuffer:
+        """Where the mask lies: passes of the batch and of a single sequence must not overwrite each other's. (That of
+        the first sequence alone is the beginning of the batch's.)"""
+        buffer = self._cross_masks.get((width, row))
+        if buffer is None:
+            size = (1 if row else self._max_batch) * width * self.arena.capacity
+            buffer = HostBuffer(self._engine, f"cross_mask.{width}.{row}", size, "bool")
+            self._cross_masks[width, row] = buffer
+        return buffer
 
     def _rounded(self, rows: int) -> int:
         """Rows per head with which every sequence of the arena starts at an address that the engine can bind."""

@@ -18,6 +18,9 @@ from ..errors import CapacityError
 BUCKET = 128
 """Rows by which the bound view grows."""
 
+BATCH_BUCKET = 32
+"""The same where sequences are decoded together: they pay for unused rows each, and bind again once for all of them."""
+
 
 class KVArena:
     """K and V of some layers for the sequences of a batch, and how many rows of each sequence are valid.
@@ -90,8 +93,13 @@ class KVArena:
         """Forget sequence `row`; the last one takes its place."""
         last = self.batch - 1
         if row != last:
+            valid = self.lengths[last]
             for buffer in (*self.keys, *self.values):
-                self._engine.copy(self._view(buffer, row, 1), self._view(buffer, last, 1)).run()
+                target, source = self._view(buffer, row, 1), self._view(buffer, last, 1)
+                if self._engine.host_memory:  # what lies behind the valid rows is finite, whoever's it was
+                    self._engine.read(target)[:, :, :valid] = self._engine.read(source)[:, :, :valid]
+                else:
+                    self._engine.copy(target, source).run()
             self.lengths[row] = self.lengths[last]
         self.lengths[last] = 0
         self.batch = last

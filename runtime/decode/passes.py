@@ -18,7 +18,7 @@ from ..engines.buffers import HostBuffer
 from ..errors import BundleError, CapacityError, PromptError
 from .embedding import Embedding
 from .encoder import Encoder
-from .kv import KVArena
+from .kv import BATCH_BUCKET, BUCKET, KVArena
 from .masks import CausalMask
 from .target_rows import TargetRows
 from .tree import TokenTree
@@ -51,12 +51,16 @@ class _Pass:
         "positions",
         "pushes",
         "result",
+        "row",
         "shape",
+        "sources",
         "width",
     )
 
-    def __init__(self, batch: int, width: int):
-        self.batch, self.width = batch, width
+    def __init__(self, batch: int, width: int, row: int):
+        self.batch, self.width, self.row = batch, width, row
+        self.sources = -1
+        """The encoder's `version` for which the cross-attention mask was written."""
         self.calls: list[Call] = []
         self.heads: dict[int, TargetRows] = {}
         """The head over the first rows of the result, by their number."""
@@ -98,7 +102,7 @@ class Decoder:
         cache = engine.dtype("segment.0", "key_cache.0")
         self.arena = KVArena(
             engine, info.num_layers, info.num_kv_heads, info.head_dim, cache, capacity, max_batch,
-            static=engine.static_cache,
+            bucket=BUCKET if max_batch == 1 else BATCH_BUCKET, static=engine.static_cache,
         )  # fmt: skip
         self._shift = [0] * max_batch
         """Position less slot of each sequence's next row: not 0 after images with M-RoPE."""
@@ -168,7 +172,7 @@ class Decoder:
         self.arena.reset(batch)
         self._shift[:] = [0] * len(self._shift)
         if self._encoder is not None:
-            self._encoder.arena.reset(batch)
+            self._encoder.reset(batch)
         self.exit_count = 0
         self._moved = True
 
@@ -177,7 +181,7 @@ class Decoder:
         row = self.arena.add()
         self._shift[row] = 0
         if self._encoder is not None:
-            self._encoder.arena.add()
+            self._encoder.add()
         return row
 
     def remove(self, row: int) -> None:
@@ -185,8 +189,7 @@ class Decoder:
         self._shift[row] = self._shift[self.arena.batch - 1]
         self.arena.remove(row)
         if self._encoder is not None:
-            self._encoder.arena.remove(row)
-            self._moved = True
+            self._encoder.remove(row)
 
     # --- one request: image rows, encoder, prefill ---
 
@@ -223,8 +226,6 @@ class Decoder:
         assert self._encoder is not None, "this model has no cross-attention"
         self._encoder.run(row, rows)
         self._moved = True
-        if row:
-            self._bound = None  # masks of single sequences but the first share a buffer
 
     def prefill(
         self,
@@ -463,7 +464,7 @@ class Decoder:
     def _forget_moved(self) -> None:
         """Forget prepared passes unless they are bound to what the arenas hold where they hold it now."""
         self._moved = False
-        layout = (self.arena.rows, None if self._encoder is None else self._encoder.layout)
+        layout = (self.arena.rows, None if self._encoder is None else self._encoder.rows)
         if layout != self._bound:
             self._bound = layout
             self._passes.clear()
@@ -482,7 +483,7 @@ class Decoder:
             return self._passes[key]
         shape = (count, width, self._size)
         mask_shape = (count, info.mask_heads, width, arena.rows)
-        run = _Pass(count, width)
+        run = _Pass(count, width, row)
         run.mask = self._mask.host(mask_shape)
         run.indices = self._indices.host((count,))
         shared = {"attn_mask": self._mask.view(mask_shape), "write_indices": self._indices.view((count,))}
@@ -567,6 +568,9 @@ class Decoder:
             run.positions[row] = self._limited(self.arena.lengths[row] + self._shift[row] + padded)
 
     def _run(self, run: _Pass) -> None:
+        if self._encoder is not None and run.sources != self._encoder.version:
+            self._encoder.write_mask(run.width, run.row, run.batch)
+            run.sources = self._encoder.version
         if not self._direct:
             for buffer, shape in run.pushes:
                 buffer.push(shape)
