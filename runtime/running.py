@@ -39,8 +39,10 @@ class Running:
         proposer: Proposer | None,
         begin: float,
         cancelled: Callable[[], bool],
+        streamed: bool = True,
     ):
         """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
+        Not `streamed`: the text is handed out as a whole, by `last`.
 
         Raises `PromptError` for a prompt that does not fit; the batch is then as before.
         """
@@ -63,6 +65,8 @@ class Running:
             row=decoder.batch,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
+        # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
+        self._push = self._text.push if streamed or settings.stop else self._text.hold
         try:
             self._first = self._prefill(prepared)
         except BaseException:
@@ -80,7 +84,7 @@ class Running:
         """Emit the tokens of a cycle; pieces of text, each as soon as it is certain."""
         sequence, text = self.sequence, self._text
         for token in sequence.emit(tokens):
-            piece = text.push(token)
+            piece = self._push(token)
             if text.stopped:
                 sequence.stop("stop")  # also when the end token or the limit came with it
             if piece:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -31,6 +31,10 @@ from .speculate.stats import Stats
 from .speculate.stored_costs import pick_costs
 
 INT64 = 2**63 - 1
+
+_Piece = TypeVar("_Piece")
+_Waiting = tuple[int, Mapping[str, Any], Settings, float]
+"""A request that waits for a place: its number, what was asked, its settings, and when it came."""
 
 
 class Stream:
@@ -207,21 +211,29 @@ class Session:
         Raises `InputError` and `OptionError` with the number of the request.
         """
         begin = time.perf_counter()
-        waiting = []
-        for number, request in enumerate(requests):
-            if not isinstance(request, Mapping):
-                raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
-            options = {name: value for name, value in request.items() if name not in ("image", "prompt")}
-            try:
-                settings = resolve(request_options(options), self.bundle.manifest, self._controller)
-                waiting.append((number, request, settings))
-            except OptionError as error:
-                raise OptionError(f"requests[{number}]: {error}") from None
+        waiting = [self._checked(number, request, begin) for number, request in enumerate(requests)]
         found: list[Result | None] = [None] * len(waiting)
-        run = self._guarded(lambda _: self._run_batch(waiting, found, begin))
-        for _ in run([]):
-            pass
+        with contextlib.closing(self._guarded(lambda _: self._run_batch(iter(waiting)))([])) as outcomes:
+            for number, outcome in outcomes:
+                if isinstance(outcome, InputError):
+                    raise type(outcome)(f"requests[{number}]: {outcome}") from None
+                found[number] = outcome
         return cast("list[Result]", found)
+
+    def generate_many(
+        self, requests: Iterable[Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Result | InputError]]:
+        """Like `generate_batch` for requests without end: one is taken from `requests` when there is room for it, and
+        (its number, its result) is handed out when it has finished, in the order in which they finish.
+
+        A request that cannot be served (a damaged picture, a prompt that is too long) gives its `InputError` and ends
+        nothing else. Closing the iterator ends the requests that are running. A deadline counts from when its
+        request was taken. Raises `OptionError` with the number of the request.
+        """
+        waiting = (
+            self._checked(number, request, time.perf_counter()) for number, request in enumerate(requests)
+        )
+        return self._guarded(lambda _: self._run_batch(waiting))([])
 
     def cancel(self) -> None:
         """End the running request after its current cycle with finish reason `cancelled`. For any thread."""
@@ -292,9 +304,9 @@ class Session:
         self.decoder.engine.load(*names)
 
     def _guarded(
-        self, pieces: Callable[[list[Result]], Iterator[str]]
-    ) -> Callable[[list[Result]], Iterator[str]]:
-        def run(found: list[Result]) -> Iterator[str]:
+        self, pieces: Callable[[list[Result]], Iterator[_Piece]]
+    ) -> Callable[[list[Result]], Generator[_Piece, None, None]]:
+        def run(found: list[Result]) -> Generator[_Piece, None, None]:
             if not self._busy.acquire(blocking=False):
                 raise VlmexportError(
                     "this session is busy with another request; wait for it, close its stream, or load a second session"
@@ -312,9 +324,22 @@ class Session:
 
         return run
 
-    def _start(self, prepared: Prepared, settings: Settings, begin: float) -> Running:
+    def _checked(self, number: int, request: Any, begin: float) -> _Waiting:
+        """A request of a batch with its options checked; it came at `begin`."""
+        if not isinstance(request, Mapping):
+            raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
+        options = {name: value for name, value in request.items() if name not in ("image", "prompt")}
+        try:
+            settings = resolve(request_options(options), self.bundle.manifest, self._controller)
+        except OptionError as error:
+            raise OptionError(f"requests[{number}]: {error}") from None
+        return number, request, settings, begin
+
+    def _start(self, prepared: Prepared, settings: Settings, begin: float, streamed: bool = True) -> Running:
         proposer = None if settings.draft is None else self.proposer(settings.draft.name)
-        return Running(self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set)
+        return Running(
+            self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set, streamed
+        )
 
     def _run(
         self, found: list[Result], prepared: Prepared, settings: Settings, begin: float
@@ -334,45 +359,44 @@ class Session:
             pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
             found.append(running.close())
 
-    def _run_batch(
-        self, waiting: list[tuple[int, Mapping[str, Any], Settings]], found: list[Result | None], begin: float
-    ) -> Iterator[str]:
-        """All requests, a batch at a time; nothing is handed out before they are done."""
-        cycle, queue = Cycle(self.decoder), collections.deque(waiting)
+    def _run_batch(self, waiting: Iterator[_Waiting]) -> Iterator[tuple[int, Result | InputError]]:
+        """Requests, a batch at a time: (number, result) of each when it has finished."""
+        cycle = Cycle(self.decoder)
         active: dict[Request, tuple[int, Running]] = {}
 
-        def let_go(sequence: Request) -> None:
+        def let_go(sequence: Request) -> tuple[int, Result]:
             number, running = active.pop(sequence)
             _exhaust(running.last())
             cycle.leave(sequence)
-            found[number] = running.close()
+            return number, running.close()
 
         try:
-            while queue or active:
+            while True:
                 for sequence in [s for s in active if s.finish_reason is not None or s.interrupted()]:
-                    let_go(sequence)
-                while queue and len(active) < self.max_batch:
-                    number, request, settings = queue.popleft()
+                    yield let_go(sequence)
+                while len(active) < self.max_batch and (taken := next(waiting, None)) is not None:
+                    number, request, settings, begin = taken
                     if self._cancelled.is_set():
-                        found[number] = Result("", [], "cancelled", Stats())
+                        yield number, Result("", [], "cancelled", Stats())
                         continue
                     try:
                         prepared = self._prepare(request.get("image"), request.get("prompt"))
-                        running = self._start(prepared, settings, begin)
+                        running = self._start(prepared, settings, begin, streamed=False)
                     except InputError as error:
-                        raise type(error)(f"requests[{number}]: {error}") from None
+                        yield number, error
+                        continue
                     cycle.join(running.sequence)
                     active[running.sequence] = (number, running)
                     _exhaust(running.start())
                     if running.sequence.finish_reason is not None:
-                        let_go(running.sequence)
-                if active:
-                    for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
-                        _exhaust(active[sequence][1].take(tokens))
+                        yield let_go(running.sequence)
+                if not active:
+                    return
+                for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
+                    _exhaust(active[sequence][1].take(tokens))
         finally:
-            for _, running in active.values():  # an error ended the batch
+            for _, running in active.values():  # an error, or the caller, ended the batch
                 running.close()
-        yield from ()
 
 
 def _exhaust(pieces: Iterator[str]) -> None:

@@ -40,6 +40,12 @@ class IncrementalDetokenizer:
             return ""
         return self._release(self._advance(text), final=False)
 
+    def hold(self, token_id: int) -> str:
+        """Take one token whose text nobody waits for: `finish` gives all of it. Not with stop strings."""
+        if token_id not in self._hidden:
+            self._ids.append(int(token_id))
+        return ""
+
     def finish(self) -> str:
         """No more tokens will come: return the rest."""
         if self.stopped:

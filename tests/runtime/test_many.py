@@ -1,0 +1,96 @@
+"""`Session.generate_many` and `generate_batch`: requests that come, finish and fail one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from vlmexport.runtime.errors import ImageError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.result import Result
+from vlmexport.runtime.session import Session
+
+LIMITS = [9, 2, 14, 5, 1, 7, 3]
+
+
+@pytest.fixture(scope="module", params=["t5", "llama", "vit-gpt2"])
+def session(request: pytest.FixtureRequest, tiny_bundle: Callable[[str], Any]) -> Iterator[Session]:
+    with Session.load(tiny_bundle(request.param).path, max_batch=3) as opened:
+        yield opened
+
+
+def asked(session: Session, **options: Any) -> list[dict[str, Any]]:
+    """One request per limit, with pictures and prompts of different lengths."""
+    image, found = session.bundle.manifest.image, []
+    for seed, limit in enumerate(LIMITS):
+        one = {
+            "prompt": "a red cup " * (1 + seed % 3),
+            "max_new_tokens": limit,
+            "ignore_eos": True,
+            **options,
+        }
+        if image is not None:
+            size = (image.height or 8, image.width or 8, 3)
+            one["image"] = np.random.default_rng(seed).integers(0, 255, size, np.uint8)
+        found.append(one)
+    return found
+
+
+def test_results_come_as_they_finish_and_equal_those_of_single_requests(session: Session):
+    requests = asked(session, speculative=False)
+    alone = [session.generate(**request) for request in requests]
+    taken: list[int] = []
+
+    def coming() -> Iterator[dict[str, Any]]:
+        for number, request in enumerate(requests):
+            taken.append(number)
+            yield request
+
+    order, many = [], session.generate_many(coming())
+    for number, result in many:
+        assert isinstance(result, Result)
+        assert (result.tokens, result.text) == (alone[number].tokens, alone[number].text), number
+        assert len(taken) <= len(order) + 3, "a request is taken when there is room for it"
+        order.append(number)
+    assert sorted(order) == list(range(len(LIMITS))) and order[0] == 1, "the shortest of the first three"
+    assert [r.text for r in session.generate_batch(requests)] == [r.text for r in alone]
+
+
+def test_what_cannot_be_served_ends_nothing_else(session: Session, tmp_path):
+    requests = asked(session)
+    good = [r.tokens for r in session.generate_batch(requests)]
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n")
+    if "image" in requests[0]:
+        requests[3] = {**requests[3], "image": broken}
+    requests[5] = {**requests[5], "prompt": "a red cup " * 3000}
+    found = dict(session.generate_many(iter(requests)))
+    for number, tokens in enumerate(good):
+        outcome = found[number]
+        if number == 3 and "image" in requests[0]:
+            assert isinstance(outcome, ImageError) and "broken.png" in str(outcome)
+        elif number == 5:
+            assert isinstance(outcome, PromptError)
+        else:
+            assert isinstance(outcome, Result) and outcome.tokens == tokens
+    with pytest.raises((ImageError, PromptError), match=r"requests\[[35]\]: "):
+        session.generate_batch(requests)
+    assert session.generate(**requests[1]).tokens == good[1], "the session is free"
+
+
+def test_closing_ends_what_is_running(session: Session):
+    many = session.generate_many(asked(session))
+    next(many)
+    with pytest.raises(VlmexportError, match="busy"):
+        session.generate(**asked(session)[0])
+    many.close()  # type: ignore[attr-defined]
+    assert len(session.generate(**asked(session)[0]).tokens) == LIMITS[0]
+
+
+def test_an_unknown_option_names_its_request(session: Session):
+    requests = [*asked(session)[:1], {"prompt": "a cup", "temprature": 1}]
+    with pytest.raises(OptionError, match=r"requests\[1\]: no option temprature"):
+        list(session.generate_many(requests))
+    with pytest.raises(OptionError, match=r"requests\[1\]: no option temprature"):
+        session.generate_batch(requests)
