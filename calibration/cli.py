@@ -25,7 +25,7 @@ Limit = Annotated[
     int | None, typer.Option("--limit", help="Use the first so many records, also of --validation.")
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's choice).")
+    int | None, typer.Option("--threads", min=1, help="CPU threads (default: every core, or torch's choice).")
 ]
 NewTokens = Annotated[
     int, typer.Option("--max-new-tokens", min=2, help="Limit per answer; cut ones are counted.")
@@ -96,7 +96,22 @@ def generate_data(
     samples: Annotated[int, typer.Option("--samples", min=1, help="Drawn answers per record.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn answers.")] = 0,
     shard_size: Annotated[int, typer.Option("--shard-size", min=1)] = 256,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 128,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", min=1, help="Answers decoded together (default: what suits the memory)."
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine", help="runtime, torch, or auto: PyTorch where it has a GPU, else the runtime."
+        ),
+    ] = "auto",
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="A bundle of --model, in place of one that is exported and kept."),
+    ] = None,
     limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
@@ -106,13 +121,14 @@ def generate_data(
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     _quiet(threads)
     from .data import load_records
-    from .generation.answers import GenerationOptions, TorchAnswers
+    from .generation.answers import GenerationOptions
+    from .generation.engine import open_answers
     from .generation.generate import generate_data as run
-    from .targets.target import load_target
 
     options = GenerationOptions(max_new_tokens, temperature, samples, seed)
     records = load_records(data, strict, prompt, limit)
-    run(TorchAnswers(load_target(model, device)), records, out, options, shard_size, batch_size, strict)
+    answers = open_answers(model, engine, device, bundle, max_new_tokens, batch_size, threads, _say)
+    run(answers, records, out, options, shard_size, strict)
     typer.echo(f"data: {out}")
 
 

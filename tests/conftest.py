@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import device_counts
@@ -35,6 +35,14 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Bundles that commands keep go into a folder of this run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLMEXPORT_CACHE", str(tmp_path_factory.mktemp("bundles")))
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

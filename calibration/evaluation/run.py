@@ -10,9 +10,10 @@ import torch
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
 from ...exporter.drafts.base import SelfDraft
-from ...runtime.errors import OptionError
+from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
-from ..generation.answers import GenerationOptions, TorchAnswers
+from ..generation.answers import GenerationOptions
+from ..generation.torch_answers import TorchAnswers
 from ..targets.target import Target
 from ..training.run import check_writer
 from .acceptance import Acceptance, Count
@@ -62,15 +63,17 @@ def evaluate_drafts(
 
 def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Report) -> RecordSet:
     """The records with the target's own greedy answers; those that have tokens already keep them."""
-    answers, options = TorchAnswers(target), GenerationOptions(max_new_tokens)
+    answers, options = TorchAnswers(target, _BATCH), GenerationOptions(max_new_tokens)
     open_ = [i for i, record in enumerate(records) if record.tokens is None]
     told, cut = list(records), 0
-    for at in range(0, len(open_), _BATCH):
-        chunk = open_[at : at + _BATCH]
-        for index, (answer,) in zip(chunk, answers.answer([records[i] for i in chunk], options), strict=True):
-            told[index] = replace(records[index], tokens=answer)
-            cut += answers.is_cut(answer)
-        report(f"answered {min(at + _BATCH, len(open_))}/{len(open_)} records")
+    for done, (place, found) in enumerate(answers.answer([records[i] for i in open_], options), 1):
+        if isinstance(found, InputError):
+            raise found
+        (answer,), index = found, open_[place]
+        told[index] = replace(records[index], tokens=answer)
+        cut += answers.is_cut(answer)
+        if done % _BATCH == 0 or done == len(open_):
+            report(f"answered {done}/{len(open_)} records")
     if cut:
         report(f"{cut} of {len(open_)} answers were cut at --max-new-tokens {max_new_tokens}")
     return replace(records, records=told)

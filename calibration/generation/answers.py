@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Collection, Sequence
+import hashlib
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-from transformers import LogitsProcessor, LogitsProcessorList
-
-from ...runtime.errors import OptionError
+from ...runtime.errors import InputError, OptionError
 from ..data.records import Record
-from ..targets.target import Target
+
+Found = list[tuple[int, ...]] | InputError
+"""Answers to one record, or why it cannot be answered."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +42,28 @@ class GenerationOptions:
         return chosen if self.temperature else None
 
 
+def stream_seed(seed: int, key: str, number: int) -> int:
+    """64 bits that seed answer `number` to the record `key`: another record, another number, another stream."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}/{key}".encode(), digest_size=8).digest(), "big")
+
+
 class Answers(Protocol):
     """A target that answers records."""
 
     name: str
+    engine: str
+    """What runs it: engines agree but for near-ties of greedy answers, and draw differently."""
 
     @property
     def fingerprint(self) -> str:
         """Identity of its weights."""
         ...
 
-    def answer(self, records: Sequence[Record], options: GenerationOptions) -> list[list[tuple[int, ...]]]:
-        """`options.samples` answers per record, ending in an end token unless the limit cut them."""
+    def answer(
+        self, records: Sequence[Record], options: GenerationOptions
+    ) -> Generator[tuple[int, Found], None, None]:
+        """Per record its index and `options.samples` answers, ending in an end token unless the limit cut them, as
+        soon as they are there; in any order."""
         ...
 
     def is_cut(self, answer: Sequence[int]) -> bool:
@@ -66,57 +73,3 @@ class Answers(Protocol):
     def text(self, answer: Sequence[int]) -> str:
         """An answer as text."""
         ...
-
-
-class TorchAnswers:
-    """The target in PyTorch."""
-
-    def __init__(self, target: Target) -> None:
-        self.target, self.name = target, target.name
-        self._ends: Collection[int] = set(target.eos_token_ids)
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Answers`."""
-        return self.target.fingerprint
-
-    def answer(self, records: Sequence[Record], options: GenerationOptions) -> list[list[tuple[int, ...]]]:
-        """See `Answers`."""
-        if not options.temperature:
-            return [[a] for a in self.target.generate(records, options.max_new_tokens)]
-        by_sample = []
-        for sample in range(options.samples):
-            keys = [[options.seed, zlib.crc32(r.key.encode()), sample] for r in records]
-            draws = partial(_draws, keys, options.temperature)
-            by_sample.append(self.target.generate(records, options.max_new_tokens, draws))
-        return [list(answers) for answers in zip(*by_sample, strict=True)]
-
-    def is_cut(self, answer: Sequence[int]) -> bool:
-        """See `Answers`."""
-        return not answer or answer[-1] not in self._ends
-
-    def text(self, answer: Sequence[int]) -> str:
-        """See `Answers`."""
-        return self.target.tokenizer.decode(answer, skip_special_tokens=True)
-
-
-def _draws(keys: Sequence[Sequence[int]], temperature: float, rows: Sequence[int]) -> LogitsProcessorList:
-    return LogitsProcessorList([Draws([keys[row] for row in rows], temperature)])
-
-
-class Draws(LogitsProcessor):
-    """Makes the largest logit a draw: argmax(logits / T + Gumbel noise) is distributed as softmax(logits / T).
-
-    Each row has a random stream of its own, so that its draws do not depend on the rows beside it.
-
-    Args:
-        keys: of the streams, one per row, lists of non-negative integers. temperature: T > 0.
-    """
-
-    def __init__(self, keys: Sequence[Sequence[int]], temperature: float) -> None:
-        self._streams = [np.random.default_rng(list(key)) for key in keys]
-        self._temperature = temperature
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        noise = np.stack([stream.gumbel(size=scores.shape[-1]) for stream in self._streams])
-        return scores.double() / self._temperature + torch.from_numpy(noise).to(scores.device)  # type: ignore[return-value]

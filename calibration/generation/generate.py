@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import ImageError, OptionError
+from ...runtime.errors import InputError, OptionError
 from ..data.generated import META, shard_name
 from ..data.records import Problems, Record, RecordSet
 from ..training.provenance import provenance
@@ -25,7 +27,6 @@ def generate_data(
     out: Path,
     options: GenerationOptions | None = None,
     shard_size: int = 256,
-    batch_size: int = 128,
     strict: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> int:
@@ -34,11 +35,13 @@ def generate_data(
     Args:
         answers: who answers. records: what to; their own texts are ignored.
         out: folder for `generated.json` and `shard-*.jsonl`.
-        options: limit and sampling. shard_size: records per shard. batch_size: records per pass.
-        strict: raise at an unreadable image in place of skipping it.
+        options: limit and sampling. shard_size: records per shard.
+        strict: raise at a record that cannot be answered (an unreadable picture, a prompt that is too long) in place
+        of skipping it.
 
     Raises:
         OptionError: `out` holds generations of another target, data or options.
+        InputError: a bad record, when strict; a shard without any answer before there are others.
     """
     options = options or GenerationOptions()
     say = report or (lambda line: print(line, file=sys.stderr, flush=True))
@@ -49,6 +52,7 @@ def generate_data(
         "identity": records.identity(),
         "max_new_tokens": options.max_new_tokens,
         "sampling": options.sampling(),
+        "engine": answers.engine,
         "shard_size": shard_size,
         "shards": shards,
     }
@@ -66,44 +70,43 @@ def generate_data(
         _write(meta, json.dumps(run | {"provenance": provenance()}, indent=1) + "\n")
     missing = [n for n in range(shards) if not (out / shard_name(n)).exists()]
     problems, clock, tokens, written, cut = Problems(strict), time.perf_counter(), 0, 0, 0
-    for done, number in enumerate(missing, 1):
-        lines = []
-        chunk = records[number * shard_size : (number + 1) * shard_size]
-        for at in range(0, len(chunk), batch_size):
-            for record, found in _answers(answers, chunk[at : at + batch_size], options, problems):
-                for sample, answer in enumerate(found):
-                    tokens += len(answer)
-                    written += 1
-                    cut += answers.is_cut(answer)
-                    lines.append(json.dumps(_line(answers, record, sample, answer)))
-        _write(out / shard_name(number), "".join(line + "\n" for line in lines))
-        spent = time.perf_counter() - clock
-        left = spent / done * (len(missing) - done)
-        say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {left:.0f} s left")
+    places = [(n, i) for n in missing for i in range(n * shard_size, min((n + 1) * shard_size, len(records)))]
+    left = Counter(number for number, _ in places)
+    lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
+    done = 0
+    with closing(answers.answer([records[i] for _, i in places], options)) as found:
+        for place, outcome in found:
+            number, index = places[place]
+            record = records[index]
+            if isinstance(outcome, InputError):
+                where = f"record {record.key}"
+                problems.report(where, str(outcome).removeprefix(f"{where}: "))
+                outcome = []
+            tokens += sum(map(len, outcome))
+            written += len(outcome)
+            cut += sum(map(answers.is_cut, outcome))
+            lines[number][index] = [
+                json.dumps(_line(answers, record, sample, answer)) + "\n"
+                for sample, answer in enumerate(outcome)
+            ]
+            left[number] -= 1
+            if left[number]:
+                continue
+            if not written:  # not a bad record: a mistake in all of them
+                raise InputError(
+                    f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
+                )
+            shard = lines.pop(number)
+            _write(out / shard_name(number), "".join(line for i in sorted(shard) for line in shard[i]))
+            done += 1
+            spent = time.perf_counter() - clock
+            rest = spent / done * (len(missing) - done)
+            say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {rest:.0f} s left")
     if problems.found:
         say(f"{len(problems.found)} record(s) were skipped")
     if cut:
         say(f"{cut} of {written} answers were cut at --max-new-tokens {options.max_new_tokens}")
     return len(missing)
-
-
-def _answers(
-    answers: Answers, chunk: list[Record], options: GenerationOptions, problems: Problems
-) -> list[tuple[Record, list[tuple[int, ...]]]]:
-    try:
-        return list(zip(chunk, answers.answer(chunk, options), strict=True))
-    except ImageError:
-        readable = []
-        for record in chunk:
-            try:
-                if record.image is not None:
-                    record.image.load()
-                readable.append(record)
-            except ImageError as error:
-                problems.report(f"record {record.key}", str(error))
-        if len(readable) == len(chunk):
-            raise
-        return list(zip(readable, answers.answer(readable, options), strict=True)) if readable else []
 
 
 def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]) -> dict[str, Any]:

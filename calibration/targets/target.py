@@ -12,11 +12,13 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
+from ...exporter.build.generation import describe_generation
+from ...exporter.build.text import end_tokens
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.families.base import Family, ReferencePrompt
 from ...exporter.families.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
-from ...runtime.errors import InputError, OptionError, UnsupportedModelError
+from ...runtime.errors import InputError, OptionError
 from ..data.records import Record
 
 FUSED = 4  # how many last residuals FastVLM fuses
@@ -101,15 +103,8 @@ class Target:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Tokens that end an answer."""
-        config = self.model.config.get_text_config(decoder=True)
-        for part in (self.model.generation_config, self.model.config, config, self.tokenizer):
-            ids = getattr(part, "eos_token_id", None)
-            if ids is not None:
-                return list(ids) if isinstance(ids, list | tuple) else [ids]
-        raise UnsupportedModelError(
-            f"{self.name}: no eos_token_id in the configuration; add it to generation_config.json"
-        )
+        """Tokens that end an answer, as in a bundle of this target."""
+        return end_tokens(self.checkpoint)
 
     @torch.no_grad()
     def generate(
@@ -118,20 +113,18 @@ class Target:
         max_new_tokens: int = 96,
         processors: Callable[[Sequence[int]], Any] | None = None,
     ) -> list[tuple[int, ...]]:
-        """Greedy answers, ending in the end token unless cut by the limit. `processors` gives transformers' own
-        (`LogitsProcessorList`) for the records of these indices; what they leave is chosen from greedily."""
+        """Greedy answers, ending in the end token unless cut by the limit: those of the model's own `generate`, with
+        what its generation configuration asks for. `processors` gives further ones (transformers'
+        `LogitsProcessorList`) for the records of these indices; what they leave is chosen from greedily."""
         prompts = [self.prompt(r) for r in records]
         answers: dict[int, tuple[int, ...]] = {}
-        for group in _groups(prompts):
+        for group in self._groups(prompts):
             inputs = self._moved(collate(self.family, [prompts[i] for i in group], left=True))
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,
-                min_new_tokens=0,
                 do_sample=False,
                 num_beams=1,
-                repetition_penalty=1.0,
-                no_repeat_ngram_size=0,
                 pad_token_id=self.pad_token_id,
                 logits_processor=None if processors is None else processors(group),
             )
@@ -207,16 +200,21 @@ class Target:
         except InputError as error:
             raise InputError(f"record {record.key}: {error}") from error
 
+    def _groups(self, prompts: Sequence[ReferencePrompt]) -> list[list[int]]:
+        """Requests that one `generate` takes together: a decoder of its own must start with equally many tokens, and
+        a model that counts tokens (a repetition penalty, say) must not count those that fill short prompts."""
+        alike = self._counts_tokens or any(prompt.decoder_ids is not None for prompt in prompts)
+        groups: dict[int, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            groups.setdefault(len(decoder_prefix(prompt)) if alike else 0, []).append(index)
+        return list(groups.values())
+
+    @property
+    def _counts_tokens(self) -> bool:
+        return set(describe_generation(self.checkpoint)) != {"ignored"}
+
     def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.device) for name, value in inputs.items()}
-
-
-def _groups(prompts: Sequence[ReferencePrompt]) -> list[list[int]]:
-    """Requests that one `generate` takes together: a decoder of its own must start with equally many tokens."""
-    groups: dict[int, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        groups.setdefault(0 if prompt.decoder_ids is None else len(prompt.decoder_ids), []).append(index)
-    return list(groups.values())
 
 
 def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target:

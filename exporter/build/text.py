@@ -23,17 +23,9 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     core.save(str(folder / TOKENIZER_FILE), pretty=False)
 
 
-def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
-    """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
-    # Where a generation_config.json is missing, transformers makes one of the configuration: the whole model's first.
-    configs = (checkpoint.config, checkpoint.config.get_text_config(decoder=True))
-    sources = (generation_config(checkpoint), *configs)
-
-    def token(name: str) -> Any:
-        found = [getattr(source, name, None) for source in sources]
-        return next((value for value in found if value is not None), None)
-
-    found = token("eos_token_id")
+def end_tokens(checkpoint: Checkpoint) -> list[int]:
+    """Tokens that end a text of the model. Raises UnsupportedModelError when there is none."""
+    found = _special(checkpoint, "eos_token_id")
     ends = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
     if not all(type(end) is int for end in ends):
         raise UnsupportedModelError(f"{checkpoint.folder}: eos_token_id {found!r:.80} is not a token id")
@@ -41,8 +33,20 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
         raise UnsupportedModelError(
             f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json"
         )
-    pad = token("pad_token_id")
-    bos = token("bos_token_id")
+    return ends
+
+
+def _special(checkpoint: Checkpoint, name: str) -> Any:
+    # Where a generation_config.json is missing, transformers makes one of the configuration: the whole model's first.
+    configs = (checkpoint.config, checkpoint.config.get_text_config(decoder=True))
+    found = [getattr(source, name, None) for source in (generation_config(checkpoint), *configs)]
+    return next((value for value in found if value is not None), None)
+
+
+def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
+    """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
+    ends = end_tokens(checkpoint)
+    pad, bos = _special(checkpoint, "pad_token_id"), _special(checkpoint, "bos_token_id")
     template = checkpoint.tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")

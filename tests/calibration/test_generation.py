@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from training_targets import KINDS, logits_after, make_target, options
+from training_targets import KINDS, logits_after, make_jsonl, make_records, make_target, options
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
-from vlmexport.calibration.generation.answers import Draws, GenerationOptions, TorchAnswers
+from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.generation.answers import Answers, GenerationOptions
+from vlmexport.calibration.generation.bundle_answers import BundleAnswers
+from vlmexport.calibration.generation.engine import open_answers
 from vlmexport.calibration.generation.generate import generate_data
+from vlmexport.calibration.generation.target_bundle import target_bundle
+from vlmexport.calibration.generation.torch_answers import Draws, TorchAnswers
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.errors import InputError, OptionError
 
 
 def quiet(line: str) -> None:
     """No progress lines in tests."""
 
 
-def answer_data(target: Target, records: RecordSet, out: Path, limit: int, **more) -> int:
-    return generate_data(TorchAnswers(target), records, out, GenerationOptions(limit), **more)
+def answer_data(
+    target: Target, records: RecordSet, out: Path, limit: int, batch_size: int | None = None, **more
+) -> int:
+    answers = TorchAnswers(target, batch_size)
+    return generate_data(answers, records, out, GenerationOptions(limit), **more)
+
+
+def all_answers(answers: Answers, records: list[Record], options: GenerationOptions) -> list:
+    """What `answers` says to every record, in their order."""
+    found = dict(answers.answer(records, options))
+    return [found[i] for i in range(len(records))]
 
 
 @pytest.mark.parametrize("target", KINDS, indirect=True)
@@ -85,9 +101,6 @@ def test_generations_of_another_target_are_refused(target: Target, records: Reco
 
 
 def test_an_unreadable_image_is_skipped_or_fatal(tmp_path: Path, capsys, monkeypatch):
-    from training_targets import make_jsonl
-    from vlmexport.runtime.errors import InputError
-
     target = make_target("blip2-t5", tmp_path / "model")
     make_jsonl(tmp_path / "data.jsonl", 4, images=True)
     monkeypatch.chdir(tmp_path)
@@ -140,20 +153,28 @@ def test_cut_answers_are_counted(target: Target, records: RecordSet, tmp_path: P
     assert cut and lines[-1] == f"{cut} of {len(records)} answers were cut at --max-new-tokens 3"
 
 
-def test_drawn_answers_depend_on_the_record_alone(target: Target, records: RecordSet, tmp_path: Path):
+def check_draws(answers: Answers, records: RecordSet, out: Path) -> None:
+    """Drawn answers are a function of (seed, record, number), and are stored so."""
     drawn = GenerationOptions(8, temperature=1.0, samples=3, seed=4)
-    answers, some = TorchAnswers(target), list(records)[:4]
-    together = answers.answer(some, drawn)
-    assert [answers.answer([r], drawn)[0] for r in some] == together, "not of the batch"
+    some = list(records)[:4]
+    together = all_answers(answers, some, drawn)
+    assert [all_answers(answers, [r], drawn)[0] for r in some] == together, "not of the batch"
     flat = [a for one in together for a in one]
     assert len(flat) == 12 and len(set(flat)) >= 10, "draws differ by record and by number"
-    assert answers.answer(some, GenerationOptions(8, 1.0, 3, seed=5)) != together
-    assert generate_data(answers, records, tmp_path, drawn, report=quiet) == 1
-    found = load_records(str(tmp_path))
+    assert all_answers(answers, some, GenerationOptions(8, 1.0, 3, seed=5)) != together
+    assert generate_data(answers, records, out, drawn, report=quiet) == 1
+    found = load_records(str(out))
     assert [r.key for r in found[:4]] == ["line-1", "line-1#1", "line-1#2", "line-2"]
     assert [r.tokens for r in found[:12]] == flat
     with pytest.raises(OptionError, match=r"sampling = .*'seed': 4.*, not None"):
-        generate_data(answers, records, tmp_path, GenerationOptions(8), report=quiet)
+        generate_data(answers, records, out, GenerationOptions(8), report=quiet)
+
+
+def test_drawn_answers_depend_on_the_record_alone(target: Target, records: RecordSet, tmp_path: Path):
+    check_draws(TorchAnswers(target), records, tmp_path)
+
+
+def test_samples_and_temperature_go_together():
     for bad in ({"temperature": -1.0}, {"temperature": float("nan")}, {"samples": 2}, {"samples": 0}):
         with pytest.raises(OptionError, match=r"--temperature|--samples"):
             GenerationOptions(8, **bad)
@@ -161,7 +182,148 @@ def test_drawn_answers_depend_on_the_record_alone(target: Target, records: Recor
 
 def test_draws_have_the_distribution_of_the_softmax():
     logits, rows, temperature = torch.tensor([2.0, 0.0, 1.0, -1.0]), 20_000, 0.7
-    draws = Draws([[1, row] for row in range(rows)], temperature)
+    draws = Draws(range(rows), temperature)
     picked = draws(torch.zeros(rows, 1, dtype=torch.long), logits.expand(rows, -1)).argmax(-1)
     share = np.bincount(picked.numpy(), minlength=4) / rows
     np.testing.assert_allclose(share, (logits / temperature).softmax(-1).numpy(), atol=0.012)
+
+
+# --- the runtime ---
+
+
+@pytest.fixture(scope="module")
+def bundled(target: Target) -> BundleAnswers:
+    """The target by the runtime, exported with the parity checks left to their own tests."""
+    bundle = target_bundle(str(target.checkpoint.folder), 96, quiet, parity=False)
+    return BundleAnswers(bundle, target.name, batch_size=3)
+
+
+def near_tie(target: Target, record: Record, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether two greedy answers part where the two best logits are all but equal."""
+    place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    best = logits_after(target, record, list(ours[:place])).topk(2).values
+    return float(best[0] - best[1]) < NEAR_TIE
+
+
+@pytest.mark.parametrize("target", KINDS, indirect=True, scope="module")
+def test_the_runtime_answers_like_pytorch(target: Target, tmp_path: Path):
+    """Every family that can be a target; more records than are decoded together, so that some wait."""
+    records = make_records(tmp_path, "llama" if target.family.vision is None else "blip2-t5", 9)
+    bundle = target_bundle(str(target.checkpoint.folder), 24, quiet, parity=False)
+    answers = BundleAnswers(bundle, target.name, batch_size=2)
+    limits = GenerationOptions(24)
+    expected = all_answers(TorchAnswers(target), list(records), limits)
+    for record, ours, theirs in zip(
+        records, all_answers(answers, list(records), limits), expected, strict=True
+    ):
+        assert ours == theirs or near_tie(target, record, ours[0], theirs[0])
+    assert (answers.name, answers.fingerprint) == (target.name, target.fingerprint)
+    assert all(answers.is_cut(a) == TorchAnswers(target).is_cut(a) for (a,) in expected)
+    assert [answers.text(a) for (a,) in expected] == [TorchAnswers(target).text(a) for (a,) in expected]
+    answers.close()
+
+
+def test_the_runtime_draws_by_record_too(bundled: BundleAnswers, records: RecordSet, tmp_path: Path):
+    check_draws(bundled, records, tmp_path)
+
+
+def test_an_interrupted_generation_of_the_runtime_is_continued(
+    bundled: BundleAnswers, records: RecordSet, tmp_path: Path
+):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    limits = GenerationOptions(6)
+    assert generate_data(bundled, records, whole, limits, shard_size=5, report=quiet) == 3
+
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # after the first shard, while later records are decoded
+        generate_data(bundled, records, killed, limits, shard_size=5, report=stop)
+    assert len(list(killed.glob("shard-*.jsonl"))) == 1
+    assert generate_data(bundled, records, killed, limits, shard_size=5, report=quiet) == 2
+    for number in range(3):
+        assert (killed / shard_name(number)).read_bytes() == (whole / shard_name(number)).read_bytes()
+    with pytest.raises(OptionError, match=r"engine = 'runtime', not 'torch'"):
+        fake = TorchAnswers.__new__(TorchAnswers)
+        fake.name, fake.target = bundled.name, bundled  # type: ignore[assignment]
+        generate_data(fake, records, killed, limits, shard_size=5, report=quiet)
+
+
+def test_the_runtime_skips_what_cannot_be_answered(tmp_path: Path, capsys):
+    target = make_target("blip2-t5", tmp_path / "model")
+    bundle = target_bundle(str(tmp_path / "model"), 3, quiet, parity=False)
+    answers = BundleAnswers(bundle, target.name, batch_size=2)
+    records = load_records(str(make_jsonl(tmp_path / "data.jsonl", 5, images=True)))
+    file = Path(str(records[2].image.file))
+    file.write_bytes(file.read_bytes()[:200])
+    lines = (tmp_path / "data.jsonl").read_text().splitlines()
+    long = {**json.loads(lines[3]), "prompt": "a cat " * 2000}
+    (tmp_path / "data.jsonl").write_text("\n".join([*lines[:3], json.dumps(long), lines[4]]))
+    records = load_records(str(tmp_path / "data.jsonl"))
+    said: list[str] = []
+    generate_data(answers, records, tmp_path / "out", GenerationOptions(3), report=said.append)
+    assert [r.key for r in load_records(str(tmp_path / "out"))] == ["line-1", "line-2", "line-5"]
+    problems = capsys.readouterr().err
+    assert "record line-3" in problems and "picture-2.png" in problems and "record line-4" in problems
+    assert "2 record(s) were skipped" in said
+    with pytest.raises(InputError, match=r"line-[34]"):
+        generate_data(answers, records, tmp_path / "strict", GenerationOptions(3), strict=True, report=quiet)
+    for name in ("picture-0.png", "picture-1.png", "picture-4.png"):
+        (tmp_path / name).write_bytes(file.read_bytes())
+    with pytest.raises(InputError, match=r"none of the first 5 record\(s\)"):
+        generate_data(answers, records, tmp_path / "none", GenerationOptions(3), report=quiet)
+    assert not list((tmp_path / "none").glob("shard-*"))
+
+
+def test_a_bundle_is_exported_once_per_model_limits_and_code(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
+    target = make_target("llama", tmp_path / "model")
+    said: list[str] = []
+    folder = str(tmp_path / "model")
+    first = target_bundle(folder, 8, said.append, parity=False)
+    assert len(said) == 1 and said[0] == f"exporting {target.name} once to {first.path}"
+    assert target_bundle(folder, 8, said.append, parity=False).path == first.path and len(said) == 1
+    (first.path / "head.onnx").unlink()
+    assert target_bundle(folder, 8, said.append, parity=False).path == first.path, "damaged: exported again"
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.5}))
+    other = target_bundle(folder, 8, said.append, parity=False)
+    assert other.path != first.path and other.manifest.generation.repetition_penalty == 1.5
+    assert open_answers(folder, "auto", "cpu", first.path, 8, 2, 1, quiet).engine == "runtime"
+    with pytest.raises(OptionError, match=r"--batch-size 1000 is above 256"):
+        open_answers(folder, "runtime", "cpu", first.path, 8, 1000, 1, quiet)
+    stranger = make_target("llama", tmp_path / "stranger", seed=5)
+    with pytest.raises(OptionError, match=r"--bundle .* was built from other weights"):
+        open_answers(str(stranger.checkpoint.folder), "auto", "cpu", first.path, 8, None, 1, quiet)
+    for engine, device, bundle, wrong in (
+        ("runtim", "cpu", None, "--engine 'runtim' is not one of auto, runtime, torch"),
+        ("torch", "cpu", first.path, "reads no bundle"),
+        ("runtime", "cuda", None, "not on --device cuda"),
+    ):
+        with pytest.raises(OptionError, match=wrong):
+            open_answers(folder, engine, device, bundle, 8, None, 1, quiet)
+
+
+@pytest.mark.parametrize("target", ["llama", "blip2-opt"], indirect=True, scope="module")
+def test_what_the_generation_configuration_asks_for_is_done(target: Target, tmp_path: Path):
+    """By the model's own `generate` of one request, by `Target.generate` of a batch, and by the runtime alike."""
+    folder = tmp_path / "model"
+    shutil.copytree(target.checkpoint.folder, folder)
+    path = folder / "generation_config.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.7, "min_new_tokens": 5})
+    )
+    asking = load_target(folder)
+    records = list(make_records(tmp_path, "llama" if target.family.vision is None else "blip2-t5", 6))
+    answers = asking.generate(records, 12)
+    honoured = (
+        asking.checkpoint.architecture == "LlamaForCausalLM"
+    )  # BLIP-2 hands on, and never sees the file
+    assert (answers != target.generate(records, 12)) == honoured
+    for record, answer in zip(records, answers, strict=True):
+        inputs = collate(asking.family, [asking.prompt(record)])
+        own = asking.model.generate(**inputs, max_new_tokens=12, do_sample=False)[0].tolist()
+        assert own[-len(answer) :] == list(answer)
+    bundle = target_bundle(str(folder), 12, quiet, parity=False)
+    runtime = all_answers(BundleAnswers(bundle, batch_size=2), records, GenerationOptions(12))
+    assert runtime == [[a] for a in answers]

@@ -29,8 +29,9 @@ from ....runtime.errors import OptionError
 from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
-from ...generation.answers import GenerationOptions, TorchAnswers
+from ...generation.answers import GenerationOptions
 from ...generation.generate import generate_data
+from ...generation.torch_answers import TorchAnswers
 from ...targets.target import Target, load_target
 from ...training.features import CachedFeatures, build_cache
 from ...training.objectives import objective_for
@@ -198,7 +199,7 @@ def _answer(target: Target, prompts: list[str], place: Path, name: str, new_toke
     asked = RecordSet(name, [replace(r, key=f"{name}/{r.key}") for r in asked])
     options = GenerationOptions(new_tokens)
     generate_data(
-        TorchAnswers(target), asked, folder, options, len(prompts), GENERATION_BATCH, report=lambda line: None
+        TorchAnswers(target, GENERATION_BATCH), asked, folder, options, len(prompts), report=lambda line: None
     )
     return load_records(str(folder), strict=True)
 

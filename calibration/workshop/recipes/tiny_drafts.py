@@ -20,8 +20,8 @@ from ....exporter.drafts.imitation import ImitationDraft
 from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
-from ...generation.answers import TorchAnswers
 from ...generation.generate import generate_data
+from ...generation.torch_answers import TorchAnswers
 from ...targets.target import load_target
 from ...training.features import CachedFeatures, build_cache
 from ...training.objectives.imitation_options import ImitationOptions

@@ -1,0 +1,51 @@
+"""Which engine answers: the runtime on a CPU, PyTorch where it has a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from ...exporter.checkpoint import open_checkpoint
+from ...runtime.errors import OptionError
+from ..targets.target import load_target
+from .answers import Answers
+from .bundle_answers import BundleAnswers
+from .target_bundle import given_bundle, target_bundle, target_name
+from .torch_answers import TorchAnswers
+
+ENGINES = ("auto", "runtime", "torch")
+
+
+def open_answers(
+    model: str,
+    engine: str,
+    device: str,
+    bundle: Path | None,
+    max_new_tokens: int,
+    batch_size: int | None,
+    threads: int | None,
+    say: Callable[[str], None],
+) -> Answers:
+    """Whoever answers as `generate-data` is asked for.
+
+    Raises:
+        OptionError: an engine that is none, or that does not go with the other options.
+    """
+    if engine not in ENGINES:
+        raise OptionError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")
+    on_cpu = device == "cpu" or (
+        device == "auto" and torch.device(PartialState().device or "cpu").type == "cpu"
+    )
+    if engine == "runtime" and not on_cpu and device != "auto":
+        raise OptionError(
+            f"--engine runtime decodes on the CPU, not on --device {device}; --engine torch does"
+        )
+    if engine == "torch" or (engine == "auto" and bundle is None and not on_cpu):
+        if bundle is not None:
+            raise OptionError("--engine torch reads no bundle: leave --bundle out")
+        return TorchAnswers(load_target(model, device), batch_size)
+    found = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
+    return BundleAnswers(found, target_name(open_checkpoint(model)), batch_size, threads)

@@ -1,0 +1,97 @@
+"""Answers of the target in PyTorch: where a GPU runs it, or where a command holds it anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from ...runtime.errors import InputError
+from ..data.records import Record
+from ..targets.target import Target
+from .answers import Found, GenerationOptions, stream_seed
+
+BATCH = 128
+"""Records per call of the model's `generate`."""
+
+
+class TorchAnswers:
+    """`Answers` by the model's own `generate`, `batch_size` records at a time."""
+
+    engine = "torch"
+
+    def __init__(self, target: Target, batch_size: int | None = None) -> None:
+        self.target, self.name, self.batch_size = target, target.name, batch_size or BATCH
+        self._ends: Collection[int] = set(target.eos_token_ids)
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Answers`."""
+        return self.target.fingerprint
+
+    def answer(
+        self, records: Sequence[Record], options: GenerationOptions
+    ) -> Generator[tuple[int, Found], None, None]:
+        """See `Answers`."""
+        for at in range(0, len(records), self.batch_size):
+            places = list(range(at, min(at + self.batch_size, len(records))))
+            try:
+                found = self._batch([records[i] for i in places], options)
+            except InputError:  # one of them cannot be read; which one?
+                bad = {i: error for i in places if (error := self._problem(records[i])) is not None}
+                if not bad:
+                    raise
+                yield from bad.items()
+                places = [i for i in places if i not in bad]
+                found = self._batch([records[i] for i in places], options) if places else []
+            yield from zip(places, found, strict=True)
+
+    def is_cut(self, answer: Sequence[int]) -> bool:
+        """See `Answers`."""
+        return not answer or answer[-1] not in self._ends
+
+    def text(self, answer: Sequence[int]) -> str:
+        """See `Answers`."""
+        return self.target.tokenizer.decode(answer, skip_special_tokens=True)
+
+    def _batch(self, records: Sequence[Record], options: GenerationOptions) -> list[list[tuple[int, ...]]]:
+        if not options.temperature:
+            return [[a] for a in self.target.generate(records, options.max_new_tokens)]
+        by_sample = []
+        for sample in range(options.samples):
+            seeds = [stream_seed(options.seed, r.key, sample) for r in records]
+            draws = partial(_draws, seeds, options.temperature)
+            by_sample.append(self.target.generate(records, options.max_new_tokens, draws))
+        return [list(answers) for answers in zip(*by_sample, strict=True)]
+
+    def _problem(self, record: Record) -> InputError | None:
+        try:
+            self.target.prompt(record)
+        except InputError as error:
+            return error
+        return None
+
+
+def _draws(seeds: Sequence[int], temperature: float, rows: Sequence[int]) -> LogitsProcessorList:
+    return LogitsProcessorList([Draws([seeds[row] for row in rows], temperature)])
+
+
+class Draws(LogitsProcessor):
+    """Makes the largest logit a draw: argmax(logits / T + Gumbel noise) is distributed as softmax(logits / T).
+
+    Each row has a random stream of its own, so that its draws do not depend on the rows beside it.
+
+    Args:
+        seeds: of the streams, one per row. temperature: T > 0.
+    """
+
+    def __init__(self, seeds: Sequence[int], temperature: float) -> None:
+        self._streams = [np.random.default_rng(seed) for seed in seeds]
+        self._temperature = temperature
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        noise = np.stack([stream.gumbel(size=scores.shape[-1]) for stream in self._streams])
+        return scores.double() / self._temperature + torch.from_numpy(noise).to(scores.device)  # type: ignore[return-value]
