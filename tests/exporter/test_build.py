@@ -247,7 +247,7 @@ def test_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
         ({"drafts": ["imitation"], "draft_layer": 1}, "no trained imitation draft"),
         ({"drafts": ["none", "early-exit"]}, "excludes"),
         ({"drafts": ["early-exit", "early-exit"]}, "given twice"),
-        ({"precision": "float16"}, "'float16' is not supported"),
+        ({"precision": "float8"}, "'float8' is unknown"),
         ({"max_length": 100_000}, "beyond the model's 512"),
         ({"max_width": 0}, "--max-width 0"),
     ],

@@ -115,7 +115,7 @@ def test_verify_finds_a_changed_file(
         (["--model", "LLAMA", "--draft", "imitation"], "vlmexport train --model"),
         (["--model", "LLAMA", "--max-length", "1"], "--max-length 1 is out of range"),
         (["--model", "LLAMA", "--max-width", "0"], "--max-width 0 is out of range"),
-        (["--model", "LLAMA", "--precision", "int3"], "--precision 'int3' is not supported"),
+        (["--model", "LLAMA", "--precision", "int3"], "--precision 'int3' is unknown"),
         (["--model", "LLAMA", "--parity-memory", "lots"], "--parity-memory 'lots' is not a size"),
         (["--model", "LLAMA", "--target", "sm86"], "--target sm86 needs --backend"),
         (
