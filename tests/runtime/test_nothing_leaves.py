@@ -24,7 +24,8 @@ DEFAULT = "import onnxruntime, sys, time\nonnxruntime.InferenceSession(sys.argv[
 def run(code: str, home: Path, argument: Path, trace: Path | None = None) -> list[Path]:
     """Files that a fresh interpreter with a fresh home leaves there."""
     home.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ORT_", "LD_"))}
+    # Nothing else: ONNX Runtime keeps still by itself where a variable (CI, TF_BUILD) tells of a build machine.
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "PYTHONPATH")}
     command = [sys.executable, "-c", code, str(argument)]
     if trace is not None:
         command = ["strace", "-f", "-qq", "-e", "trace=socket,connect", "-o", str(trace), *command]
@@ -37,6 +38,8 @@ def test_a_request_writes_nothing_under_the_home_folder(tiny_bundle: Callable, t
     assert run(SERVE, tmp_path / "quiet", bundle) == []
     # The same engine without us does: the check above can fail.
     left = run(DEFAULT, tmp_path / "default", bundle / "head.onnx")
+    if not left:
+        pytest.skip("ONNX Runtime leaves nothing here by itself: only that we leave nothing was seen")
     assert any("onnxruntime" in str(path).lower() for path in left)
 
 
