@@ -24,6 +24,23 @@ from ..tables import embedding_tensor, head_tensor
 SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
 
 
+def learned_positions(config: Any, *, cross_attention: bool) -> DecoderShape:
+    """The decoder of a model that adds a learned table of positions to its rows; every head has its own keys."""
+    heads = config.num_attention_heads
+    return DecoderShape(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=config.hidden_size // heads,
+        position="learned",
+        mask_dtype="bool",
+        mask_heads=1,
+        cross_attention=cross_attention,
+        max_positions=config.max_position_embeddings,
+    )
+
+
 class Language:
     """One language model. `prefix` is its module path in the whole model (`language_model.` in BLIP-2, else "").
 

@@ -17,9 +17,9 @@ from ...checkpoint.load import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.template import TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..base import DecoderShape, GraphSpec
+from ..base import GraphSpec
 from ..frames import Prologue, build_cross_kv
-from .base import Language, per_layer
+from .base import Language, learned_positions, per_layer
 
 
 def _add_positions(module: Any, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor]:
@@ -49,19 +49,7 @@ class GPT2Language(Language):
         if config.num_hidden_layers < 2:
             raise UnsupportedModelError(f"GPT-2: a decoder of {config.num_hidden_layers} layer cannot be cut")
         self.max_positions = config.max_position_embeddings
-        heads = config.num_attention_heads
-        self.decoder = DecoderShape(
-            num_layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=config.hidden_size // heads,
-            position="learned",
-            mask_dtype="bool",
-            mask_heads=1,
-            cross_attention=True,
-            max_positions=config.max_position_embeddings,
-        )
+        self.decoder = learned_positions(config, cross_attention=True)
 
     def prologue(self) -> Prologue:
         """Rows with the table of positions added."""

@@ -14,9 +14,8 @@ from ....runtime.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.template import TraceInput, trace
-from ..base import DecoderShape
 from ..frames import Prologue
-from .base import Language
+from .base import Language, learned_positions
 
 
 def _add_positions(module: Any, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor]:
@@ -45,19 +44,7 @@ class OPTLanguage(Language):
         if config._remove_final_layer_norm:
             raise UnsupportedModelError("OPT: _remove_final_layer_norm=true is not supported")
         self.max_positions = config.max_position_embeddings
-        heads = config.num_attention_heads
-        self.decoder = DecoderShape(
-            num_layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=config.hidden_size // heads,
-            position="learned",
-            mask_dtype="bool",
-            mask_heads=1,
-            cross_attention=False,
-            max_positions=config.max_position_embeddings,
-        )
+        self.decoder = learned_positions(config, cross_attention=False)
 
     def prologue(self) -> Prologue:
         """Rows with the table of positions added."""
