@@ -153,11 +153,7 @@ class Rig:
         width = max(len(tree) for tree in trees)
         self.decoder.begin_cycle(width)
         self.decoder.full(*trees)
-        rows, found, first = self.decoder.head_of(trees), [], 0
-        for tree in trees:
-            found.append(np.stack([rows.logits(first + node) for node in range(len(tree))]))
-            first += len(tree)
-        return found
+        return self._node_logits(trees)
 
     def speculate(self, cut: int, tokens: Sequence[int]) -> np.ndarray:
         """Trunk over `tokens` one by one, then the tail over the saved rows; logits [len(tokens), V]."""
@@ -172,7 +168,11 @@ class Rig:
             tokens = [tree.tokens[min(step, len(tree) - 1)] for tree in trees]
             decoder.trunk(cut, tokens, None if all(tree.is_chain for tree in trees) else trees)
         decoder.tail(cut, steps, trees)
-        rows, found, first = decoder.head_of(trees), [], 0
+        return self._node_logits(trees)
+
+    def _node_logits(self, trees: Sequence[TokenTree]) -> list[np.ndarray]:
+        """What the head says of the last pass; logits [nodes, V] per sequence."""
+        rows, found, first = self.decoder.head_of(trees), [], 0
         for tree in trees:
             found.append(np.stack([rows.logits(first + node) for node in range(len(tree))]))
             first += len(tree)
