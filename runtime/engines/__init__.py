@@ -15,9 +15,16 @@ DEVICES = ("cpu",)
 
 
 def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
-    """The engine for `device`. Raises `OptionError` for an unknown device."""
+    """The engine for `device`. Raises `OptionError` for an unknown device, and for one whose package is missing."""
     if device == "cpu":
-        from .onnxruntime import OnnxRuntimeCpu
+        try:
+            from .onnxruntime import OnnxRuntimeCpu
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise
+            raise OptionError(
+                f"device {device!r} needs ONNX Runtime, which is not installed: pip install onnxruntime"
+            ) from error
 
         return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads=threads)
     raise OptionError(f"unknown device {device!r}; choose one of: {', '.join(DEVICES)}")

@@ -172,3 +172,15 @@ def test_help_does_not_import_the_engine() -> None:
         block=HEAVY_OF_CLI,
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_missing_engine_is_named() -> None:
+    code = (
+        "from vlmexport.runtime import engines\n"
+        "from vlmexport.runtime.errors import OptionError\n"
+        "try:\n    engines.create(None, 'cpu')\nexcept OptionError as error:\n    print(error)\n"
+    )
+    done = python(code, block=("onnxruntime",))
+    assert done.stdout.strip() == (
+        "device 'cpu' needs ONNX Runtime, which is not installed: pip install onnxruntime"
+    )
