@@ -11,8 +11,6 @@ from typing import Any
 from ...exporter.memory import available_memory
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.bundle.widened import widened
 from ...runtime.cores import cores
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
 from ...runtime.errors import InputError, OptionError
@@ -199,8 +197,7 @@ def _gathered(
 def _fitting(manifest: Manifest, batch: int, sessions: int) -> int:
     """At most `batch`, so that the caches of all sessions take no more than their share of the memory."""
     info, limits = manifest.decoder, manifest.limits
-    item = ITEM_SIZES[widened(manifest).cache_dtype]  # a CPU caches in float32
-    rows = 2 * info.num_layers * info.head_dim * item
+    rows = 2 * info.num_layers * info.head_dim * 4  # a CPU holds float32
     each = rows * info.num_kv_heads * (limits.max_length + limits.max_width)
     if info.cross_attention:
         each += rows * info.num_heads * (limits.max_source or limits.max_length)
