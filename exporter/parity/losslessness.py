@@ -17,12 +17,13 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.families import get_family
+from ...runtime.images.synthetic import synthetic_image
 from ...runtime.proposers.wrong import always_wrong
 from ...runtime.running import decoder_ids
 from ...runtime.session import Session
 from ...runtime.speculate.processors import Processors
 from ...runtime.speculate.stats import Stats
-from ..families.samples import ODD_SIZES, SENTENCE, sample_picture
+from ..families.samples import ODD_SIZES, SENTENCE
 from .generation import NEAR_TIE, first_difference
 
 WRONG = "always-wrong"
@@ -183,5 +184,5 @@ def _requests(manifest: dict[str, Any], count: int, images: Sequence[Path]) -> I
         if images:
             yield str(images[index % len(images)]), prompt
             continue
-        picture = sample_picture(*ODD_SIZES[index % len(ODD_SIZES)])
+        picture = synthetic_image(*ODD_SIZES[index % len(ODD_SIZES)])
         yield np.roll(picture, tuple(random.integers(0, picture.shape[0], 2)), (0, 1)), prompt

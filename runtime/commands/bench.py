@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from . import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -15,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def bench(
-    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="Folder written by `vlmexport build`."),
+    bundle: options.Bundle,
     image: list[Path] = typer.Option([], "--image", help="Image file; repeat for several. Default: a made-up one."),
     prompt: list[str] = typer.Option([], "--prompt", help="Prompt; repeat for several. Default: the bundle's."),
     raw: bool = typer.Option(False, "--raw", help="Use prompts as they are, without the chat template."),
     max_new_tokens: int = typer.Option(96, "--max-new-tokens", min=2, help="Stop after this many tokens."),
     repeats: int = typer.Option(5, "--repeats", min=1, help="Measurements of each arm, interleaved."),
     draft: str = typer.Option(None, "--draft", metavar="KIND", help="Draft to use. Default: the bundle's."),
-    draft_length: int = typer.Option(None, "--draft-length", metavar="D", help="Tokens drafted per cycle."),
+    draft_length: options.DraftLength = None,
     force_acceptance: float = typer.Option(
         None, "--force-acceptance", metavar="A", min=0.0, max=1.0,
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
     ),
-    threads: int = typer.Option(None, "--threads", min=1, help="Processor threads. Default: all cores; one for small models."),
+    threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
+    as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from rich.progress import BarColumn, Progress, TextColumn
@@ -54,7 +56,7 @@ def bench(
     requests = make_requests(opened.manifest, image, prompt, raw)
     for request in requests:  # refused before a large model is loaded for nothing
         get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
-    options = draft_options(opened.manifest, draft, draft_length)
+    asked = draft_options(opened.manifest, draft, draft_length)
     columns = TextColumn("{task.description}"), BarColumn()
     with (
         Session.load(opened, threads=threads) as session,
@@ -64,7 +66,7 @@ def bench(
         report = measure(
             session,
             requests,
-            options=options,
+            options=asked,
             max_new_tokens=max_new_tokens,
             repeats=repeats,
             force_acceptance=force_acceptance,
