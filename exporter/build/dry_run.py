@@ -43,7 +43,8 @@ class DryRunGraph(BaseModel):
 
 
 class DryRunMemory(BaseModel):
-    """Estimated peak resident memory in bytes. `weights` and `cache` are parts of `run`, on a CPU: in float32."""
+    """Estimated peak resident memory in bytes. `weights` and `cache` are parts of `run`, on a CPU: in float32. `run` is
+    of a session that decodes one sequence at a time; every further one takes `cache` once more."""
 
     build: int
     run: int
@@ -69,6 +70,7 @@ class DryRun(BaseModel):
     weight_bytes: int
     bundle_bytes: int
     kv_bytes_per_token: int
+    kv_bytes_per_sequence: int
     kv_bytes: int
     cross_kv_bytes_per_row: int
     parity: Literal["whole", "layer by layer"]
@@ -88,7 +90,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
     capacity = request.max_length + request.max_width
     weight_bytes = exported.store.bytes
     source = prepared.family.max_source(request.max_source) or 0
-    cache = request.max_batch * (capacity * per_token + cross * source)
+    cache = capacity * per_token + cross * source
     memory, whole = estimate_memory(prepared, exported, cache * 4 // item)
     return DryRun(
         model=request.model,
@@ -105,6 +107,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         weight_bytes=weight_bytes,
         bundle_bytes=weight_bytes + sum(g.bytes for g in graphs),
         kv_bytes_per_token=per_token,
+        kv_bytes_per_sequence=capacity * per_token,
         kv_bytes=request.max_batch * capacity * per_token,
         cross_kv_bytes_per_row=cross,
         parity="whole" if whole else "layer by layer",

@@ -32,7 +32,7 @@ class BuildRequest(BaseModel):
     draft_layer: int | None = None
     drafts: list[str] = Field(default_factory=list)
     max_length: int = 512
-    max_batch: int = 1
+    max_batch: int = 16
     max_width: int = 16
     max_source: int = 512
     precision: str = "float32"

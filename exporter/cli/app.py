@@ -80,7 +80,9 @@ def build(
     max_length: int = typer.Option(
         512, "--max-length", metavar="N", help="Longest sequence, prompt included (tokens)."
     ),
-    max_batch: int = typer.Option(1, "--max-batch", metavar="N", help="Sequences decoded together."),
+    max_batch: int = typer.Option(
+        16, "--max-batch", metavar="N", help="Most sequences that a session may decode together."
+    ),
     max_width: int = typer.Option(
         16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."
     ),

@@ -36,9 +36,12 @@ def dry_run_tables(found: DryRun) -> list[Any]:
         ("drafts", ", ".join(found.drafts) + ("" if found.speculative else " (speculation off)")),
         ("parameters", f"{quantity(found.parameters)} + {quantity(found.draft_parameters)} of drafts"),
         ("bundle", size(found.bundle_bytes)),
-        ("key/value cache", f"{size(found.kv_bytes_per_token)} per token, {size(found.kv_bytes)} in all"),
+        (
+            "key/value cache",
+            f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence",
+        ),
         ("peak memory, build", f"about {size(found.peak_memory.build)} (parity {found.parity})"),
-        ("peak memory, run", f"about {size(found.peak_memory.run)}"),
+        ("peak memory, run", f"about {size(found.peak_memory.run)} with one sequence at a time"),
     ):
         totals.add_row(label, value)
     return [table, totals]

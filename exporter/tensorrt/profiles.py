@@ -55,26 +55,38 @@ class Profile:
 
 
 def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
-    """Profiles of a graph: prefill, one token, and up to `max_width` where the graph has a width."""
-    batch = (1, 1, sizes.max_batch)
+    """Profiles of a graph: prefill, one token, and up to `max_width` where the graph has a width.
+
+    Requests are read and prefilled one by one: only the passes that decode take a batch. A plan keeps memory for the
+    largest shape of any profile, which would else be a whole batch of the longest prompts.
+    """
+    batch, alone = (1, 1, sizes.max_batch), (1, 1, 1)
     source = _range(1, sizes.usual_source, sizes.max_source)
     prefill = _range(1, 128, sizes.max_length)
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
     per_token = (1, 1, sizes.max_batch)
     widths: list[tuple[str, Range, Range]] = [
-        ("prefill", prefill, (1, 1, rows[2])),
+        ("prefill", prefill, alone),
         ("token", (1, 1, 1), per_token),
         ("verify", verify, rows),
     ]
     if role in ("vision", "encoder", "cross_kv"):
-        return [Profile("request", {"batch": batch, "source": source})]
+        return [Profile("request", {"batch": alone, "source": source})]
     if role == "commit":
         widths = [("verify", verify, rows)]
     elif role not in ("embed", "segment", "head"):
         widths = widths[1:]  # a draft's graph sees no prompt
     found = [
-        Profile(name, {"batch": batch, "source": source, "width": width, "rows": wanted})
+        Profile(
+            name,
+            {
+                "batch": alone if name == "prefill" else batch,
+                "source": source,
+                "width": width,
+                "rows": wanted,
+            },
+        )
         for name, width, wanted in widths
     ]
     return [p for p in found if p.name != "verify" or sizes.max_width > 1 or len(found) == 1]

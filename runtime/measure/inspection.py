@@ -15,10 +15,10 @@ def kv_bytes_per_token(manifest: Manifest) -> int:
     return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[manifest.cache_dtype]
 
 
-def kv_bytes(manifest: Manifest) -> int:
-    """Bytes of the whole key/value arena: capacity = max_length + max_width positions per sequence."""
+def kv_bytes_per_sequence(manifest: Manifest) -> int:
+    """Bytes of the key/value buffers of one sequence: capacity = max_length + max_width positions."""
     limits = manifest.limits
-    return limits.max_batch * (limits.max_length + limits.max_width) * kv_bytes_per_token(manifest)
+    return (limits.max_length + limits.max_width) * kv_bytes_per_token(manifest)
 
 
 def facts(bundle: Bundle) -> dict[str, Any]:
@@ -45,7 +45,11 @@ def facts(bundle: Bundle) -> dict[str, Any]:
             "cuts": decoder.cuts,
             "cache_dtype": manifest.cache_dtype,
         },
-        "kv": {"bytes_per_token": kv_bytes_per_token(manifest), "bytes": kv_bytes(manifest)},
+        "kv": {
+            "bytes_per_token": kv_bytes_per_token(manifest),
+            "bytes_per_sequence": kv_bytes_per_sequence(manifest),
+            "bytes": manifest.limits.max_batch * kv_bytes_per_sequence(manifest),
+        },
         "text": {
             "vocab_size": text.vocab_size,
             "eos_token_ids": text.eos_token_ids,

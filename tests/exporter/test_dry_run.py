@@ -43,7 +43,12 @@ def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: 
         found.kv_bytes_per_token
         == 2 * 4 * decoder["num_layers"] * decoder["num_kv_heads"] * decoder["head_dim"]
     )
-    assert found.kv_bytes == found.kv_bytes_per_token * (80 + 16)
+    assert found.kv_bytes_per_sequence == found.kv_bytes_per_token * (80 + 16)
+    assert found.kv_bytes == 16 * found.kv_bytes_per_sequence
+    cross = found.cross_kv_bytes_per_row * (request.max_source if name == "blip2-t5" else 0)
+    assert found.peak_memory.cache == found.kv_bytes_per_sequence + cross, (
+        "of one sequence: what a session takes"
+    )
     assert (found.cross_kv_bytes_per_row > 0) == (name == "blip2-t5")
     assert dry_run_tables(found)
 

@@ -174,6 +174,8 @@ def test_profiles() -> None:
     assert by_name["verify"].ranges["width"] == (1, 6, 16)
     assert by_name["verify"].shapes(["batch", "source", 8], "x") == ((1, 1, 8), (1, 48, 8), (3, 100, 8))
     assert [p.name for p in profiles_for("vision", sizes)] == ["request"]
+    assert {n: p.ranges["batch"][2] for n, p in by_name.items()} == {"prefill": 1, "token": 3, "verify": 3}
+    assert profiles_for("cross_kv", sizes)[0].ranges["batch"] == (1, 1, 1), "requests are read one by one"
     assert [p.name for p in profiles_for("imitation", sizes)] == ["token", "verify"]
     assert {p.name: p.ranges["rows"] for p in profiles_for("head", sizes)}["verify"] == (1, 6, 48)
     with pytest.raises(ExportError, match="'patches', for which no profile is known"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.errors import ImageError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.measure.inspection import kv_bytes_per_sequence
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.session import Session
 
@@ -86,6 +87,14 @@ def test_closing_ends_what_is_running(session: Session):
         session.generate(**asked(session)[0])
     many.close()  # type: ignore[attr-defined]
     assert len(session.generate(**asked(session)[0]).tokens) == LIMITS[0]
+
+
+def test_a_session_allocates_for_its_own_batch_and_not_for_the_bundles(tiny_bundle: Callable[[str], Any]):
+    for name in ("t5", "llama"):
+        with Session.load(tiny_bundle(name).path) as alone, Session.load(alone.bundle, max_batch=4) as four:
+            assert alone.bundle.manifest.limits.max_batch == 16
+            assert alone.decoder.arena.nbytes == kv_bytes_per_sequence(alone.bundle.manifest)
+            assert four.decoder.arena.nbytes == 4 * alone.decoder.arena.nbytes
 
 
 def test_an_unknown_option_names_its_request(session: Session):
