@@ -11,12 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import nn
 
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
@@ -101,11 +100,11 @@ class Trainer:
             torch.set_rng_state(state["rng"])
             self.step, self.best = state["step"], state["best"]
             self._say(f"resumed at step {self.step}/{options.steps}")
-        objective, optimizer = self.accelerator.prepare(self.objective, optimizer)
+        optimizer = self.accelerator.prepare(optimizer)
         board = self._board()
         start, clock, since, seen = self.step, time.perf_counter(), time.perf_counter(), 0
         while self.step < options.steps and (stop_after is None or self.step - start < stop_after):
-            parts, count = self._one_step(objective, optimizer)
+            parts, count = self._one_step(optimizer)
             seen += count
             self.step += 1
             last = self.step == options.steps
@@ -116,7 +115,7 @@ class Trainer:
                 self._say(self._line(parts, seen / (now - since), left))
                 since, seen = now, 0
             if self.step % self.eval_every == 0 or last:
-                self._validate(objective, board)
+                self._validate(board)
             if self.step % self.save_every == 0 or last:
                 self._save(optimizer)
         if board is not None:
@@ -125,33 +124,57 @@ class Trainer:
         complete = self.step == options.steps
         return open_draft(self.out / "best") if complete else self._draft({})
 
-    def _one_step(self, objective: nn.Module, optimizer: Any) -> tuple[dict[str, float], int]:
-        """(parts of the loss, rows of all processes); nothing is learned from records without a row."""
+    def _one_step(self, optimizer: Any) -> tuple[dict[str, float], int]:
+        """(parts of the loss over this process's rows, rows of all processes); nothing is learned from records without
+        a row.
+
+        The gradient is that of the mean over the whole batch, however many processes share it and whoever has how
+        many rows: a process may have none.
+        """
         options = self.options
         rate = learning_rate(self.step, options)
         for group in optimizer.param_groups:
             group["lr"] = rate
         indices = batch_indices(self.step, len(self.source), options)
-        mine = indices[self.accelerator.process_index :: self.accelerator.num_processes] or indices[:1]
-        rows = self.source.rows(mine)
-        if not len(rows):
+        mine = indices[self.accelerator.process_index :: self.accelerator.num_processes]
+        rows = self.source.rows(mine) if mine else []
+        count = self._summed(len(rows))
+        if not count:
             return {}, 0
-        objective.train()
-        loss, parts = objective(rows, self.target)
-        self.accelerator.backward(loss)
+        self.objective.train()
+        parts: dict[str, torch.Tensor] = {}
+        if len(rows):
+            loss, parts = self.objective.loss(rows, self.target)  # type: ignore[arg-type]
+            self.accelerator.backward(loss * (len(rows) / count))
+        if self.accelerator.num_processes > 1:
+            self._sum_gradients()
         own = list(self.objective.network.parameters())
         if options.clip_value is not None:
             self.accelerator.clip_grad_value_(own, options.clip_value)
         self.accelerator.clip_grad_norm_(own, options.clip)
         optimizer.step()
         optimizer.zero_grad()
-        found = {k: v.item() for k, v in parts.items()} | {"lr": rate}
-        return found, len(rows) * self.accelerator.num_processes
+        found = {k: v.item() for k, v in parts.items()}
+        return (found | {"lr": rate} if found else {}), count
+
+    def _summed(self, rows: int) -> int:
+        """Over all processes."""
+        if self.accelerator.num_processes == 1:
+            return rows
+        return int(self.accelerator.reduce(torch.tensor(rows, device=self.accelerator.device), "sum").item())  # type: ignore[union-attr]
+
+    def _sum_gradients(self) -> None:
+        """Let every process have the sum of all gradients, also one whose own batch was empty."""
+        learned = [p for p in self.objective.parameters() if p.requires_grad]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in learned])
+        flat = cast(torch.Tensor, self.accelerator.reduce(flat, "sum"))
+        for p, grad in zip(learned, flat.split([p.numel() for p in learned]), strict=True):
+            p.grad = grad.view_as(p).clone()
 
     @torch.no_grad()
-    def _validate(self, objective: nn.Module, board: Any) -> None:
+    def _validate(self, board: Any) -> None:
         """Means over rows; keeps the draft with the highest score as `best/`."""
-        objective.eval()
+        self.objective.eval()
         sums: dict[str, float] = {}
         total = 0
         size, mine = self.options.batch_size, range(len(self.validation))
@@ -159,7 +182,7 @@ class Trainer:
             rows = self.validation.rows(list(mine[at : at + size]))
             if not len(rows):
                 continue
-            _, parts = objective(rows, self.target)
+            _, parts = self.objective.loss(rows, self.target)
             total += len(rows)
             for name, value in parts.items():
                 sums[name] = sums.get(name, 0.0) + value.item() * len(rows)

@@ -44,10 +44,6 @@ class Objective(nn.Module, ABC):
     def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, detached parts by name). Parts are means over rows, and `loss` is one of them."""
 
-    def forward(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
-        """`loss`: several processes average the gradients of what runs in here."""
-        return self.loss(batch, target)
-
     @abstractmethod
     def score(self, means: Mapping[str, float]) -> float:
         """From the means of a validation: the higher, the better."""
