@@ -6,7 +6,8 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
 - acceptance by depth, from discounted counts: what a session has seen is the prior of what a request shows;
 - the budget that maximises expected tokens per second by the table (`costs.CostTable`), for a whole batch at once;
 - a purse per request: what a cycle gained or lost against plain decoding, by the table. A cycle is drafted only if
-  the purse could pay for all of it being rejected, so no history makes a request slower than 1 − LOSS of plain.
+  the purse could pay for all of it being rejected, so no history makes a request slower than 1 − LOSS of plain, but
+  for one that is shorter than its first mistake (FLOOR).
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
 gained is followed by another at once.
@@ -29,9 +30,10 @@ LOSS = 0.03
 """Most time that a request may lose against plain decoding, as a share of it."""
 
 FLOOR = 60
-"""Tokens of a request that the share is taken of until it is longer: a request must be allowed its first mistake."""
+"""Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain
+being rejected: a request must be allowed its first mistake, and no more."""
 
-RISK = 0.5
+RISK = 0.7
 """Share of a purse that one cycle may stake: a mistake leaves enough to go on with shorter drafts."""
 
 PROBES = 0.01
@@ -146,9 +148,10 @@ class _Request:
             self._survival = self.learned.cycles, survival
         return survival
 
-    def purse(self, unit: float) -> float:
-        """Seconds that may still be lost; `unit` is the time of one plain token."""
-        return self.balance + LOSS * max(FLOOR, self.tokens) * unit
+    def purse(self, unit: float, mistake: float) -> float:
+        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: what the longest chain costs
+        when all of it is rejected."""
+        return self.balance + LOSS * max(min(FLOOR * unit, mistake / LOSS), self.tokens * unit)
 
 
 class _Outcome(NamedTuple):
@@ -269,7 +272,8 @@ class Adaptive:
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
-        purse = sum(request.purse(plain / batch) for request in group)
+        mistake = (seconds[-1] - plain) / batch
+        purse = sum(request.purse(plain / batch, mistake) for request in group)
         found = learned.found
         some = found if batch == 1 else 1 - (1 - found) ** batch
         survival = [request.survival() for request in group]
