@@ -131,8 +131,9 @@ class Encoder:
             found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, row, batch)
         return found
 
-    def write_mask(self, width: int, row: int, batch: int) -> None:
-        """Let `width` rows of sequences row..row + batch − 1 see each its own source."""
+    def write_mask(self, width: int, row: int, batch: int) -> int:
+        """Let `width` rows of sequences row..row + batch − 1 see each its own source; returns the `version` that it
+        is good for."""
         arena, buffer = self.arena, self._cross_mask(width, row)
         shape = (batch, 1, width, arena.rows)
         host = buffer.host(shape)
@@ -140,6 +141,7 @@ class Encoder:
         for index in range(batch):
             host[index, :, :, arena.lengths[row + index] :] = False
         buffer.push(shape)
+        return self.version
 
     def _cross_mask(self, width: int, row: int) -> HostBuffer:
         """Where the mask lies: passes of the batch and of a single sequence must not overwrite each other's. (That of

@@ -73,6 +73,7 @@ class CausalMask:
             buckets = relative_position_bucket(distances, table.shape[0], max_distance, bidirectional=False)
             by_distance[:, :capacity] = widen(table, dtype)[buckets].T
         self._by_distance = by_distance
+        self._rows, self._seen = 0, dict[int, dict[int, np.ndarray]]()
         head_step, step = by_distance.strides
         # toeplitz[h, query, key] = by_distance[h, capacity − 1 + key − query], without a copy
         self.toeplitz = np.lib.stride_tricks.as_strided(
@@ -81,6 +82,13 @@ class CausalMask:
             (head_step, -step, step),
             writeable=False,
         )
+
+    def seen(self, width: int, rows: int) -> dict[int, np.ndarray]:
+        """By start: the part of `toeplitz` that is the mask of a chain, for callers that keep them; of the last `rows`
+        asked for."""
+        if rows != self._rows:
+            self._rows, self._seen = rows, {}
+        return self._seen.setdefault(width, {})
 
     def chain(self, out: np.ndarray, row: int, start: int, width: int) -> None:
         """Fill `out[row]` for `width` new positions start, start + 1, …; slot = position."""

@@ -20,6 +20,7 @@ from .embedding import Embedding
 from .encoder import Encoder
 from .kv import BATCH_BUCKET, BUCKET, KVArena
 from .masks import CausalMask
+from .step import ChainStep, chain_step, row_writer
 from .target_rows import TargetRows
 from .tree import TokenTree
 from .vision import Vision
@@ -37,7 +38,7 @@ OnRows = Callable[[int, View], None]
 """`on_rows(first slot, rows [1, n, E])`: rows before the final norm of one chunk of a prompt."""
 
 
-class _Pass:
+class Pass:
     """A prepared run of segments over [batch, width] rows. Host arrays are None where not needed."""
 
     __slots__ = (
@@ -54,6 +55,7 @@ class _Pass:
         "row",
         "shape",
         "sources",
+        "step",
         "width",
     )
 
@@ -72,6 +74,8 @@ class _Pass:
         self.indices: np.ndarray
         self.positions: np.ndarray | None = None
         """[batch, axes, width]"""
+        self.step: ChainStep | None = None
+        """The pass over a chain of one sequence where that has a short way."""
         self.result: View
 
 
@@ -149,13 +153,12 @@ class Decoder:
         self._encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
         self._vision = Vision(engine)
         self.embedding = Embedding(engine, tensor("embedding_table"), self._work[0], rows)
-        self._table = self.embedding.table
-        self._passes: dict[tuple[int, ...], _Pass] = {}
+        self._passes: dict[tuple[int, ...], Pass] = {}
         self._heads: dict[tuple[object, ...], TargetRows] = {}
         self._head_buffers: dict[str, Buffer] = {}
         self._bound: object = None
         self._direct = engine.host_memory
-        self._last: _Pass
+        self._last: Pass
         self._moved = True
         self.exit_count = 0
         """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
@@ -285,12 +288,16 @@ class Decoder:
         """Run segments 0..cut−1 over the next token of every sequence; their rows after every segment become exit rows
         of step `exit_count`. Each token follows the one of the step before, or, with `trees`, is the node of that
         number of its sequence's tree (a chain beyond the tree's end)."""
-        step, batch = self.exit_count, self.arena.batch
-        run = self._passes.get((0, cut, 1, step, 0, batch)) or self._prepare(0, cut, 1, step)
-        self._embed_tokens(run, tokens)
-        self._place(run, trees, step)
-        self._run(run)
+        step, arena = self.exit_count, self.arena
+        run = self._passes.get((0, cut, 1, step, 0, arena.batch)) or self._prepare(0, cut, 1, step)
         self.exit_count = step + 1
+        if run.step is not None and trees is None:
+            run.step(tokens, arena.lengths[0] + step)
+            self._last = run
+        else:
+            self._embed_tokens(run, tokens)
+            self._place(run, trees, step)
+            self._run(run)
 
     def exit_rows(self, cut: int, step: int) -> View:
         """Rows [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
@@ -308,8 +315,12 @@ class Decoder:
         run = self._passes.get((cut, end, count, 0, 0, batch)) or self._prepare(cut, end, count, 0)
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
-        self._place(run, trees)
-        self._run(run)
+        if run.step is not None and trees is None:
+            run.step(None, self.arena.lengths[0])
+            self._last = run
+        else:
+            self._place(run, trees)
+            self._run(run)
 
     def full(self, *trees: TokenTree) -> None:
         """Run all segments over one tree per sequence, padded to the widest. Follow with `head`.
@@ -323,9 +334,13 @@ class Decoder:
             width = max(map(len, trees))
             tokens = [token for tree in trees for token in (*tree.tokens, *[0] * (width - len(tree)))]
         run = self._passes.get((0, end, width, 0, 0, batch)) or self._prepare(0, end, width, 0)
-        self._embed_tokens(run, tokens)
-        self._place(run, trees)
-        self._run(run)
+        if run.step is not None and trees[0].is_chain:
+            run.step(tokens, self.arena.lengths[0])
+            self._last = run
+        else:
+            self._embed_tokens(run, tokens)
+            self._place(run, trees)
+            self._run(run)
 
     def head(self, rows: int, first: int = 0) -> TargetRows:
         """What the target says after rows first.. of the last pass; valid until the next `head`."""
@@ -472,7 +487,7 @@ class Decoder:
 
     def _prepare(
         self, first: int, end: int, width: int, step: int, row: int = 0, batch: int | None = None
-    ) -> _Pass:
+    ) -> Pass:
         """Bind segments first..end−1 over [batch, width] rows of sequences row..: from `hidden.0`, or from the exit
         rows where they lie as the tail needs them; into the exit rows of `step` when the run ends before the last
         segment."""
@@ -483,7 +498,7 @@ class Decoder:
             return self._passes[key]
         shape = (count, width, self._size)
         mask_shape = (count, info.mask_heads, width, arena.rows)
-        run = _Pass(count, width, row)
+        run = Pass(count, width, row)
         run.mask = self._mask.host(mask_shape)
         run.indices = self._indices.host((count,))
         shared = {"attn_mask": self._mask.view(mask_shape), "write_indices": self._indices.view((count,))}
@@ -514,10 +529,22 @@ class Decoder:
             run.calls.append(engine.bind(self._segments[number], inputs, outputs | {"hidden_out": target}))
             source = target
         run.result = source
+        if self._direct and row == 0 and count == arena.batch == 1 and self.embedding.lookup:
+            run.step = self._chain_step(run)
         self._passes[key] = run
         return run
 
-    def _positions_for(self, first_layer: int, run: _Pass) -> View | None:
+    def _chain_step(self, run: Pass) -> ChainStep:
+        """What `_embed_tokens`, `_place` and `_run` do for a chain of one sequence."""
+        fill = positions = None
+        if run.hidden is not None:
+            fill = row_writer(run.embedded, self.embedding)
+        if run.positions is not None:
+            places, width = run.positions, run.width
+            positions = lambda start: self._place_chain(places, 0, start, width)  # noqa: E731
+        return chain_step(run, self._masks, self._encoder, fill, positions)
+
+    def _positions_for(self, first_layer: int, run: Pass) -> View | None:
         """The view of `positions` that a segment takes, whose host side the pass then fills; None if it takes none."""
         wanted = positions_shape(self._info.position, first_layer)
         if wanted is None:
@@ -534,7 +561,7 @@ class Decoder:
         most = self._info.max_positions
         return positions if most is None else np.minimum(positions, most - 1)
 
-    def _place(self, run: _Pass, trees: Sequence[TokenTree] | None, step: int | None = None) -> None:
+    def _place(self, run: Pass, trees: Sequence[TokenTree] | None, step: int | None = None) -> None:
         """Write indices, masks and positions of a pass over whole trees, or over their nodes of number `step`. Without
         `trees`, and beyond a tree's end, every token follows the one before."""
         lengths, ahead = self.arena.lengths, step or 0
@@ -560,17 +587,16 @@ class Decoder:
         else:
             positions[row] = self._numbers[start : start + width]
 
-    def _place_nodes(self, run: _Pass, row: int, depths: Sequence[int]) -> None:
+    def _place_nodes(self, run: Pass, row: int, depths: Sequence[int]) -> None:
         """Positions of nodes of a tree in sequence `row`, padding like the root."""
         if run.positions is not None:
             padded = np.zeros(run.width, np.int64)
             padded[: len(depths)] = depths
             run.positions[row] = self._limited(self.arena.lengths[row] + self._shift[row] + padded)
 
-    def _run(self, run: _Pass) -> None:
+    def _run(self, run: Pass) -> None:
         if self._encoder is not None and run.sources != self._encoder.version:
-            self._encoder.write_mask(run.width, run.row, run.batch)
-            run.sources = self._encoder.version
+            run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
         if not self._direct:
             for buffer, shape in run.pushes:
                 buffer.push(shape)
@@ -584,18 +610,15 @@ class Decoder:
     _embedded = False
     """The rows of the next pass are on the engine's side already."""
 
-    def _embed_tokens(self, run: _Pass, tokens: Sequence[int]) -> None:
+    def _embed_tokens(self, run: Pass, tokens: Sequence[int]) -> None:
         """Rows of `tokens` [batch × width]."""
-        table = self._table
-        if table is not None and len(tokens) == 1:
-            run.embedded[0] = table[tokens[0]]
-        elif self.embedding.lookup:
+        if self.embedding.lookup:
             self.embedding.fill(run.embedded, tokens)
         else:
             self.embedding.run(tokens, (run.batch, run.width))
             self._embedded = True
 
-    def _gather_exits(self, run: _Pass, cut: int, count: int) -> None:
+    def _gather_exits(self, run: Pass, cut: int, count: int) -> None:
         """Exit rows, step after step, into [batch, count, E]."""
         assert run.hidden is not None
         batch, size = run.batch, self._size

@@ -55,7 +55,7 @@ class TargetRows:
                 return int(self._read_small("best")[row])
             rows = self._read()
         values = rows[row]
-        token = int(values.argmax())
+        token = values.argmax().item()
         # NaN and +inf win every comparison, and −inf wins only where nothing else is: one value tells.
         if not isfinite(values.item(token)):
             raise self._not_finite(values.item(token))

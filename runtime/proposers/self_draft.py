@@ -40,8 +40,8 @@ class SelfDraft(Proposer):
 
     def rows(self, step: int) -> TargetRows:
         """Draft logits after the exit rows of `step`; row b is of sequence b."""
-        batch = self._arena.batch
-        call, head = self._steps.get((batch, step)) or self._bind(batch, step)
+        arena = self._arena
+        call, head = self._steps.get((arena.batch, step)) or self._bind(arena.batch, step)
         if call is not None:
             call.run()
         return head.run()

@@ -7,6 +7,7 @@ pass the trunk beside the others with the tokens of their trees, so that one tai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,7 +69,7 @@ def draft_on_trunk(
                 chain = chains[row]
                 token = proposer.choose(sequences[row], rows, row, chain[1:])
                 chain.append(token)
-                if len(chain) > budgets[row].depth or ends(sequences[row], rows, row, token):
+                if len(chain) > budgets[row].depth or _ends(sequences[row], rows, row, token):
                     drafting.discard(row)
                     steps = max(steps, len(chain))  # the last draft passes the trunk too
         step += 1
@@ -82,27 +83,31 @@ def _one(
 ) -> TokenTree:
     """`draft_on_trunk` for a single sequence, without its bookkeeping."""
     tokens, drafted = sequence.tokens[-1:], []
-    pending = tokens[0]
+    pending, eos, confident = tokens[0], sequence.limits.eos_token_ids, _asks_confidence(sequence)
     for step in range(budget.depth):
         decoder.trunk(cut, tokens)
         rows = proposer.rows(step)
         token = proposer.choose(sequence, rows, 0, drafted)
         drafted.append(token)
         tokens = [token]
-        if ends(sequence, rows, 0, token):
+        if token in eos or (confident is not None and not confident(_confidence(rows.logits(0), token))):
             break
     decoder.trunk(cut, tokens)  # the last draft passes the trunk too: d + 1 exit rows
     return TokenTree.chain([pending, *drafted])
 
 
-def ends(sequence: Sequence, rows: TargetRows, row: int, token: int) -> bool:
+def _ends(sequence: Sequence, rows: TargetRows, row: int, token: int) -> bool:
     """Whether drafting stops after `token`: an end token, or one that is less likely than the policy asks for."""
     if token in sequence.limits.eos_token_ids:
         return True
+    confident = _asks_confidence(sequence)
+    return confident is not None and not confident(_confidence(rows.logits(row), token))
+
+
+def _asks_confidence(sequence: Sequence) -> Callable[[float], bool] | None:
+    """Whether the policy goes on after a token of some probability; None where it does not ask."""
     policy = sequence.policy
-    if policy is None or not policy.needs_confidence:
-        return False
-    return not policy.keep_drafting(_confidence(rows.logits(row), token))
+    return policy.keep_drafting if policy is not None and policy.needs_confidence else None
 
 
 def _confidence(logits: np.ndarray, token: int) -> float:

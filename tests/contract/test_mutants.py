@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import device_mutants as device
@@ -26,14 +27,32 @@ from vlmexport.runtime.speculate.acceptance import Verdict
 Patch = pytest.MonkeyPatch
 
 
+def _before_every_pass(patch: Patch, change: Callable[[Any], None]) -> None:
+    """`change(pass)` after the host wrote what a pass needs and before it runs, on the general way and the short one."""
+    run, short = Decoder._run, Decoder._chain_step
+
+    def wrong(self: Any, prepared: Any) -> None:
+        change(prepared)
+        run(self, prepared)
+
+    def wrong_step(self: Any, prepared: Any) -> Any:
+        calls = prepared.calls
+        prepared.calls = [SimpleNamespace(run=lambda: change(prepared)), *calls]
+        step = short(self, prepared)
+        prepared.calls = calls
+        return step
+
+    patch.setattr(Decoder, "_run", wrong)
+    patch.setattr(Decoder, "_chain_step", wrong_step)
+
+
 def zeroed_bias_in_the_tail(patch: Patch) -> None:
     """T5 block k > 0 given no bias uses zeros, silently (the trap of transformers' own blocks)."""
-    tail, chain, in_tail = Decoder.tail, CausalMask.chain, []
+    tail, in_tail = Decoder.tail, []
 
-    def without_bias(self: Any, out: np.ndarray, row: int, start: int, width: int) -> None:
-        chain(self, out, row, start, width)
-        if in_tail and out.dtype != np.bool_:
-            out[row][out[row] > -1e4] = 0
+    def without_bias(prepared: Any) -> None:
+        if in_tail and prepared.mask.dtype != np.bool_:
+            prepared.mask[prepared.mask > -1e4] = 0
 
     def marked(self: Any, *args: Any) -> None:
         in_tail.append(True)
@@ -42,8 +61,23 @@ def zeroed_bias_in_the_tail(patch: Patch) -> None:
         finally:
             in_tail.pop()
 
-    patch.setattr(CausalMask, "chain", without_bias)
+    _before_every_pass(patch, without_bias)
     patch.setattr(Decoder, "tail", marked)
+
+
+def mask_of_another_start(patch: Patch) -> None:
+    """The short way of a chain takes the first mask it kept for every start."""
+
+    class First(dict):
+        def get(self, start: int, default: Any = None) -> Any:
+            return next(iter(self.values()), default)
+
+    made: dict[tuple[int, int, int], First] = {}
+    patch.setattr(
+        CausalMask,
+        "seen",
+        lambda self, width, rows: made.setdefault((id(self), width, rows), First()),
+    )
 
 
 def _moved_length(step: int) -> Callable[[Patch], None]:
@@ -125,13 +159,10 @@ def pad_id_0_accepted(patch: Patch) -> None:
 
 
 def write_index_off_by_one(patch: Patch) -> None:
-    run = Decoder._run
-
-    def wrong(self: Any, prepared: Any) -> None:
+    def wrong(prepared: Any) -> None:
         prepared.indices[...] += 1
-        run(self, prepared)
 
-    patch.setattr(Decoder, "_run", wrong)
+    _before_every_pass(patch, wrong)
 
 
 def stale_exit_rows(patch: Patch) -> None:
@@ -292,6 +323,15 @@ MUTANTS = {
             "generation": generation("perfect", 5),
         },
         ("t5",),
+    ),
+    "mask of another start": Mutant(
+        mask_of_another_start,
+        {
+            "trunk and tail": table("trunk_and_tail"),
+            "crop": table("crop_after_rejection"),
+            "generation": generation("perfect", 3),
+            "plain": generation("early-exit", 1),
+        },
     ),
     "length one too high after a rejection": Mutant(
         _moved_length(+1), {"crop": table("crop_after_rejection"), "generation": generation("often-right", 5)}
