@@ -158,7 +158,7 @@ class Session:
         )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
-        stream = self._stream(image, prompt, options)
+        stream = self._stream(image, prompt, options, streamed=on_text is not None)
         try:
             for piece in stream:
                 if on_text is not None:
@@ -171,12 +171,12 @@ class Session:
         """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
         return self._stream(image, prompt, request_options(options))
 
-    def _stream(self, image: Any, prompt: Any, options: RequestOptions) -> Stream:
+    def _stream(self, image: Any, prompt: Any, options: RequestOptions, streamed: bool = True) -> Stream:
         settings = resolve(options, self.bundle.manifest, self._controller)
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
-            yield from self._run(found, self._prepare(image, prompt), settings, begin)
+            yield from self._run(found, self._prepare(image, prompt), settings, begin, streamed)
 
         return Stream(self._guarded(pieces))
 
@@ -194,7 +194,7 @@ class Session:
             raise PromptError(str(error)) from None
 
         def pieces(found: list[Result]) -> Iterator[str]:
-            yield from self._run(found, Prepared(ids), settings, time.perf_counter())
+            yield from self._run(found, Prepared(ids), settings, time.perf_counter(), streamed=False)
 
         stream = Stream(self._guarded(pieces))
         for _ in stream:
@@ -342,10 +342,15 @@ class Session:
         )
 
     def _run(
-        self, found: list[Result], prepared: Prepared, settings: Settings, begin: float
+        self,
+        found: list[Result],
+        prepared: Prepared,
+        settings: Settings,
+        begin: float,
+        streamed: bool = True,
     ) -> Iterator[str]:
         """One request; its pieces of text."""
-        running = self._start(prepared, settings, begin)
+        running = self._start(prepared, settings, begin, streamed)
         sequence, cycle = running.sequence, Cycle(self.decoder)
         cycle.join(sequence)
         pieces = running.start()
