@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import gcd, prod
+from math import prod
 
 import numpy as np
 
@@ -49,17 +49,14 @@ class Encoder:
             self._table = None if bias is None else np.asarray(tensor(bias.tensor))
             self._max_distance = 128 if bias is None else bias.max_distance
         self._masked = 0  # source length that the encoder mask was written for
-        # Sequences lie one behind the other, and each is bound by itself while it is prefilled.
-        row = prod(self._head) * DTYPES[self._dtype].itemsize
-        self._unit = 1 if max_batch == 1 else engine.alignment // gcd(engine.alignment, row)
         self.arena = KVArena(
             engine,
             self._layers,
             *self._head,
             self._dtype,
-            self._rounded(self._longest),
+            self._longest,
             max_batch,
-            bucket=self._unit,
+            bucket=1,
             prefix="cross_",
         )
         self._staging: list[tuple[View, View]] = []
@@ -105,7 +102,7 @@ class Encoder:
         arena.lengths[row] = 0
         alone = arena.batch == 1
         if alone:
-            arena.rows = self._rounded(source)
+            arena.rows = arena.aligned(source)
         arena.reserve(source, row)
         arena.lengths[row] = source
         self.version += 1
@@ -152,10 +149,6 @@ class Encoder:
             buffer = HostBuffer(self._engine, f"cross_mask.{width}.{row}", size, "bool")
             self._cross_masks[width, row] = buffer
         return buffer
-
-    def _rounded(self, rows: int) -> int:
-        """Rows per head with which every sequence of the arena starts at an address that the engine can bind."""
-        return -(-rows // self._unit) * self._unit
 
     def _encode(self, shape: tuple[int, int, int]) -> None:
         assert self._info is not None

@@ -9,6 +9,7 @@ and drafts with layers of their own keep their keys and values in further arenas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
 import numpy as np
 
@@ -44,7 +45,11 @@ class KVArena:
         prefix: str = "",
     ):
         """`prefix` comes before `key_cache.i` in the names of the buffers; the bound view has a multiple of `bucket`
-        rows, or, when `static`, always the whole capacity."""
+        rows, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
+        begins at an address that the engine can bind."""
+        row_bytes = heads * head_dim * DTYPES[dtype].itemsize
+        self._unit = 1 if max_batch == 1 else engine.alignment // gcd(engine.alignment, row_bytes)
+        capacity, bucket = self.aligned(capacity), self.aligned(bucket)
         self.capacity, self.max_batch = capacity, max_batch
         self.lengths = [0] * max_batch
         """Valid rows per sequence; 0 beyond the first `batch`."""
@@ -61,6 +66,10 @@ class KVArena:
             engine.allocate(f"{prefix}value_cache.{layer}", size, zeroed=True) for layer in range(layers)
         ]
         self.reset()
+
+    def aligned(self, rows: int) -> int:
+        """At least `rows` rows per head, with which every sequence begins at an address that the engine can bind."""
+        return -(-rows // self._unit) * self._unit
 
     @property
     def length(self) -> int:
@@ -155,13 +164,16 @@ class KVArena:
 
     def store(self, layer: int, row: int, key: View, value: View) -> None:
         """Copy `[1, heads, n, head_dim]` to the first n rows of a sequence (cross-attention, once per request)."""
+        engine, (heads, size) = self._engine, self._shape
         for target, source in zip(self.view(layer, row, 1), (key, value), strict=True):
-            array = self._engine.read(target)
-            if not self._engine.host_memory:
-                array = np.array(array)
-            array[:, :, : source.shape[2]] = self._engine.read(source)
-            if not self._engine.host_memory:
-                self._engine.write(target, array)
+            count = source.shape[2]
+            if engine.host_memory:
+                engine.read(target)[:, :, :count] = engine.read(source)
+                continue
+            for head in range(heads):  # on the device: the rows of a head lie together in both
+                to = target.buffer.view((count, size), self._dtype, target.offset + head * self.rows * size)
+                own = source.buffer.view((count, size), self._dtype, source.offset + head * count * size)
+                engine.copy(to, own).run()
 
     def _view(self, buffer: Buffer, row: int, batch: int) -> View:
         heads, size = self._shape

@@ -108,6 +108,7 @@ class Decoder:
             engine, info.num_layers, info.num_kv_heads, info.head_dim, cache, capacity, max_batch,
             bucket=BUCKET if max_batch == 1 else BATCH_BUCKET, static=engine.static_cache,
         )  # fmt: skip
+        capacity = self.arena.capacity
         self._shift = [0] * max_batch
         """Position less slot of each sequence's next row: not 0 after images with M-RoPE."""
         self._segments = manifest.segments

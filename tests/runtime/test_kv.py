@@ -124,6 +124,25 @@ def test_sequences_have_lengths_of_their_own() -> None:
     assert arena.length == 20
 
 
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("capacity", "batch"), [(54, 3), (131, 2), (14, 1)])
+def test_every_sequence_begins_at_an_address_that_the_engine_can_bind(
+    static: bool, capacity: int, batch: int
+) -> None:
+    engine = Memory(True)
+    engine.alignment = 256  # type: ignore[misc]
+    arena = arena_of(engine, capacity, batch, static=static)
+    assert arena.capacity >= capacity and (batch > 1 or arena.capacity == capacity)
+    arena.reset(batch)
+    for width in (1, 20, 40, capacity):
+        if width <= capacity:
+            arena.reserve(width)
+        for row in range(batch):
+            key, value = arena.view(0, row, 1)
+            assert (key.address - arena.keys[0].address) % 256 == 0
+            assert (value.address - arena.values[0].address) % 256 == 0
+
+
 def test_updates_share_the_address_of_what_they_update() -> None:
     arena = arena_of(Memory(True), 54)
     inputs, outputs = arena.bindings(0, 2)
