@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from . import engines, proposers
-from .bundle.folder import Bundle
+from .bundle.folder import Bundle, Check
 from .decode.passes import Decoder
 from .errors import InputError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
@@ -92,15 +92,20 @@ class Session:
         max_length: int | None = None,
         max_batch: int = 1,
         threads: int | None = None,
+        check: Check = "size",
     ) -> Session:
         """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `max_batch` requests of
         `generate_batch` are decoded together, each with a key/value cache of its own; `threads` is the size of the
-        process's one thread pool, by default all cores, for small models only the caller's.
+        process's one thread pool, by default all cores, for small models only the caller's. `check`: "size" compares
+        the manifest and small files with their checksums, "sha256" every byte, "once" every byte that was not compared
+        before, which it remembers in the user's cache folder (`Bundle.open`).
 
         Raises `BundleError`, `OptionError`.
         """
-        if not isinstance(bundle, Bundle):
-            bundle = Bundle.open(bundle)
+        if isinstance(bundle, Bundle):
+            bundle.verify(check)
+        else:
+            bundle = Bundle.open(bundle, check)
         limits = bundle.manifest.limits
         if max_length is not None:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)

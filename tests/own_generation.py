@@ -12,6 +12,7 @@ import torch
 from vlmexport.exporter.build.generation import describe_generation, generation_config
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.generation import NEAR_TIE, first_difference
+from vlmexport.runtime.bundle.checksum import manifest_text
 
 
 def asking(checkpoint: Path, bundle: Path, folder: Path, **settings: Any) -> tuple[Path, Path]:
@@ -26,7 +27,7 @@ def asking(checkpoint: Path, bundle: Path, folder: Path, **settings: Any) -> tup
     manifest["generation"] = describe_generation(opened)
     ends = generation_config(opened).eos_token_id
     manifest["text"]["eos_token_ids"] = ends if isinstance(ends, list) else [ends]
-    (target / "manifest.json").write_text(json.dumps(manifest))
+    (target / "manifest.json").write_text(manifest_text(manifest))
     return source, target
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ...runtime.bundle.checksum import manifest_text
 from ...runtime.bundle.folder import MANIFEST, read_manifest
 from ...runtime.bundle.manifest import FORMAT, FileInfo, Manifest
 from ...runtime.errors import BundleError, ExportError, OptionError
@@ -157,7 +158,7 @@ def describe_files(
 
 def write_manifest(folder: Path, manifest: Manifest) -> int:
     """Checks the whole manifest as its reader will find it, and writes it; returns its bytes."""
-    text = json.dumps(manifest.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    text = manifest_text(manifest.to_dict())
     Manifest.from_dict(json.loads(text))
     path = folder / f"{MANIFEST}.new"
     path.write_text(text, "utf-8")

@@ -9,13 +9,15 @@ import stat
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..errors import BundleError, OptionError
 from ..text.tokenizer import Tokenizer
+from .checksum import check_seal, replace_manifest
 from .manifest import FileInfo, Manifest, TensorInfo
+from .remembered import Mark, mark, read_record, record_path, write_record
 
 MANIFEST = "manifest.json"
 UNFINISHED = ".manifest.json.new"
@@ -24,6 +26,9 @@ MANIFEST_LIMIT = 64 << 20
 """Bytes. A manifest of a 96-layer model with plans is below 4 MB; anything near this is not one."""
 SMALL = 4 << 20
 """Files up to this many bytes are always compared with their checksum: it costs milliseconds."""
+
+Check = Literal["size", "sha256", "once"]
+"""How much of a bundle is compared when it is opened; see `Bundle.open`."""
 
 _REBUILD = "build it again with `vlmexport build`, or copy the whole folder again"
 _DTYPES: dict[str, str] = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
@@ -38,13 +43,17 @@ class Bundle:
         self._tokenizer: Tokenizer | None = None
 
     @classmethod
-    def open(cls, path: Path | str, check: Literal["size", "sha256"] = "size") -> Bundle:
+    def open(cls, path: Path | str, check: Check = "size") -> Bundle:
         """Open the bundle in the folder `path`.
 
-        Every listed file must be there with its size, nothing else may be there, and files up to 4 MiB must
-        have their checksum; `check="sha256"` compares the checksum of the big ones too (reads every byte).
-        Raises `BundleError` with the first thing that is wrong.
+        The manifest must have its own checksum (unless it has none), every listed file must be there with its size,
+        nothing else may be there, and files up to 4 MiB must have their checksum.
+        `check="sha256"` compares the checksum of the big ones too (reads every byte), and the manifest must have one.
+        `check="once"` does that once and remembers it in the user's cache folder; later it compares what has another
+        inode, size or time of change than then (`remembered.py`).
+        Raises `BundleError` with the first thing that is wrong, `OptionError` for another `check`.
         """
+        _check_option(check)
         try:
             folder = Path(path)
             found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"
@@ -54,7 +63,9 @@ class Bundle:
         if found != "folder":
             what = "is a file, not a bundle folder" if found == "file" else "does not exist"
             raise BundleError(f"{folder}: {what}; give the folder that `vlmexport build -o` wrote")
-        manifest = Manifest.from_dict(read_manifest(folder / MANIFEST))
+        document = read_manifest(folder / MANIFEST)
+        manifest = Manifest.from_dict(document)
+        check_seal(document, folder / MANIFEST)
         if manifest.weights.bytes != manifest.files[manifest.weights.file].bytes:
             raise BundleError(
                 f"manifest field 'weights.bytes': {manifest.weights.bytes} is not the size under 'files' "
@@ -64,8 +75,28 @@ class Bundle:
         for name, info in manifest.files.items():
             bundle._check_file(name, info)
         bundle._check_nothing_else()
-        bundle.check_sums(None if check == "sha256" else SMALL)
+        if check == "size":
+            bundle.check_sums(SMALL)
+        else:
+            bundle.verify(check)
         return bundle
+
+    def verify(self, check: Check) -> None:
+        """Compare what `check` says, of a bundle that is open. Raises `BundleError`, `OptionError`."""
+        _check_option(check)
+        if check == "size":
+            return
+        check_seal(read_manifest(self.path / MANIFEST), self.path / MANIFEST, needed=True)
+        if check == "sha256":
+            self.check_sums()
+            return
+        record = record_path(self.path)
+        before = read_record(record)
+        after = {
+            name: self._verified(name, info, before.get(name)) for name, info in self.manifest.files.items()
+        }
+        if after != before:
+            write_record(record, self.path, after)
 
     def graph_path(self, name: str) -> Path:
         """The ONNX file of a graph, e.g. `segment.0`. Raises `BundleError` for a name that is not in it."""
@@ -111,19 +142,35 @@ class Bundle:
         for name, info in self.manifest.files.items():
             if limit is not None and info.bytes > limit:
                 continue
-            digest = hashlib.sha256()
-            with self._open(name) as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-                    if progress is not None:
-                        progress(name, len(block))
-            if digest.hexdigest() != info.sha256:
-                raise BundleError(
-                    f"{self.path / name}: SHA-256 is {digest.hexdigest()[:12]}…, the manifest says "
-                    f"{info.sha256[:12]}…: the file was changed; {_REBUILD}"
-                )
+            self._compare(name, info, progress)
             compared += 1
         return compared
+
+    def _compare(
+        self, name: str, info: FileInfo, progress: Callable[[str, int], None] | None = None
+    ) -> os.stat_result:
+        """Compare one file with its checksum; returns what the file was when the comparison began."""
+        digest = hashlib.sha256()
+        with self._open(name) as stream:
+            status = os.fstat(stream.fileno())
+            while block := stream.read(1 << 20):
+                digest.update(block)
+                if progress is not None:
+                    progress(name, len(block))
+        if digest.hexdigest() != info.sha256:
+            raise BundleError(
+                f"{self.path / name}: SHA-256 is {digest.hexdigest()[:12]}…, the manifest says "
+                f"{info.sha256[:12]}…: the file was changed; {_REBUILD}"
+            )
+        return status
+
+    def _verified(self, name: str, info: FileInfo, known: Mark | None) -> Mark:
+        """The mark of a file with its checksum, which is compared unless its mark is the `known` one."""
+        try:
+            found = mark((self.path / name).stat(), info.sha256)
+        except OSError as error:
+            raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
+        return found if found == known else mark(self._compare(name, info), info.sha256)
 
     def _open(self, name: str) -> Any:
         try:
@@ -152,13 +199,23 @@ class Bundle:
             )
 
     def _check_nothing_else(self) -> None:
-        for folder, _, names in os.walk(self.path):
+        for folder, inner, names in os.walk(self.path):
+            for name in inner:
+                if (Path(folder) / name).is_symlink():
+                    raise BundleError(
+                        f"{Path(folder) / name}: is a link to a folder; copy the files in instead of linking them"
+                    )
             for name in names:
                 relative = (Path(folder) / name).relative_to(self.path).as_posix()
                 if relative not in (MANIFEST, UNFINISHED) and relative not in self.manifest.files:
                     raise BundleError(
                         f"{self.path / relative}: not listed in the manifest; move it out of the bundle"
                     )
+
+
+def _check_option(check: Any) -> None:
+    if check not in get_args(Check):
+        raise OptionError(f"check: {check!r:.80} is not one of {', '.join(get_args(Check))}")
 
 
 def check_writable(bundle: Path) -> None:
@@ -179,21 +236,24 @@ def store_costs(bundle: Path, entry: dict[str, Any]) -> None:
     The new manifest takes the old one's place in one step, so that a reader finds either. Raises `OptionError` when
     the folder cannot be written, `BundleError` when it holds no valid manifest.
     """
-    path, unfinished = bundle / MANIFEST, bundle / UNFINISHED
+    path = bundle / MANIFEST
     document = read_manifest(path)
+    check_seal(document, path)
     same = (entry["machine"], entry["threads"])
     others = [old for old in document.get("costs", []) if (old.get("machine"), old.get("threads")) != same]
     document["costs"] = [*others, entry]
-    text = json.dumps(Manifest.from_dict(document).to_dict(), indent=1, ensure_ascii=False) + "\n"
+    _replace(bundle, document)
+
+
+def reseal(bundle: Path) -> None:
+    """Write the manifest's own checksum anew, after an edit. Raises `BundleError` when the manifest is not valid."""
+    _replace(bundle, read_manifest(bundle / MANIFEST))
+
+
+def _replace(bundle: Path, document: Any) -> None:
+    document = Manifest.from_dict(document).to_dict()
     try:
-        try:
-            with unfinished.open("w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        replace_manifest(bundle / MANIFEST, bundle / UNFINISHED, document)
     except OSError as error:
         raise _not_writable(bundle, error.strerror) from error
 
@@ -203,7 +263,10 @@ def read_manifest(path: Path) -> Any:
     try:
         if path.is_symlink():
             raise BundleError(f"{path}: is a link; copy the file in instead of linking it")
-        size = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+            raise BundleError(f"{path}: is not a regular file; {_REBUILD}")
+        size = status.st_size
         if size > MANIFEST_LIMIT:
             raise BundleError(f"{path}: {size} bytes; a manifest has at most {MANIFEST_LIMIT}; {_REBUILD}")
         text = path.read_bytes().decode("utf-8")

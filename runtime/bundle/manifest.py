@@ -278,6 +278,7 @@ class Manifest(Part):
 
     `weights_dtype` is how weights are stored, `compute_dtype` what rows between graphs hold, `cache_dtype` what the
     key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times by machine.
+    `sha256` is what a file said of its other fields when it was read (`checksum.py`); writers compute it anew.
     """
 
     format: str = checked(string(40, (FORMAT,)), default=FORMAT)
@@ -303,6 +304,7 @@ class Manifest(Part):
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     parity: list[dict[str, Any]] = checked(list_of(json_object, 100_000), default_factory=list)
     plans: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
+    sha256: str | None = checked(optional(string(64)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

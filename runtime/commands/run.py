@@ -29,6 +29,12 @@ def run(
     temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 takes the likeliest token."),
     seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
     threads: options.Threads = None,
+    check: bool = typer.Option(False, "--check", help="First compare every file with its checksum."),
+    check_once: bool = typer.Option(
+        False,
+        "--check-once",
+        help="The same, for files that changed since the last time: kept in your cache folder.",
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Caption an image, or answer a question about it."""
@@ -39,7 +45,7 @@ def run(
     from .output import print_json
     from .requests import draft_options, read_prompt
 
-    opened = Bundle.open(bundle)
+    opened = Bundle.open(bundle, "sha256" if check else "once" if check_once else "size")
     text = read_prompt(prompt, raw)
     picture = None if image is None else load_image(image)
     # A request that cannot be served is refused before a large model is loaded for nothing.

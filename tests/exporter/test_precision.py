@@ -18,6 +18,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity import check_parity, reference
+from vlmexport.runtime.bundle.checksum import manifest_text
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.widened import widened
@@ -165,7 +166,7 @@ def test_a_bundle_without_its_float32_files_is_refused_by_a_cpu(
     for graph in document["graphs"].values():
         (folder / graph.pop("float32")).unlink()
     document["files"] = {n: f for n, f in document["files"].items() if not n.endswith(".float32.onnx")}
-    (folder / "manifest.json").write_text(json.dumps(document), "utf-8")
+    (folder / "manifest.json").write_text(manifest_text(document), "utf-8")
     assert Bundle.open(folder).manifest.weights_dtype == "float16"
     with pytest.raises(BundleError, match=r"graphs\.embed\.float32.*cannot be computed in float32"):
         Session.load(folder)

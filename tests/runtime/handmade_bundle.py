@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from vlmexport.runtime.bundle.checksum import sealed
 from vlmexport.runtime.bundle.interfaces import interface
 from vlmexport.runtime.bundle.manifest import (
     DecoderInfo,
@@ -197,5 +198,5 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, data: dict[str, Any]) -> None:
-    """Write a manifest as it is, right or wrong."""
-    (folder / "manifest.json").write_text(json.dumps(data), encoding="utf-8")
+    """Write a manifest as it is, right or wrong, with the checksum that belongs to it."""
+    (folder / "manifest.json").write_text(json.dumps(sealed(data)), encoding="utf-8")
