@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 
+from ...runtime.bundle.operators import DOMAINS, OPERATORS
 from ...runtime.errors import ExportError
 
 # TensorRT's parser accepts these and drops their meaning, and ONNX changed it between releases.
@@ -26,8 +27,15 @@ def check_graph(path: Path) -> None:
 def check_model(model: onnx.ModelProto, name: str) -> None:
     """The rules that need no files."""
     domains = {o.domain for o in model.opset_import} | {n.domain for n in model.graph.node}
-    if domains - {"", "ai.onnx"}:
-        raise ExportError(f"{name} uses operators outside ai.onnx: {sorted(domains - {'', 'ai.onnx'})}")
+    if domains - DOMAINS:
+        raise ExportError(f"{name} uses operators outside ai.onnx: {sorted(domains - DOMAINS)}")
+    unknown = {n.op_type for n in model.graph.node} - OPERATORS
+    if unknown:  # the runtime refuses a bundle by the same list
+        raise ExportError(
+            f"{name} uses operators that the runtime does not accept: {', '.join(sorted(unknown))}"
+        )
+    if any(a.HasField("g") or a.graphs for n in model.graph.node for a in n.attribute):
+        raise ExportError(f"{name} holds a graph inside a node")
     if model.functions:
         raise ExportError(f"{name} contains local functions: {[f.name for f in model.functions]}")
     used = {i for n in model.graph.node for i in n.input}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from ..bundle.operators import refuse
 from ..bundle.widened import widened
 from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
@@ -188,6 +189,7 @@ class OnnxRuntimeCpu(Engine):
 
     def _load(self, graph: str) -> ort.InferenceSession:
         info = self.interface(graph)
+        refuse(self._folder / info.file)
         try:
             session = ort.InferenceSession(
                 str(self._folder / info.file),
@@ -242,7 +244,10 @@ def _session_options(pooled: bool) -> ort.SessionOptions:
     if not pooled:
         options.intra_op_num_threads = 1  # no pool at all
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
+    # ONNX Runtime logs to stderr what it also raises; what it raises becomes our one line.
+    options.log_severity_level = 4
+    # A file called x.ort would be read as ONNX Runtime's own format, which nobody checked.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     # Memory patterns are cached per input shape: with a mask that grows, memory would grow with them.
     options.enable_mem_pattern = False
     # Weights bypass the arena, whose chunks grow by doubling: they take their own size and no more.

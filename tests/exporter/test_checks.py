@@ -52,3 +52,14 @@ def test_other_domains(segment: onnx.ModelProto) -> None:
     attention(segment).domain = "com.microsoft"
     with pytest.raises(ExportError, match=r"outside ai.onnx"):
         check_model(segment, "g")
+
+
+def test_operators_that_the_runtime_would_refuse(segment: onnx.ModelProto) -> None:
+    node = next(n for n in segment.graph.node if n.op_type == "Relu" or n.op_type == "Mul")
+    node.op_type = "Softplus"
+    with pytest.raises(ExportError, match=r"operators that the runtime does not accept: Softplus"):
+        check_model(segment, "g")
+    node.op_type = "Relu"
+    node.attribute.append(onnx.helper.make_attribute("body", onnx.helper.make_graph([], "body", [], [])))
+    with pytest.raises(ExportError, match="holds a graph inside a node"):
+        check_model(segment, "g")
