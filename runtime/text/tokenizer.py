@@ -23,19 +23,30 @@ class Tokenizer:
         self.backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
-        self.byte_ids = _byte_fallback_ids(backend)
+        self.layout: dict[str, Any] = json.loads(backend.to_str())
+        """What `tokenizer.json` says, vocabulary excepted."""
+        self.layout.pop("model", None)
+        self.byte_ids = _byte_fallback_ids(backend, self.layout.get("decoder"))
         self._alone: dict[int, str] = {}
 
     @classmethod
     def open(cls, path: Path | str) -> Tokenizer:
         """Read a `tokenizer.json`. Raises `BundleError` when the file cannot be used."""
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exception for any defect
+            found = cls(tokenizers.Tokenizer.from_file(str(path)))
+        except BaseException as error:  # the library raises bare Exception for any defect
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BundleError(
                 f"{path}: not a readable tokenizer ({reason}); build the bundle again"
             ) from error
+        unknown = _unknown_tokens(found.layout.get("post_processor"))
+        if unknown:  # the library would panic at the first prompt, with a page on stderr
+            raise BundleError(
+                f"{path}: its post-processor adds {unknown[0]!r:.80}, which it does not define; build the bundle again"
+            )
+        return found
 
     @property
     def vocab_size(self) -> int:
@@ -44,18 +55,28 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids, int64 [n]; `add_special_tokens` adds what the post-processor says (T5: `</s>`)."""
-        ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise _defect(error, "encode") from error
         return np.asarray(ids, dtype=np.int64)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; special tokens are left out unless asked for."""
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        try:
+            return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise _defect(error, "decode") from error
 
     def alone(self, token_id: int) -> str:
         """Text of one token, special tokens included; kept, for streams ask for it at every token."""
         text = self._alone.get(token_id)
         if text is None:
-            text = self._alone[token_id] = self.backend.decode([token_id], skip_special_tokens=False)
+            text = self._alone[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
 
     def token(self, token_id: int | None) -> str | None:
@@ -67,9 +88,32 @@ class Tokenizer:
         return self.backend.token_to_id(token)
 
 
-def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+def _is_panic(error: BaseException) -> bool:
+    """Whether Rust code gave up. Its exception derives from BaseException, and its class cannot be imported."""
+    kind = type(error)
+    return kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime"
+
+
+def _defect(error: BaseException, what: str) -> BundleError:
+    reason = " ".join(str(error).split())
+    return BundleError(f"the bundle's tokenizer cannot {what} ({reason:.200}); build the bundle again")
+
+
+def _unknown_tokens(processor: Any) -> list[str]:
+    """Tokens that a template of a post-processor adds to a prompt without defining them."""
+    if not processor:
+        return []
+    if processor.get("type") == "Sequence":
+        return [name for part in processor.get("processors", ()) for name in _unknown_tokens(part)]
+    defined = processor.get("special_tokens", ())
+    parts = processor.get("single", ()) if processor.get("type") == "TemplateProcessing" else ()
+    added = (part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part)
+    return [name for name in added if name not in defined]
+
+
+def _byte_fallback_ids(backend: tokenizers.Tokenizer, decoder: Any) -> frozenset[int]:
     """Ids of `<0x00>`…`<0xFF>` where the decoder joins runs of them into characters."""
-    decoder: Any = json.loads(backend.to_str()).get("decoder") or {}
+    decoder = decoder or {}
     kinds = {decoder.get("type")} | {part.get("type") for part in decoder.get("decoders", ())}
     if "ByteFallback" not in kinds:
         return frozenset()

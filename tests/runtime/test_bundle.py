@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,27 @@ def _link_outside(folder: Path) -> None:
     (folder / "head.onnx").symlink_to(outside)
 
 
+def _link_to_a_folder(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir()
+    (folder / "plans").symlink_to(folder.parent / "elsewhere")
+
+
+def _listed_below_a_link(folder: Path) -> None:
+    (folder / "plans").mkdir()
+    (folder / "plans" / "real").mkdir()
+    (folder / "plans" / "real" / "x.plan").write_bytes(b"1")
+    data = handmade_bundle.read(folder)
+    data["files"] = handmade_bundle.list_files(folder)
+    handmade_bundle.write_manifest(folder, data)
+    Bundle.open(folder)
+    (folder / "plans" / "linked").symlink_to("real")
+
+
+def _pipe_instead_of_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+
+
 def _folder_instead_of_file(folder: Path) -> None:
     (folder / "head.onnx").unlink()
     (folder / "head.onnx").mkdir()
@@ -115,6 +137,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "link out of the bundle": (_link_outside, r"head\.onnx: leads out of the bundle"),
     "folder instead of a file": (_folder_instead_of_file, "not a regular file"),
+    "manifest is a pipe": (_pipe_instead_of_manifest, r"manifest\.json: is not a regular file"),
+    "link to a folder": (_link_to_a_folder, r"plans: is a link to a folder; copy the files in"),
+    "listed below a link to a folder": (
+        _listed_below_a_link,
+        r"leads out of the bundle|is a link to a folder",
+    ),
     "newer schema": (_set("schema_version", 3), r"'schema_version': 3 is newer .* upgrade"),
     "older schema": (
         _set("schema_version", 1),

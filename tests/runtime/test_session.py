@@ -40,6 +40,13 @@ def sessions(tiny_bundle: Callable[[str], Any]) -> Iterator[Callable[[str], Sess
         session.close()
 
 
+def test_an_option_that_there_is_not_is_named(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    for call in (session.stream, session.generate_tokens):
+        with pytest.raises(OptionError, match="no option unknown; there are max_new_tokens, draft"):
+            call([1], unknown=1)  # type: ignore[operator]
+
+
 def request_for(session: Session, seed: int = 0) -> dict[str, Any]:
     image = session.bundle.manifest.image
     if image is None:

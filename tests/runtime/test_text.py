@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import handmade_bundle
 import numpy as np
 import pytest
+import tokenizers
 from vlmexport.runtime.errors import BundleError, PromptError
 from vlmexport.runtime.text.chat import render_chat
 from vlmexport.runtime.text.prompt import as_text, check_ids, check_length
@@ -41,6 +44,42 @@ def test_a_broken_tokenizer_file_is_a_bundle_error(tmp_path: Path, data: bytes) 
     with pytest.raises(BundleError, match=r"tokenizer\.json: not a readable tokenizer") as caught:
         Tokenizer.open(tmp_path / "tokenizer.json")
     assert "\n" not in str(caught.value)
+
+
+def without_definition(**part: object) -> str:
+    """`tokenizer.json` whose template adds a token that it does not define."""
+    data = json.loads(handmade_bundle.metaspace_tokenizer().to_str())
+    data["post_processor"]["special_tokens"] = {}
+    if part.get("nested"):
+        data["post_processor"] = {"type": "Sequence", "processors": [data["post_processor"]]}
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_template_that_adds_an_unknown_token_is_refused_when_it_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], nested: bool
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(without_definition(nested=nested))
+    with pytest.raises(
+        BundleError, match="its post-processor adds '</s>', which it does not define"
+    ) as caught:
+        Tokenizer.open(tmp_path / "tokenizer.json")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == "", "Rust code that panics writes a page"
+
+
+def test_a_panic_is_a_bundle_error_and_ctrl_c_is_not() -> None:
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(without_definition()))
+    with pytest.raises(BundleError, match=r"tokenizer cannot encode \(no entry found for key\)"):
+        tokenizer.encode("cup")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    tokenizer.backend = SimpleNamespace(encode=interrupted, decode=interrupted)  # type: ignore[assignment]
+    for call in (lambda: tokenizer.encode("cup"), lambda: tokenizer.decode([1]), lambda: tokenizer.alone(1)):
+        with pytest.raises(KeyboardInterrupt):
+            call()
 
 
 def test_good_prompts() -> None:
