@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import BundleError, PromptError
+from .sandbox import METER, BoundedSandbox, render
 
-LONGEST = 4_000_000
-"""Characters of a rendered prompt; a template that writes more is taken for a runaway loop."""
+LONGEST_TEMPLATE = 100_000
+"""Characters. The longest templates of published models take a third of it."""
 
 
 def render_chat(
@@ -27,28 +28,30 @@ def render_chat(
 ) -> str:
     """The text of a conversation.
 
-    The template comes with the bundle and is untrusted: it runs in Jinja's immutable sandbox.
+    The template comes with the bundle and is untrusted: it runs in a sandbox that bounds its work and its output.
     Raises `BundleError` when the template itself is broken, `PromptError` when it refuses the messages.
     """
+    if len(template) > LONGEST_TEMPLATE:  # compiling takes seconds beyond
+        raise BundleError(
+            f"manifest field 'text.chat_template': {len(template)} characters; the limit is {LONGEST_TEMPLATE}"
+        )
     # transformers passes the special tokens that exist; the others stay undefined and render as nothing.
     special = {"bos_token": bos_token, "eos_token": eos_token}
     try:
-        parts: list[str] = []
-        size = 0
-        for part in _compile(template).generate(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
-            documents=None,
-            **{name: value for name, value in special.items() if value is not None},
-        ):
-            parts.append(part)
-            size += len(part)
-            if size > LONGEST:
-                raise PromptError(f"the chat template wrote more than {LONGEST} characters")
-        return "".join(parts)
+        return render(
+            _compile(template),
+            {
+                "messages": messages,
+                "add_generation_prompt": add_generation_prompt,
+                "tools": None,
+                "documents": None,
+                **{name: value for name, value in special.items() if value is not None},
+            },
+        )
     except jinja2.TemplateSyntaxError as error:
         raise BundleError(f"manifest field 'text.chat_template': line {error.lineno}: {error}") from error
+    except SyntaxError as error:  # Python's own limits, of nested blocks say
+        raise BundleError(f"manifest field 'text.chat_template': {error.msg}") from error
     except jinja2.exceptions.SecurityError as error:
         raise BundleError(f"manifest field 'text.chat_template': not allowed: {error}") from error
     except jinja2.TemplateError as error:
@@ -75,6 +78,12 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def _strftime_now(form: str) -> str:
+    if len(form) > 200 or re.search(r"\d{3}", form):  # the C library pads to any width that is asked for
+        raise ValueError("strftime_now with a long format")
+    return datetime.now().strftime(form)
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -83,9 +92,14 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML characters.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    if separators is not None and max(map(len, separators), default=0) > 16:
+        raise ValueError("tojson with separators of more than 16 characters")
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if indent is None:
+        return encoder.encode(value)
+    return METER.get().joined(encoder.iterencode(value))  # deep values are mostly indentation
 
 
 class _Generation(jinja2.ext.Extension):
@@ -100,10 +114,11 @@ class _Generation(jinja2.ext.Extension):
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = _strftime_now
+    environment.seal()
     return environment.from_string(template)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,9 +129,28 @@ BLOCKS = (
     "{%- if m.role == 'x' -%}{%- break -%}{%- endif -%}{{ m | tojson }}"
     "{% generation %}{{ m.content }}{% endgeneration %}{%- endfor -%}{{ ns.n }}"
 )
+FEATURES = (
+    "{%- macro say(m, mark='*') -%}{{ mark }}{{ m.role | upper }}: {{ m['content'] | trim | replace('\n', ' ') }}"
+    "{%- if caller is defined %}{{ caller(m.role) }}{% endif -%}{%- endmacro -%}"
+    "{%- set ns = namespace(found=[], text='') -%}"
+    "{%- for m in messages[::-1] if m.role != 'x' -%}{%- set ns.found = ns.found + [loop.index0] -%}"
+    "{%- set ns.text = ns.text ~ m.role ~ loop.length ~ loop.last -%}{%- else -%}none{%- endfor -%}"
+    "{% call(r) say(messages[0], mark='#') %}<{{ r }}>{% endcall %}{{ ns.text }}{{ ns.found | tojson(indent=2) }}"
+    "{% for k, v in {'a': 1, 'b': [1, 2.5, none]}.items() %}{{ k }}={{ v }};{% endfor %}"
+    "{{ messages | map(attribute='role') | unique | list | join(', ') }}{{ messages | length }}"
+    "{{ (messages | selectattr('role', 'equalto', 'user') | list)[-1].content[1:5] }}"
+    "{% set block %}a{{ 1 + 2 * 3 - 2 ** 3 % 5 }}b{% endset %}{{ block | indent(2) }}{{ 'x' * 3 }}{{ '%s-%d' % ('a', 5) }}"
+    "{{ '{}:{:>4}'.format('a', 7) }}{{ messages[0].content.split(' ')[0].strip('W') }}{{ 'er' in messages[0].content }}"
+    "{% for i in range(3) recursive %}{{ i }}{% if loop.depth < 3 %}{{ loop([7, 8]) }}{% endif %}{% endfor %}"
+    "{{ nothing | default('d') }}{{ messages[0].get('tools', []) }}{{ messages[0] | dictsort }}{{ 3.7 | round | int }}"
+    "{% autoescape true %}{{ '<' ~ messages[0].content }}{% endautoescape %}{{ messages is iterable }}{{ [3, 1] | sort }}"
+    "{% if messages[0].content is string and messages[0].content.startswith('W') %}W{% endif %}{{ ns.found[0] == 0 }}"
+)
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA, BLOCKS], ids=["chatml", "llama", "blocks"])
+@pytest.mark.parametrize(
+    "template", [CHATML, LLAMA, BLOCKS, FEATURES], ids=["chatml", "llama", "blocks", "features"]
+)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_rendered_as_transformers_does(template: str, add_generation_prompt: bool) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -168,3 +189,76 @@ def test_a_bad_template_cannot_do_harm(
 ) -> None:
     with pytest.raises(error, match=message):
         render_chat(template, [{"role": "user", "content": "x"}])
+
+
+GROWING = "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set ns.s = STEP %}{% endfor %}{{ ns.s }}"
+NESTED = (
+    "{% set ns = namespace(s='x', t='x') %}{% for i in range(99) %}{% set ns.s = [ns.s, ns.s] %}"
+    "{% set ns.t = [ns.t, ns.t] %}{% endfor %}"
+)
+RUNAWAY = {
+    "nested loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "loops that filter": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "recursive loop": "{% for a in range(30) recursive %}{{ loop(range(30)) if loop.depth < 20 }}{% endfor %}",
+    "macro": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}",
+    "lazy filters": "{% for i in range(99999) %}{{ range(99999) | map('string') | join | length }}{% endfor %}",
+    "multiplied": "{{ 'x' * 10 ** 10 }}",
+    "multiplied list": "{{ [1] * 10 ** 10 }}",
+    "power": "{{ 10 ** (10 ** 10) }}",
+    "width": "{{ 'x' | center(10 ** 10) }}",
+    "method's width": "{{ 'x'.ljust(10 ** 10) }}",
+    "format": "{{ '%1000000000d' % 1 }}",
+    "format method": "{{ '{:1000000000}'.format(1) }}",
+    "computed width": "{{ '{:{}}'.format(1, '999999999') }}",
+    "date": "{{ strftime_now('%999999999d') }}",
+    "digits": "{{ ('9' * 4000000) | int }}",
+    "bytes": "{{ (5).to_bytes(10 ** 9, 'big') }}",
+    "indented": "{{ ('\n' * 1000000) | indent('x' * 1000000) }}",
+    "slices": "{% set s = 'ab' * 1000000 %}{% for i in range(99999) %}{% set t = s[::-1] %}{% endfor %}",
+    "methods": "{% set s = 'ab' * 1000000 %}{% for i in range(99999) %}{% set t = s.upper() %}{% endfor %}",
+    "stripped": "{% set s = 'a' * 1000000 %}{{ s.strip('b' * 1000000 ~ 'a') }}",
+    "added": GROWING.replace("STEP", "ns.s + ns.s"),
+    "joined": GROWING.replace("STEP", "ns.s ~ ns.s"),
+    "replaced": GROWING.replace("STEP", "ns.s.replace('x', ns.s)"),
+    "formatted": GROWING.replace("STEP", "'{0}{0}'.format(ns.s)"),
+    "formatted as in C": GROWING.replace("STEP", "'%s%s' % (ns.s, ns.s)"),
+    "between": GROWING.replace("STEP", "ns.s.join(ns.s)"),
+    "numbers": GROWING.replace("'xxxxxxxx'", "3").replace("STEP", "ns.s * ns.s"),
+    "nested": NESTED + "{{ ns.s }}",
+    "nested as JSON": NESTED + "{{ ns.s | tojson }}",
+    "compared": NESTED + "{{ ns.s == ns.t }}",
+    "compared by a test": NESTED + "{{ ns.s is eq ns.t }}",
+    "captured": "{% for i in range(99999) %}{% set x %}" + "x" * 50_000 + "{% endset %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", RUNAWAY)
+def test_a_template_cannot_run_away(kind: str) -> None:
+    begin = time.process_time()
+    with pytest.raises((PromptError, BundleError)) as caught:
+        render_chat(RUNAWAY[kind], [{"role": "user", "content": "x"}])
+    assert time.process_time() - begin < 15
+    assert "\n" not in str(caught.value)
+    assert kind == "date" or "fails on these messages" not in str(caught.value)
+
+
+def test_long_conversations_are_within_the_bound() -> None:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"{i} " + "word " * 100} for i in range(1000)]
+    assert len(render_chat(CHATML, turns)) > 500_000
+    assert render_chat(FEATURES, turns).startswith("#USER: 0 word")
+    long = [{"role": "user", "content": "word " * 180_000}]
+    assert len(render_chat(LLAMA, long, eos_token="</s>")) > 800_000
+    assert len(render_chat(BLOCKS, long)) > 1_800_000
+
+
+def test_a_template_of_absurd_length_is_not_compiled() -> None:
+    with pytest.raises(BundleError, match="chat_template': 100001 characters; the limit is 100000"):
+        render_chat("x" * 100_001, [{"role": "user", "content": "x"}])
+
+
+def test_renderings_in_threads_do_not_share_a_bound() -> None:
+    turns = [{"role": "user", "content": "x"}]
+    heavy = "{% for a in range(20) %}{% for b in range(5000) %}{{ 'x' if b == 0 }}{% endfor %}{% endfor %}"
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: render_chat(heavy, turns), range(8)))
+    assert found == ["x" * 20] * 8
