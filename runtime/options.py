@@ -8,6 +8,9 @@ from typing import Any
 
 from .errors import OptionError
 
+CHANNELS = ("rgb", "bgr")
+"""Orders of an image array's last axis; bgr is OpenCV's."""
+
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """`value` as an int in low..high (numpy integers too). Raises `OptionError` for anything else, bool included."""

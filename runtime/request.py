@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .options import integer, number
+from .options import CHANNELS, integer, number
 from .speculate.policy import DraftPolicy, FixedLength
 from .speculate.sampling import Sampling
 
@@ -39,6 +39,7 @@ class RequestOptions:
     adaptive: str | None = None
     policy: DraftPolicy | None = None
     force_acceptance: float | None = None
+    channels: str = "rgb"
 
     def __post_init__(self) -> None:
         # Plain Python numbers from here on: a numpy float32 deadline would round the clock.
@@ -58,6 +59,8 @@ class RequestOptions:
             found["draft_length"] = integer("draft_length", self.draft_length, 0)
         if self.adaptive not in (None, *ADAPTIVE):
             raise OptionError(f"adaptive: {self.adaptive!r:.80} is not one of {', '.join(ADAPTIVE)}")
+        if self.channels not in CHANNELS:
+            raise OptionError(f"channels: {self.channels!r:.80} is not one of {', '.join(CHANNELS)}")
         if self.policy is not None and not callable(getattr(self.policy, "allot", None)):
             raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop

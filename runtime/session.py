@@ -144,10 +144,12 @@ class Session:
         adaptive: str | None = None,
         policy: DraftPolicy | None = None,
         force_acceptance: float | None = None,
+        channels: str = "rgb",
     ) -> Result:
         """Caption an image or answer a prompt.
 
-        `image`: path, PIL image, uint8 array [H, W, 3], or None. `prompt`: text, chat messages, or None for the
+        `image`: path, bytes or binary stream of an image file, PIL image, uint8 array [H, W, 3] (`channels` "rgb", or
+        "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`). `prompt`: text, chat messages, or None for the
         bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
@@ -160,6 +162,7 @@ class Session:
             max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
             confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
             stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
+            channels=channels,
         )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
@@ -181,7 +184,8 @@ class Session:
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
-            yield from self._run(found, self._prepare(image, prompt), settings, begin, streamed)
+            prepared = self._prepare(image, prompt, options.channels)
+            yield from self._run(found, prepared, settings, begin, streamed)
 
         return Stream(self._guarded(pieces))
 
@@ -283,7 +287,11 @@ class Session:
             found = self._controllers[learn, threshold] = Adaptive(costs, most, learn, threshold)
         return found
 
-    def _prepare(self, image: Any, prompt: Any) -> Prepared:
+    def _prepare(self, image: Any, prompt: Any, channels: str = "rgb") -> Prepared:
+        if channels != "rgb" and image is not None:
+            from .images.load import load_image  # a text model needs no Pillow
+
+            image = load_image(image, channels)
         return self._family.prepare(self.bundle, image, prompt)
 
     def _free_when_idle(self) -> None:
@@ -390,7 +398,9 @@ class Session:
                         yield number, Result("", [], "cancelled", Stats())
                         continue
                     try:
-                        prepared = self._prepare(request.get("image"), request.get("prompt"))
+                        prepared = self._prepare(
+                            request.get("image"), request.get("prompt"), request.get("channels", "rgb")
+                        )
                         running = self._start(prepared, settings, begin, streamed=False)
                     except InputError as error:
                         yield number, error

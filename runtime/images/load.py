@@ -1,16 +1,25 @@
-"""Read an image from a path, a PIL image or an array, into upright 8-bit RGB, or refuse it by name.
+"""Read an image from a path, bytes, a stream, a PIL image or an array, into upright 8-bit RGB, or refuse it by name.
 
 | input | becomes |
 |---|---|
 | grey, palette, 1-bit, CMYK, YCbCr | converted to RGB |
 | transparency (RGBA, LA, palette with a transparent colour) | laid over white, as transformers' processors do |
-| 16-bit grey | 65535 → 255 (scaled, not clipped); Pillow reads 16-bit colour as its upper 8 bits |
+| 16-bit grey (Pillow's modes `I;16` and `I`) | scaled, not clipped: the largest value of its range → 255 (see below) |
+| 16-bit colour | its upper 8 bits, as Pillow reads it: 12-bit values in it come out dark, convert them before |
 | EXIF orientation | applied: the picture stands as a viewer shows it |
 | several frames (GIF, TIFF, MPO) | the first frame |
+| array uint8 [H, W], [H, W, 1] | grey |
+| array uint8 [H, W, 3] | RGB, or BGR with `channels="bgr"` (OpenCV) |
+
+Cameras of 10, 12 or 14 bits write their values unscaled into 16, which would come out nearly black. The range of a 16-bit
+grey picture is therefore 0 to: 65535 for PGM and JPEG 2000 (their header names the range, Pillow has scaled to it);
+MaxSampleValue for a TIFF that has this tag; else the smallest of 255, 1023, 4095, 16383 and 65535 that no value of the
+picture exceeds. The last can change from frame to frame of a dark film: convert such frames yourself, `(x >> 4).astype("uint8")`.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from functools import cache
@@ -21,6 +30,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import ImageError
+from ..options import CHANNELS
 
 MAX_PIXELS = 80_000_000
 """Larger images are refused before they are decoded (240 MB as RGB): a small file can claim any size."""
@@ -31,43 +41,88 @@ FORMATS = (
 """Formats that are read. Others, such as EPS (it starts an interpreter), are refused."""
 
 
-def load_image(source: Any) -> Image.Image:
+MOST_BYTES = 256 << 20
+"""More than the largest picture takes uncompressed. More encoded bytes than this are refused."""
+
+
+def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> Image.Image:
     """An upright PIL image in mode RGB.
 
-    `source` is a path, a PIL image of any mode in the table above, or a uint8 array [H, W, 3] in RGB order.
+    `source` is a path, the bytes of an image file or a binary stream of them, a PIL image of any mode in the table above,
+    or a uint8 array [H, W, 3], [H, W] or [H, W, 1]. `channels` is the order of an array's colours: "rgb" or "bgr".
+    `name` stands in messages for what has no path.
     Raises `ImageError` naming the source and what is wrong with it.
     """
+    if channels not in CHANNELS:
+        raise ImageError(f"channels: {channels!r:.80} is not one of {', '.join(CHANNELS)}")
     if isinstance(source, np.ndarray):
-        return _from_array(source)
+        return _from_array(source, channels)
+    if channels != "rgb":
+        raise ImageError(
+            f"channels: {channels!r} is for arrays, whose order nobody else knows; leave it out for {_kind(source)}"
+        )
     if isinstance(source, Image.Image):
-        return _to_rgb(source, "the image")
+        return _to_rgb(source, name)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        with _open(path) as image:
+        with _open(path, str(path)) as image:
             return _to_rgb(image, str(path))
+    if isinstance(source, bytes | bytearray | memoryview):
+        with _open(_encoded(bytes(source), name), name) as image:
+            return _to_rgb(image, name)
+    if callable(getattr(source, "read", None)):
+        with _open(_encoded(_read(source, name), name), name) as image:
+            return _to_rgb(image, name)
     raise ImageError(
-        f"an image is a path, a PIL image or a uint8 array [H, W, 3], not {type(source).__name__}"
+        "an image is a path, bytes or a binary stream of an image file, a PIL image or a uint8 array [H, W, 3], not "
+        f"{_kind(source)}"
     )
 
 
-def _open(path: Path) -> Image.Image:
+def _kind(source: Any) -> str:
+    return "a path" if isinstance(source, str | os.PathLike) else type(source).__name__
+
+
+def _read(stream: Any, name: str) -> bytes:
+    """All of a stream, and a little more than what is accepted at most."""
     try:
-        if not path.is_file():
-            raise ImageError(f"{path}: {'is not a file' if path.exists() else 'no such image file'}")
-        if path.stat().st_size == 0:
-            raise ImageError(f"{path}: the image file is empty (0 bytes)")
+        data = stream.read(MOST_BYTES + 1)
+    except Exception as error:  # closed, not readable, …: each kind of stream raises its own
+        raise ImageError(f"{name}: cannot be read ({_reason(error)})") from error
+    if not isinstance(data, bytes):
+        raise ImageError(
+            f"{name}: the stream gives {type(data).__name__}, not bytes; open the file in mode 'rb'"
+        )
+    return data
+
+
+def _encoded(data: bytes, name: str) -> io.BytesIO:
+    if not data:
+        raise ImageError(f"{name}: is empty (0 bytes)")
+    if len(data) > MOST_BYTES:
+        raise ImageError(f"{name}: more than {MOST_BYTES >> 20} MiB; scale it down")
+    return io.BytesIO(data)
+
+
+def _open(source: Path | io.BytesIO, name: str) -> Image.Image:
+    try:
+        if isinstance(source, Path):
+            if not source.is_file():
+                raise ImageError(f"{name}: {'is not a file' if source.exists() else 'no such image file'}")
+            if source.stat().st_size == 0:
+                raise ImageError(f"{name}: the image file is empty (0 bytes)")
         with warnings.catch_warnings():
             # Pillow warns about large images before our own limit can refuse them, and about odd metadata.
             warnings.simplefilter("ignore")
-            return Image.open(path, formats=_formats())
+            return Image.open(source, formats=_formats())
     except UnidentifiedImageError:
-        raise ImageError(f"{path}: not an image of a known format ({', '.join(FORMATS)})") from None
+        raise ImageError(f"{name}: not an image of a known format ({', '.join(FORMATS)})") from None
     except Image.DecompressionBombError:
-        raise ImageError(f"{path}: more than {MAX_PIXELS // 1_000_000} megapixels; scale it down") from None
+        raise ImageError(f"{name}: more than {MAX_PIXELS // 1_000_000} megapixels; scale it down") from None
     except ImageError:
         raise
     except Exception as error:  # decoders fail in many ways on damaged headers
-        raise ImageError(f"{path}: cannot be read ({_reason(error)})") from error
+        raise ImageError(f"{name}: cannot be read ({_reason(error)})") from error
 
 
 @cache
@@ -78,6 +133,7 @@ def _formats() -> tuple[str, ...]:
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     _check_size(*image.size, name)
+    declared = _declared_range(image)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's notes on odd metadata: the picture itself is good
@@ -88,7 +144,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     if image.mode.startswith("I"):
-        return _from_16_bit(image, name)
+        return _from_16_bit(image, name, declared)
     try:
         if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
             image = image.convert("RGBA")
@@ -119,28 +175,49 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _from_16_bit(image: Image.Image, name: str) -> Image.Image:
+RANGES = (255, 1023, 4095, 16383, 65535)
+"""Largest values of the depths that cameras have."""
+
+
+def _declared_range(image: Image.Image) -> int | None:
+    """The largest value that the file says its grey values can have, None where it says nothing."""
+    if image.format in ("PPM", "JPEG2000"):
+        return RANGES[-1]
+    try:
+        value = image.tag_v2.get(281) if image.format == "TIFF" else None  # type: ignore[attr-defined]
+        value = value[0] if isinstance(value, tuple) else value
+        return int(value) if value and value <= RANGES[-1] else None
+    except Exception:  # a tag that cannot be read counts as none
+        return None
+
+
+def _from_16_bit(image: Image.Image, name: str, declared: int | None) -> Image.Image:
     pixels = np.asarray(image.convert("I"))  # int32, whatever the byte order in the file
     low, high = int(pixels.min()), int(pixels.max())
     if low < 0 or high > 65535:
         raise ImageError(
             f"{name}: grey values {low}..{high} are outside 16 bits; save it as 8-bit PNG or JPEG"
         )
-    grey = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    full = next(value for value in (declared or 0, *RANGES) if value >= max(high, 1))
+    grey = ((pixels.astype(np.uint32) * 255 + full // 2) // full).astype(np.uint8)
     return Image.fromarray(grey).convert("RGB")
 
 
-def _from_array(array: np.ndarray) -> Image.Image:
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+def _from_array(array: np.ndarray, channels: str) -> Image.Image:
+    grey = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
+    if array.dtype != np.uint8 or not (grey or (array.ndim == 3 and array.shape[2] == 3)):
         raise ImageError(
-            f"an image array is uint8 [H, W, 3] in RGB order, not {array.dtype} {list(array.shape)}; "
-            "convert it first, e.g. (x * 255).round().astype('uint8')"
+            f"an image array is uint8 [H, W, 3], or [H, W] for grey, not {array.dtype} {list(array.shape)}; "
+            "convert it first, e.g. (x * 255).round().astype('uint8'), or x[..., :3] to leave out transparency"
         )
     if not array.size:
         raise ImageError(f"the image array has no pixels: {list(array.shape)}")
-    _check_size(
-        array.shape[1], array.shape[0], "the image array"
-    )  # before a broadcast view becomes real memory
+    # Before a broadcast view becomes real memory.
+    _check_size(array.shape[1], array.shape[0], "the image array")
+    if grey:
+        array = array.reshape(array.shape[:2])
+    elif channels == "bgr":
+        array = array[:, :, ::-1]
     return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), "the image array")
 
 

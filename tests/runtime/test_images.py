@@ -123,6 +123,101 @@ def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path, extension: str) -> No
     np.testing.assert_array_equal(pixels, np.repeat(expected[..., None], 3, axis=2))
 
 
+def grey_values(highest: int) -> np.ndarray:
+    values = np.linspace(0, highest, 53 * 37).round().reshape(37, 53)
+    assert values.max() == highest
+    return values.astype(np.uint16)
+
+
+@pytest.mark.parametrize("extension", ["png", "tif"])
+@pytest.mark.parametrize(
+    ("highest", "full"),
+    [(0, 255), (200, 255), (256, 1023), (1023, 1023), (3000, 4095), (4095, 4095), (16000, 16383)],
+)
+def test_grey_of_fewer_bits_in_16_is_scaled_by_its_range(
+    tmp_path: Path, extension: str, highest: int, full: int
+) -> None:
+    values = grey_values(highest)
+    expected = np.repeat(np.round(values * (255 / full)).astype(np.uint8)[..., None], 3, axis=2)
+    Image.fromarray(values).save(tmp_path / f"a.{extension}")
+    sources = [tmp_path / f"a.{extension}", Image.fromarray(values), Image.fromarray(values.astype(np.int32))]
+    for source in sources:
+        found = np.asarray(load_image(source))
+        assert np.abs(found.astype(int) - expected).max() <= (full not in (255, 65535)), "but for halves"
+
+
+def test_8_bit_values_in_16_bits_are_those_of_8_bits() -> None:
+    values = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    assert same(load_image(Image.fromarray(values.astype(np.uint16))), load_image(Image.fromarray(values)))
+
+
+def test_a_range_that_the_file_declares_is_used(tmp_path: Path) -> None:
+    values = grey_values(900)
+    Image.fromarray(values).save(tmp_path / "a.tif", tiffinfo={281: 4095})
+    assert np.asarray(load_image(tmp_path / "a.tif")).max() == round(900 * 255 / 4095)
+    Image.fromarray(values).save(tmp_path / "low.tif", tiffinfo={281: 100})  # it lies
+    assert np.asarray(load_image(tmp_path / "low.tif")).max() == round(900 * 255 / 1023)
+    (tmp_path / "a.pgm").write_bytes(b"P5 53 37 4095\n" + values.astype(">u2").tobytes())
+    assert np.asarray(load_image(tmp_path / "a.pgm")).max() == round(900 * 255 / 4095)
+
+
+def test_values_beyond_16_bits_are_refused() -> None:
+    for value in (70000, -1):
+        with pytest.raises(ImageError, match=r"grey values 0\.\.70000 .* 8-bit PNG|grey values -1\.\.0"):
+            load_image(Image.fromarray(np.array([[0, value]], np.int32)))
+
+
+def test_bytes_and_streams_are_read_as_files_are(tmp_path: Path) -> None:
+    picture().save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    for source in (data, bytearray(data), memoryview(data), io.BytesIO(data)):
+        assert same(load_image(source), picture())
+    with (tmp_path / "a.png").open("rb") as stream:
+        assert same(load_image(stream), picture())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"", "the image: is empty"),
+        (b"not an image", "the image: not an image of a known format"),
+        (io.BytesIO(b""), "the image: is empty"),
+        (io.StringIO("x"), "the stream gives str, not bytes; open the file in mode 'rb'"),
+        (type("Broken", (), {"read": lambda *_: 1 / 0})(), r"the image: cannot be read \(division by zero\)"),
+    ],
+)
+def test_bytes_and_streams_that_are_no_image(source: object, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        load_image(source)
+
+
+def test_more_bytes_than_any_picture_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "MOST_BYTES", 100)
+    data = io.BytesIO()
+    picture().save(data, "PNG")
+    for source in (data.getvalue(), io.BytesIO(data.getvalue())):
+        with pytest.raises(ImageError, match="the image: more than 0 MiB; scale it down"):
+            load_image(source)
+
+
+def test_grey_arrays_and_the_order_of_colours() -> None:
+    array = np.array(picture())
+    assert same(load_image(array[:, :, ::-1], channels="bgr"), picture())
+    assert same(load_image(np.ascontiguousarray(array[:, :, ::-1]), channels="bgr"), picture())
+    grey = array[:, :, 0]
+    for source in (grey, grey[:, :, None]):
+        for channels in ("rgb", "bgr"):
+            assert (np.asarray(load_image(source, channels)) == grey[:, :, None]).all()
+
+
+def test_an_order_of_colours_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="channels: 'BGR' is not one of rgb, bgr"):
+        load_image(np.array(picture()), channels="BGR")
+    for source, kind in ((picture(), "Image"), (tmp_path / "a.png", "a path"), (b"x", "bytes")):
+        with pytest.raises(ImageError, match=f"'bgr' is for arrays, .* leave it out for {kind}"):
+            load_image(source, channels="bgr")
+
+
 def _sixteen_bit_colour(values: np.ndarray) -> bytes:
     """A 16-bit RGB PNG, which Pillow reads but cannot write."""
 
@@ -203,7 +298,7 @@ def test_large_images_are_refused_before_decoding(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "array",
     [
-        np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.uint16), np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.uint16), np.zeros((4, 4), np.uint16),
         np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((1, 4, 4, 3), np.uint8),
         np.zeros((0, 4, 3), np.uint8), np.broadcast_to(np.uint8(7), (10**7, 10**7, 3)),
     ],

@@ -47,6 +47,31 @@ def test_an_option_that_there_is_not_is_named(sessions: Callable[[str], Session]
             call([1], unknown=1)  # type: ignore[operator]
 
 
+def test_arrays_in_the_order_of_opencv(sessions: Callable[[str], Session]) -> None:
+    session = sessions("t5")
+    request = request_for(session) | {"max_new_tokens": 12, "ignore_eos": True}
+    want = session.generate(**request)
+    turned = request | {"image": request["image"][:, :, ::-1]}
+    right = turned | {"channels": "bgr"}
+    assert session.generate(**right).text == want.text
+    stream = session.stream(**right)
+    assert "".join(stream) == want.text
+    assert [r.tokens for r in session.generate_batch([right, request])] == [want.tokens] * 2
+    seen: list[np.ndarray] = []
+    prepare = session._family.prepare
+    session._family.prepare = lambda *given: seen.append(prepare(*given)) or seen[-1]  # type: ignore
+    try:
+        for asked in (request, right, turned):
+            session.generate(**asked)
+    finally:
+        session._family.prepare = prepare  # type: ignore
+    pixels = [prepared.vision[0]["pixel_values"] for prepared in seen]  # type: ignore[attr-defined]
+    assert np.array_equal(pixels[0], pixels[1]) and not np.array_equal(pixels[0], pixels[2])
+    for bad in ("BGR", None, 3):
+        with pytest.raises(OptionError, match=r"channels: .* is not one of rgb, bgr"):
+            session.generate(**turned, channels=bad)  # type: ignore[arg-type]
+
+
 def request_for(session: Session, seed: int = 0) -> dict[str, Any]:
     image = session.bundle.manifest.image
     if image is None:
