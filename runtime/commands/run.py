@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def run(
     bundle: options.Bundle,
-    image: Path = typer.Option(None, "--image", help="Image file: JPEG, PNG, WebP, …"),
+    image: Path = typer.Option(
+        None, "--image", help="Image file: JPEG, PNG, WebP, …; - reads standard input."
+    ),
     prompt: str = typer.Option(
         None, "--prompt", help="Prompt; - reads standard input. Default: the bundle's."
     ),
@@ -26,8 +28,27 @@ def run(
         None, "--draft", metavar="KIND|none", help="Draft to use; none decodes plainly."
     ),
     draft_length: options.DraftLength = None,
+    confidence_threshold: float = typer.Option(
+        None,
+        "--confidence-threshold",
+        metavar="P",
+        min=0.0,
+        max=1.0,
+        help="Stop drafting after a token that the draft gives a lower probability.",
+    ),
     temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 takes the likeliest token."),
+    top_k: int = typer.Option(0, "--top-k", min=0, help="Sample among the K likeliest tokens; 0: all."),
+    top_p: float = typer.Option(
+        1.0, "--top-p", max=1.0, help="Sample among the likeliest tokens that make up this probability."
+    ),
     seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
+    stop: list[str] = typer.Option(
+        [], "--stop", metavar="TEXT", help="End before this text; repeat for several."
+    ),
+    deadline: float = typer.Option(None, "--deadline", metavar="SECONDS", help="End after this time."),
+    max_length: int = typer.Option(
+        None, "--max-length", min=1, help="Positions of prompt and answer to allocate. Default: the bundle's."
+    ),
     threads: options.Threads = None,
     check: bool = typer.Option(False, "--check", help="First compare every file with its checksum."),
     check_once: bool = typer.Option(
@@ -39,20 +60,36 @@ def run(
 ) -> None:
     """Caption an image, or answer a question about it."""
     from ..bundle.folder import Bundle
+    from ..errors import OptionError
     from ..families import get_family
     from ..images.load import load_image
+    from ..images.quiet import quiet_libraries
+    from ..request import request_options
     from ..session import Session
+    from ..speculate.sampling import Sampling
     from .output import print_json
     from .requests import draft_options, read_prompt
 
+    asked: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
+        "stop": stop, "deadline": deadline, "confidence_threshold": confidence_threshold,
+    }  # fmt: skip
+    request_options(asked)
+    Sampling(temperature, top_k, top_p, 0 if seed is None else seed)
+    if prompt == "-" and str(image) == "-":
+        raise OptionError(
+            "--image - and --prompt -: standard input holds one of them; give the other by name"
+        )
     opened = Bundle.open(bundle, "sha256" if check else "once" if check_once else "size")
     text = read_prompt(prompt, raw)
-    picture = None if image is None else load_image(image)
+    picture = None
+    if image is not None:
+        with quiet_libraries():
+            picture = load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")
     # A request that cannot be served is refused before a large model is loaded for nothing.
     get_family(opened.manifest.model.family).prepare(opened, picture, text)
-    asked: dict[str, Any] = draft_options(opened.manifest, draft, draft_length)
-    asked |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    with Session.load(opened, threads=threads) as session:
+    asked |= draft_options(opened.manifest, draft, draft_length)
+    with Session.load(opened, threads=threads, max_length=max_length) as session:
         stream = session.stream(image=picture, prompt=text, **asked)
         for piece in stream:
             if not as_json:

@@ -203,7 +203,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         meter.things(args, kwargs)
         if isinstance(__obj, LoopContext) and args:  # a recursive loop
             args = (_Counted(args[0]), *args[1:])
-        method = getattr(__obj, "__wrapped__", __obj)  # str.format comes wrapped
+        method: Any = getattr(__obj, "__wrapped__", __obj)  # str.format comes wrapped
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
             meter.things(owner)
@@ -244,7 +244,7 @@ class _Instrument(NodeTransformer):
         return _through("_concat", nodes.List(node.nodes, lineno=node.lineno))
 
 
-def _through(name: str, node: nodes.Expr) -> nodes.Filter:
+def _through(name: str, node: Any) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 

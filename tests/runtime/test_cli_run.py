@@ -17,6 +17,8 @@ import pytest
 import vlmexport.runtime
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
+from vlmexport.runtime.errors import ImageError
+from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark, machine
 from vlmexport.runtime.measure.timing import GraphTimer
@@ -110,6 +112,115 @@ def test_run_sampling_repeats_with_its_seed(tiny_bundle: Bundles, capsys: Captur
         assert main("run", tiny_bundle("llama").path, *options) == 0
         texts.append(json.loads(capsys.readouterr().out)["tokens"])
     assert texts[0] == texts[1] != texts[2]
+
+
+def run_json(capsys: Capture, bundle: Path, *arguments: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main("run", bundle, "--json", *arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    check("run-1", found)
+    return found
+
+
+OPTIONS: list[tuple[list[object], dict[str, Any]]] = [
+    (["--temperature", 2, "--seed", 3, "--top-k", 5], {"temperature": 2.0, "seed": 3, "top_k": 5}),
+    (["--temperature", 2, "--seed", 3, "--top-p", 0.2], {"temperature": 2.0, "seed": 3, "top_p": 0.2}),
+    (
+        ["--draft", "imitation", "--confidence-threshold", 1],
+        {"draft": "imitation", "confidence_threshold": 1.0},
+    ),
+    (["--deadline", 0.000001], {"deadline": 0.000001}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options"), OPTIONS, ids=lambda value: str(value)[:40])
+def test_run_has_the_options_of_generate(
+    tiny_bundle: Bundles, capsys: Capture, arguments: list[object], options: dict[str, Any]
+) -> None:
+    path = tiny_bundle("llama").path
+    with Session.load(path) as session:
+        want = session.generate(prompt="the cup", max_new_tokens=24, **options)
+        plain = session.generate(prompt="the cup", max_new_tokens=24)
+    found = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 24, *arguments)
+    assert found["finish_reason"] == want.finish_reason
+    assert found["stats"]["proposed"] == want.stats.proposed or "confidence_threshold" not in options
+    if "deadline" in options:
+        assert found["finish_reason"] == "deadline"
+        return
+    assert (found["tokens"], found["text"]) == (want.tokens, want.text)
+    if "confidence_threshold" not in options:
+        assert want.tokens != plain.tokens, "the option changes something"
+
+
+def test_run_ends_before_each_stop(tiny_bundle: Bundles, capsys: Capture) -> None:
+    path = tiny_bundle("llama").path
+    whole = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 40)["text"]
+    middle = whole[len(whole) // 2 :][:3]
+    found = run_json(
+        capsys, path, "--prompt", "the cup", "--max-new-tokens", 40, "--stop", "not there", "--stop", middle
+    )
+    assert found["finish_reason"] == "stop"
+    assert middle and found["text"] == whole[: whole.index(middle)]
+
+
+def test_run_allocates_what_max_length_says(tiny_bundle: Bundles, capsys: Capture) -> None:
+    path = tiny_bundle("llama").path
+    whole = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 40)
+    found = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 40, "--max-length", 34)
+    assert found["finish_reason"] == "length" and len(found["tokens"]) < len(whole["tokens"])
+    assert main("run", path, "--prompt", "a", "--max-length", 10**6) == 2
+    assert "max_length (of this bundle): 1000000 is not an integer in 1..160" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top-p", 0], "top_p: 0.0 is not a number > 0 and ≤ 1"),
+        (["--top-p", "nan"], "top_p: nan is not a number"),
+        (["--deadline", -1], "deadline: -1.0 is not a number > 0"),
+        (["--seed", -1], "seed: -1 is not an integer"),
+        (["--temperature", "inf"], "temperature: inf is not a number"),
+        (["--image", "-", "--prompt", "-"], "standard input holds one of them"),
+    ],
+)
+def test_run_refuses_before_it_reads_a_bundle(capsys: Capture, arguments: list[object], message: str) -> None:
+    assert main("run", "nowhere", *arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1
+
+
+def test_run_reads_the_image_from_standard_input(
+    tiny_bundle: Bundles, picture: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_bundle("t5").path
+    want = run_json(capsys, path, "--image", picture, "--max-new-tokens", 8)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(picture.read_bytes())))
+    found = run_json(capsys, path, "--image", "-", "--max-new-tokens", 8)
+    assert found["tokens"] == want["tokens"] and found["image"] == "-"
+    for data, message in ((b"", "standard input: is empty"), (b"text", "standard input: not an image")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert main("run", path, "--image", "-") == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_damaged_tiff_is_one_line(
+    tiny_bundle: Bundles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_bundle("t5").path
+    Image.fromarray(synthetic_image(64, 64)).save(tmp_path / "a.tif", compression="tiff_deflate")
+    data = bytearray((tmp_path / "a.tif").read_bytes())
+    data[40] ^= 255
+    (tmp_path / "a.tif").write_bytes(data)
+    capfd.readouterr()
+    with pytest.raises(ImageError):
+        load_image(tmp_path / "a.tif")
+    assert "ZIPDecode" in capfd.readouterr().err, "libtiff writes to stderr: the check below can fail"
+    code = "import sys\nfrom vlmexport.runtime.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "run", str(path), "--image", str(tmp_path / "a.tif")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    shown = done.stderr
+    assert done.returncode == 2
+    assert "a.tif: the image data is truncated or damaged" in shown and shown.count("\n") == 1
 
 
 def test_run_reads_the_prompt_from_standard_input(
