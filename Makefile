@@ -8,7 +8,11 @@ NEW_ENOUGH = sys.version_info >= (3, 11) or sys.exit("vlmexport needs Python 3.1
 STAMP := $(VENV)/.vlmexport-dev
 DEMO_STAMP := $(VENV)/.vlmexport-demo
 
-.PHONY: install demo test test-all lint format clean
+MINUTES ?= 5
+SEED ?= 0
+REQUESTS ?= 4000
+
+.PHONY: install demo test test-all lint format clean fuzz soak
 
 install: $(STAMP)
 
@@ -32,6 +36,12 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+fuzz: install
+	$(BIN)/python tests/fuzz/campaign.py --minutes $(MINUTES) --seed $(SEED)
+
+soak: install
+	$(BIN)/python tests/soak/soak.py --requests $(REQUESTS) --seed $(SEED)
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,0 +1,14 @@
+"""Kinds of hostile inputs: one module each, with `prepare(folder)` → `Seeds` that make cases. One line here."""
+
+from __future__ import annotations
+
+from . import bundles, checkpoints, data, drafts, images
+
+KINDS = {
+    "bundle": bundles.prepare,
+    "signed-bundle": bundles.prepare_signed,
+    "image": images.prepare,
+    "checkpoint": checkpoints.prepare,
+    "draft": drafts.prepare,
+    "data": data.prepare,
+}

@@ -1,0 +1,60 @@
+"""Damaged checkpoints: `build --dry-run`, which reads everything that a build decides by, and whole builds of some."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+
+from cases import Case
+from mutate import json_text, linked_copy, mutate_bytes, mutate_file, mutate_json
+
+from .base import command
+
+NAMES = ("blip2-t5", "llama", "vit-gpt2", "blip2-opt")
+BUILDS = 0.04
+"""Share of the cases that are built: seconds each."""
+
+BUILD_SECONDS = 180.0
+"""A whole build may take this long on a busy machine."""
+
+
+class Seeds:
+    """Whole checkpoints of several families."""
+
+    def __init__(self, folder: Path):
+        import tiny_models
+
+        self._checkpoints = [
+            folder / name if (folder / name).is_dir() else tiny_models.checkpoint(name, folder / name)
+            for name in NAMES
+        ]
+
+    def make(self, rng: random.Random, folder: Path) -> Case:
+        model = linked_copy(rng.choice(self._checkpoints), folder / "model")
+        files = sorted(path for path in model.iterdir() if path.is_file())
+        documents = [path for path in files if path.suffix == ".json"]
+        path = rng.choice((model / "config.json", *documents, *files))
+        if path.suffix == ".json" and rng.random() < 0.8:
+            mutate_file(path, rng, lambda data, rng: json_text(mutate_json(json.loads(data), rng), rng))
+        elif path.suffix == ".safetensors" and rng.random() < 0.7:
+            mutate_file(path, rng, _mutate_header)
+        else:
+            mutate_file(path, rng, mutate_bytes)
+        arguments = ("build", "--model", model, "--draft-layer", 1, "-o", folder / "bundle")
+        if rng.random() < BUILDS:
+            return Case(command(*arguments), limit=BUILD_SECONDS)
+        return Case(command(*arguments, "--dry-run"))
+
+
+def prepare(folder: Path) -> Seeds:
+    """Whole checkpoints of several families."""
+    return Seeds(folder)
+
+
+def _mutate_header(data: bytes, rng: random.Random) -> bytes:
+    """The JSON header of a safetensors file, its length kept true."""
+    (size,) = struct.unpack("<Q", data[:8])
+    text = json_text(mutate_json(json.loads(data[8 : 8 + size]), rng), rng)
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
