@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from .errors import OptionError, VlmexportError
+from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
 
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
@@ -58,9 +58,7 @@ def missing_extra(error: ModuleNotFoundError, command: str | None = None) -> Opt
     """The one-line error for a module that an extra would install, or ONNX Runtime; None for any other module."""
     module = (error.name or "").partition(".")[0]
     if module == "onnxruntime":
-        return OptionError(
-            "ONNX Runtime is not installed: pip install onnxruntime (it has no wheels for Python 3.10; use 3.11 or newer)"
-        )
+        return OptionError(NO_ONNX_RUNTIME)
     for extra, modules in EXTRAS.items():
         if module in modules:
             needs = f"`vlmexport {command}` needs" if command else "this needs"

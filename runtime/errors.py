@@ -41,3 +41,7 @@ class ExportError(VlmexportError):
 
 class UnsupportedModelError(ExportError):
     """A model type, or a feature of a model, that the exporter does not support (and never exports wrongly)."""
+
+
+NO_ONNX_RUNTIME = "ONNX Runtime is not installed: pip install onnxruntime (it has no wheels for Python 3.10; use 3.11 or newer)"
+"""What to do without the package of the CPU engine."""

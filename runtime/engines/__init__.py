@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import OptionError
+from ..errors import NO_ONNX_RUNTIME, OptionError
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle
@@ -22,9 +22,7 @@ def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
         except ModuleNotFoundError as error:
             if error.name != "onnxruntime":
                 raise
-            raise OptionError(
-                f"device {device!r} needs ONNX Runtime, which is not installed: pip install onnxruntime"
-            ) from error
+            raise OptionError(f"device {device!r}: {NO_ONNX_RUNTIME}") from error
 
         return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads=threads)
     raise OptionError(f"unknown device {device!r}; choose one of: {', '.join(DEVICES)}")

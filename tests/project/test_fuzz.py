@@ -55,6 +55,7 @@ def test_what_counts_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[[], int], problem: str | None
 ) -> None:
     monkeypatch.setattr("cases.MEMORY", 1 << 30)  # a machine of tests may not have the campaign's
+
     def refusal() -> int:
         sys.stderr.write("vlmexport: no\n")
         return serve()
