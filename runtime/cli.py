@@ -90,7 +90,7 @@ def build_app(command: str | None = None) -> typer.Typer:
     So that `vlmexport --help` and `vlmexport run` never import another room.
     """
     app = typer.Typer(
-        name="vlmexport", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+        name="vlmexport", no_args_is_help=True, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
     app.callback()(_root)
@@ -156,6 +156,14 @@ def _command_name(arguments: Sequence[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
 
 
+def _completed_words() -> list[str]:
+    """What stands on the line that a shell wants completed, without the program; empty when none does."""
+    if "_VLMEXPORT_COMPLETE" not in os.environ:
+        return []
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")  # bash; zsh and fish
+    return line.split()[1:]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C, 143 for
     SIGTERM."""
@@ -167,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A console that cannot show a character shows "?" instead of failing.
             stream.reconfigure(errors="replace")
-    command = _command_name(arguments)
+    command = _command_name(_completed_words() or arguments)
     with _interrupts() as interrupts:
         try:
             application = typer.main.get_command(build_app(command))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -31,6 +33,37 @@ def test_help_lists_every_command(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     for name in (*cli.RUNTIME_COMMANDS, *cli.MOUNTED_COMMANDS):
         assert f" {name} " in shown
+
+
+def test_the_package_is_a_module_with_a_version_and_the_session() -> None:
+    code = (
+        "import sys, vlmexport\nloaded = [name for name in sys.modules if name.startswith('vlmexport.')]\n"
+        "from vlmexport import Session\nfrom vlmexport.runtime import Session as same\n"
+        "print(vlmexport.__version__, loaded, Session is same)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{version('vlmexport')} [] True\n"
+    done = subprocess.run([sys.executable, "-m", "vlmexport", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"vlmexport {version('vlmexport')}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "offered"),
+    [
+        ("vlmexport ru", 1, "run"),
+        ("vlmexport run --max-l", 2, "--max-length"),
+        ("vlmexport inspect --js", 2, "--json"),
+    ],
+)
+def test_a_shell_completes_commands_and_their_options(
+    line: str, word: int, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("_VLMEXPORT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(word))
+    with contextlib.suppress(SystemExit):
+        cli.main([])
+    assert offered in capsys.readouterr().out.split()
 
 
 @pytest.mark.parametrize(
