@@ -14,7 +14,7 @@ import numpy as np
 from . import engines, proposers
 from .bundle.folder import Bundle, Check
 from .decode.passes import Decoder
-from .errors import InputError, OptionError, PromptError, VlmexportError
+from .errors import InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
 from .measure.machine import processor
 from .options import integer
@@ -330,6 +330,9 @@ class Session:
                     raise VlmexportError("this session is closed; load the bundle again")
                 self.decoder.reset(0)
                 yield from pieces(found)
+            except NumericsError:
+                self.decoder.clear()  # the next request must not read what this one left
+                raise
             finally:
                 self._busy.release()
                 if self._closed:

@@ -180,6 +180,12 @@ class Decoder:
         self.exit_count = 0
         self._moved = True
 
+    def clear(self) -> None:
+        """Forget every number that a request left: one was not finite."""
+        self.arena.clear()
+        if self._encoder is not None:
+            self._encoder.arena.clear()
+
     def add(self) -> int:
         """A further sequence; returns its place."""
         row = self.arena.add()
@@ -382,12 +388,14 @@ class Decoder:
             head = self._heads[key] = self.bind_head(result, index, index.size)
         return head
 
-    def bind_head(self, hidden: View, index: View, rows: int, purpose: str = "") -> TargetRows:
+    def bind_head(
+        self, hidden: View, index: View, rows: int, purpose: str = "", graph: str = "head"
+    ) -> TargetRows:
         """`head` over rows of `hidden` [batch, width, E] that `index` int64 [rows] names; heads of one `purpose`
-        share their outputs."""
+        share their outputs. `graph` made the rows: it is named where they are not finite."""
         outputs = self._head_outputs(purpose, rows)
         call = self.engine.bind("head", {"hidden": hidden, "row_index": index}, outputs)
-        return TargetRows(self.engine, call, outputs)
+        return TargetRows(self.engine, call, outputs, graph)
 
     def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
         """Make the root and the nodes of `path` of sequence `row` valid; everything else of it is forgotten."""

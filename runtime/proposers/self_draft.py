@@ -58,6 +58,6 @@ class SelfDraft(Proposer):
             out = self._out.view((batch, 1, self._size), decoder.dtype)
             call = decoder.engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out})
             hidden = out
-        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, purpose="draft.")
+        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self._graph or "head")
         found = self._steps[batch, step] = (call, head)
         return found

@@ -89,5 +89,20 @@ def test_a_weight_that_is_not_finite_ends_every_request(
                     ) as caught:
                         serve()
                     assert "\n" not in str(caught.value), name
+                    assert graph != "imitation.1" or "graph imitation.1 " in str(caught.value), name
                 elif name != "controller":  # which may draft with the damaged network, or not
                     assert serve(), name
+
+
+@pytest.mark.parametrize("family", GRAPHS)
+def test_what_one_request_left_does_not_end_the_next(tiny_bundle: Callable, family: str) -> None:
+    """A request whose keys and values left the range ends; a session that serves another afterwards is whole."""
+    with Session.load(tiny_bundle(family).path) as session:
+        request = request_for(session) | PLAIN
+        want = session.generate(**request).tokens
+        stream, decoder = session.stream(**request | {"max_new_tokens": 40}), session.decoder
+        with pytest.raises(NumericsError):
+            for _ in stream:
+                for view in decoder.arena.view(0):
+                    decoder.engine.read(view)[0, :, 0] = np.nan
+        assert session.generate(**request).tokens == want
