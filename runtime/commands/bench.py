@@ -128,6 +128,8 @@ def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
     from rich.table import Table
 
+    from ..measure.machine import BUSY, busy
+
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
     draft = report["draft"]
     trained = "" if draft["trained"] else " (untrained)"
@@ -174,10 +176,8 @@ def show(report: dict[str, Any], out: Console) -> None:
     out.print(
         f"Machine       {machine['cpu']}, {machine['cores']} cores{load}, {machine['system']}", markup=False
     )
-    if machine["load"] is not None and machine["load"] > machine["cores"]:
-        out.print(
-            "The machine was busy with other work: the figures are lower than it can do.", style="yellow"
-        )
+    if busy(machine):
+        out.print(BUSY, style="yellow")
     if report["identical"] is None:
         pass
     elif report["identical"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..measure.machine import BUSY, busy
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _PLAIN, _DRAFT = "#8a8f98", "#1f77b4"
@@ -25,10 +26,16 @@ def check_plot(path: Path) -> None:
 
 def write_plot(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `benchmark.measure` into `path`."""
+    drawn(report).savefig(path, dpi=150)
+
+
+def drawn(report: dict[str, Any]) -> Any:
+    """The figure (`matplotlib.figure.Figure`) of a report."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))  # type: ignore[union-attr]  # below: the machine
     FigureCanvasAgg(figure)
     speed, depth, width = figure.subplots(1, 3)
     _speed(speed, report)
@@ -38,8 +45,12 @@ def write_plot(report: dict[str, Any], path: Path) -> None:
     if not report["output_is_text"]:
         title += f" (acceptance forced to {report['forced_acceptance']:g}: not text)"
     figure.suptitle(title)
-    figure.text(0.995, 0.005, report["machine"]["cpu"], ha="right", va="bottom", fontsize=6, color=_PLAIN)
-    figure.savefig(path, dpi=150)
+    machine = report["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores"
+    figure.text(0.995, 0.012, where, ha="right", va="bottom", fontsize=7, color=_PLAIN)
+    note, colour = ("lines: slowest and fastest run", _PLAIN) if not busy(machine) else (BUSY, "#b26a00")
+    figure.text(0.005, 0.012, note, ha="left", va="bottom", fontsize=7, color=colour)
+    return figure
 
 
 def _speed(axes: Any, report: dict[str, Any]) -> None:

@@ -35,6 +35,14 @@ def describe() -> dict[str, Any]:
     }
 
 
+BUSY = "The machine was busy with other work: the figures are lower than it can do."
+
+
+def busy(machine: dict[str, Any]) -> bool:
+    """Whether a `describe`d machine had more to do than it has cores."""
+    return machine["load"] is not None and machine["load"] > machine["cores"]
+
+
 def processor() -> str:
     """Name of the processor: what stored pass times are found by."""
     info = Path("/proc/cpuinfo")

@@ -17,10 +17,12 @@ import pytest
 import vlmexport.runtime
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
+from vlmexport.runtime.commands import plot
 from vlmexport.runtime.errors import ImageError
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark, machine
+from vlmexport.runtime.measure.machine import BUSY
 from vlmexport.runtime.measure.timing import GraphTimer
 from vlmexport.runtime.speculate.costs import FREE
 from vlmexport.runtime.speculate.stored_costs import pick_costs
@@ -399,17 +401,37 @@ def test_bench_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) 
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() -> None:
+    pytest.importorskip("matplotlib")
+    arm = {"tokens_per_second": 90.0, "tokens_per_second_min": 80.0, "tokens_per_second_max": 95.0}
+    report = {
+        "model": "tiny", "speedup": {"decode": 1.5}, "draft": {"name": "imitation@3"}, "output_is_text": True,
+        "plain": arm, "speculative": arm, "bound": None, "alpha_by_depth": [0.9, 0.8], "tau": 2.0,
+        "width_cost": {"1": 1.0, "6": 1.4}, "machine": {"cpu": "A Processor of Some Name", "cores": 2, "load": 5.0},
+    }  # fmt: skip
+    figure = plot.drawn(report)
+    renderer = figure.canvas.get_renderer()
+    figure.draw(renderer)
+    notes = {text.get_text(): text.get_window_extent(renderer) for text in figure.texts}
+    assert "A Processor of Some Name, 2 cores" in notes and BUSY in notes
+    for axes in figure.axes:
+        for text, box in notes.items():
+            assert not box.overlaps(axes.get_tightbbox(renderer)), text
+    report["machine"]["load"] = 1.0
+    assert BUSY not in {text.get_text() for text in plot.drawn(report).texts}
+
+
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_bench_prints_a_table_and_writes_a_plot(
     tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, suffix: str
 ) -> None:
     pytest.importorskip("matplotlib")
-    plot = tmp_path / f"bench{suffix}"
-    assert main("bench", tiny_bundle("llama").path, *BENCH, "--plot", plot) == 0
+    drawn = tmp_path / f"bench{suffix}"
+    assert main("bench", tiny_bundle("llama").path, *BENCH, "--plot", drawn) == 0
     shown = capsys.readouterr().out
     for text in ("plain", "speculative", "Speed-up", "Bound", "Width cost", "Machine", "identical"):
         assert text in shown
-    start = plot.read_bytes()[:200]
+    start = drawn.read_bytes()[:200]
     assert start.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
 
 
