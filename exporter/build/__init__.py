@@ -3,6 +3,8 @@ it, and it is checked as a whole and written once, at the end:
 
     request    what is asked for, and the report                         (no manifest yet)
     prepare    model, drafts, and everything that is cheap to refuse     limits, text, image, decoder, drafts, policy
+               (`checks`: sample requests, shapes, disk space)
+    identify   the weights are fetched and read                          model.fingerprint
     export     graphs that refer to weights                              graphs, tensors, weights, model.parameters
     build      the way itself: weights, graphs and tokenizer are written, then compared, then compiled  parity, plans
     write      the folder that replaces another only when it is complete files

@@ -8,14 +8,12 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from ..memory import return_large_buffers
+from .checks import SPARE_BYTES
 from .export import Exported, export
-from .prepare import Prepared, prepare
+from .prepare import Prepared, identify, prepare
 from .request import BuildReport, BuildRequest, GraphReport, Progress
 from .text import write_tokenizer
 from .write import check_space, describe_files, replaced_folder, write_graphs, write_manifest
-
-SPARE_BYTES = 16 << 20
-"""Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
 
 
 def build_bundle(request: BuildRequest, progress: Progress | None = None) -> BuildReport:
@@ -28,6 +26,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
     prepared = prepare(request)
     manifest = prepared.manifest
     with replaced_folder(request.output, request.force) as folder:
+        identify(prepared)
         exported = export(prepared, progress)
         check_space(folder, exported.store.bytes + SPARE_BYTES)
         exported.store.write(

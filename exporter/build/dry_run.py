@@ -1,7 +1,8 @@
 """`vlmexport build --dry-run`: what a build would write and need, from shapes alone.
 
-Graphs are traced as in a real build (their nodes refer to weights by offset), so counts and bytes are exact; no weight
-is loaded and nothing is written. Memory is an estimate: see `estimate_memory`.
+Graphs are traced as in a real build (their nodes refer to weights by offset), so counts and bytes are exact: every graph
+that is traced is a row of the report. No weight is loaded, nothing is written, and of a hub model only headers are
+fetched (a head beside a tied embedding table, whose numbers would have to be compared, is taken for the same table). Memory is an estimate: see `estimate_memory`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class DryRun(BaseModel):
 
 def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | None = None) -> DryRun:
     """Checks a request and says what its build would write; raises the errors that the build would."""
-    prepared = prepare(request, identify=False)
+    prepared = prepare(request, write=False)
     exported = export(prepared, progress)
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder

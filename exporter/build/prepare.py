@@ -1,22 +1,21 @@
 """From a request to a checked model and the manifest's first half: nothing is traced and nothing is written.
 
 Everything that is cheap to refuse is refused here: options, output, configuration, tokenizer, special tokens, image
-settings, TensorRT, disk space. Only then is every weight read once, for the fingerprint.
+settings, shapes, sample requests, TensorRT, disk space. `identify` then reads every weight once, for the fingerprint.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.errors import OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts.selection import DraftSelection, select_drafts
 from ..families.base import Family
 from ..families.registry import family_for
+from .checks import check_early, estimated_bytes
 from .describe import describe
 from .generation import generation_notices
 from .request import BuildRequest
@@ -48,48 +47,42 @@ class Prepared:
         return [*self.selection.notices, *generation_notices(self.manifest.generation.to_dict())]
 
 
-def prepare(request: BuildRequest, *, identify: bool = True) -> Prepared:
-    """Finds the model and the drafts and checks every option; raises the error that the user should read.
+def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
+    """Finds the model and the drafts and checks all that is cheap; raises the error that the user should read.
 
-    Without `identify` (a dry run) no weight is read, the output is not looked at, the fingerprint stays empty and
-    drafts are not matched with it.
+    Without `write` (a dry run) the output and its disk are not looked at. Of a hub model only its description is
+    fetched: configuration, tokenizer, headers of the weights.
     """
     request.check()
-    if identify:
+    if write:
         check_output(request.output, request.force)
-    checkpoint = open_checkpoint(request.model)
+    checkpoint = open_checkpoint(request.model, weights=False)
     family = family_for(checkpoint)
     if family.max_positions is not None and request.max_length > family.max_positions:
         raise OptionError(
             f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions"
         )
-    shape = family.decoder
     selection = select_drafts(
-        request.model, checkpoint.alias, request.drafts, request.draft_layer, shape.num_layers
+        request.model, checkpoint.alias, request.drafts, request.draft_layer, family.decoder.num_layers
     )
     plans = _plan_options(request, family)
     manifest = describe(request, checkpoint, family, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
-    if identify:
-        check_space(request.output, least_bytes(prepared), "at least ")
-        manifest.model.fingerprint = fingerprint(checkpoint)
-        for draft in selection.drafts:
-            draft.check_target(request.model, manifest.model.fingerprint, shape.num_layers, shape.hidden_size)
+    check_early(prepared)
+    if write:
+        check_space(request.output, estimated_bytes(prepared), "about ")
     return prepared
 
 
-def least_bytes(prepared: Prepared) -> int:
-    """A lower bound of the weights file, from the checkpoint's shapes alone (the graphs say exactly, later).
-
-    Tensors of the embedding table's shape count once: they may be tied. Integer buffers are never stored.
-    """
-    tensors = prepared.checkpoint.tensors
-    table = prepared.family.tensors()["embedding_table"].shape
-    shapes = [tensors.shape(name) for name in tensors if "float" in tensors.dtype(name)]
-    count = sum(math.prod(shape) for shape in shapes if shape != table)
-    count += math.prod(table) if table in shapes else 0
-    # A tenth off: a checkpoint may hold a little that no graph reads.
-    return int(0.9 * count * ITEM_SIZES[prepared.manifest.weights_dtype])
+def identify(prepared: Prepared) -> None:
+    """Fetches the weights where they are not here yet, and reads them for the manifest's fingerprint, which every
+    trained draft must know."""
+    if prepared.checkpoint.fetch():
+        prepared.family = family_for(prepared.checkpoint)
+    found = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
+    shape = prepared.family.decoder
+    for draft in prepared.selection.drafts:
+        draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
 
 
 def _plan_options(request: BuildRequest, family: Family) -> PlanOptions | None:

@@ -17,10 +17,15 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes `tokenizer.json` as transformers loads it, without truncation and padding."""
+    core_tokenizer(checkpoint).save(str(folder / TOKENIZER_FILE), pretty=False)
+
+
+def core_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """A copy of the core of the tokenizer that transformers loads, without truncation and padding."""
     core = Tokenizer.from_str(checkpoint.tokenizer.backend_tokenizer.to_str())
     core.no_truncation()
     core.no_padding()
-    core.save(str(folder / TOKENIZER_FILE), pretty=False)
+    return core
 
 
 def end_tokens(checkpoint: Checkpoint) -> list[int]:

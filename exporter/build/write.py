@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ...runtime.bundle.checksum import manifest_text
 from ...runtime.bundle.folder import MANIFEST, read_manifest
 from ...runtime.bundle.manifest import FORMAT, FileInfo, Manifest
+from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
 from ..families.base import GraphSpec
 from ..graphs.check import check_graph
@@ -95,7 +96,7 @@ def check_space(folder: Path, need: int, bound: str = "") -> None:
     free = shutil.disk_usage(place).free
     if free < need:
         raise ExportError(
-            f"no space left for the bundle: {bound}{need / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free in {place}"
+            f"no space left for the bundle: {bound}{size(need)} needed, {size(free)} free in {place}"
         )
 
 

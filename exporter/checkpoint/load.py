@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
 from .aliases import Alias, find_alias, unknown_model
+from .hub import described, download
+from .lines import first_line
 from .names import StoredNames, hollow_names
 from .tensors import TensorFiles
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _VOCABULARIES = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
-_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass
@@ -32,6 +34,18 @@ class Checkpoint:
     config: PreTrainedConfig
     tensors: TensorFiles
     alias: Alias | None = None
+    hub_id: str | None = None
+
+    def fetch(self) -> bool:
+        """Downloads the weights of a hub model that was opened without them; says whether there was need to.
+
+        What was derived of `tensors` before must be derived again: only now can they be read.
+        """
+        if self.hub_id is None or self.tensors.readable:
+            return False
+        self.tensors = TensorFiles(download(self.hub_id, self.folder.name))
+        self.__dict__.pop("names", None)
+        return True
 
     @property
     def architecture(self) -> str:
@@ -72,7 +86,7 @@ class Checkpoint:
                 self.folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # damaged files fail in many ways
-            raise ExportError(f"no tokenizer can be read from {self.folder}: {_line(error)}") from error
+            raise ExportError(f"no tokenizer can be read from {self.folder}: {first_line(error)}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ExportError(
                 f"the tokenizer of {self.folder} ({type(tokenizer).__name__}) has no tokenizer.json form"
@@ -111,7 +125,7 @@ class Checkpoint:
                 self.folder, local_files_only=True, trust_remote_code=False, backend="pil"
             )
         except Exception as error:  # damaged files fail in many ways
-            raise ExportError(f"no processor can be read from {self.folder}: {_line(error)}") from error
+            raise ExportError(f"no processor can be read from {self.folder}: {first_line(error)}") from error
 
     @functools.cached_property
     def image_settings(self) -> dict[str, Any]:
@@ -134,22 +148,27 @@ class Checkpoint:
         try:
             found = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ExportError(f"{path} is not JSON: {_line(error)}") from error
+            raise ExportError(f"{path} is not JSON: {first_line(error)}") from error
         if not isinstance(found, dict):
             raise ExportError(f"{path} holds {type(found).__name__}, not an object")
         return found
 
 
-def open_checkpoint(model: str | Path) -> Checkpoint:
+def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     """Opens an alias, a folder or a hub id (downloaded into the hub's cache).
+
+    Without `weights` those of a hub model are not downloaded but described by their headers; see `Checkpoint.fetch`.
 
     Raises OptionError for a name that is none of them, ExportError when it cannot be fetched or read, and
     UnsupportedModelError when transformers does not know the model type or it needs code of its own.
     """
     source = str(model)
     alias = find_alias(source)
-    if alias is not None:
-        folder = alias.folder if alias.folder is not None else _download(alias.hub_id)
+    hub_id = None
+    if alias is not None and alias.folder is not None:
+        folder = alias.folder
+    elif alias is not None:
+        hub_id, folder = alias.hub_id, Path()
     elif Path(source).is_dir():
         folder = Path(source)
     elif Path(source).exists():
@@ -157,21 +176,44 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
             f"--model {source} is a file; give the folder that holds config.json and the weights"
         )
     elif _HUB_ID.fullmatch(source) and not source.startswith("."):
-        folder = _download(source)
+        hub_id, folder = source, Path()
     else:
         raise unknown_model(source)
+    tensors = None
+    if hub_id is not None and weights:
+        folder = download(hub_id)
+    elif hub_id is not None:
+        folder, tensors = described(hub_id)
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError) as error:
         raise UnsupportedModelError(
-            f"the configuration in {folder} is not understood: {_line(error)}"
+            f"the configuration in {folder} is not understood: {first_line(error)}"
         ) from error
     except Exception as error:  # strict configuration classes raise their own validation errors
-        raise UnsupportedModelError(f"the configuration in {folder} is invalid: {_line(error)}") from error
+        raise UnsupportedModelError(
+            f"the configuration in {folder} is invalid: {first_line(error)}"
+        ) from error
+    _check_types(config, folder)
     _size_decoder_cache(config)
-    return Checkpoint(source, folder, config, TensorFiles(folder), alias)
+    return Checkpoint(source, folder, config, tensors or TensorFiles(folder), alias, hub_id)
+
+
+def _check_types(config: PreTrainedConfig, folder: Path) -> None:
+    """UnsupportedModelError for values that transformers takes over unseen and would trip over later."""
+    if not isinstance(config.architectures, list | tuple | None):
+        raise UnsupportedModelError(
+            f"{folder}: architectures={config.architectures!r:.80} is not a list of class names; correct config.json"
+        )
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for dtype in [getattr(part, "dtype", None) for part in parts]:
+        known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(known, torch.dtype | dict | None):
+            raise UnsupportedModelError(
+                f"{folder}: dtype={dtype!r:.80} is no type of numbers; correct config.json (float32, say)"
+            )
 
 
 def _size_decoder_cache(config: PreTrainedConfig) -> None:
@@ -183,25 +225,3 @@ def _size_decoder_cache(config: PreTrainedConfig) -> None:
         depth = getattr(part, "num_decoder_layers", None)
         if part is not None and depth is not None and not hasattr(part, "decoder_layers"):
             part.decoder_layers = depth
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=_PATTERNS, ignore_patterns=["*/*"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(
-                snapshot_download(hub_id, allow_patterns=[*_PATTERNS, "*.bin"], ignore_patterns=["*/*"])
-            )
-        return folder
-    except Exception as error:
-        raise ExportError(
-            f"{hub_id} is neither a local folder nor reachable on the Hugging Face hub ({type(error).__name__}: "
-            f"{_line(error)}); download it elsewhere and give its folder"
-        ) from error
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__

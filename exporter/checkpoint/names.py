@@ -31,6 +31,8 @@ class StoredNames:
         """`model` is the whole class, with or without memory; only its names are read."""
         self._tensors = tensors
         self._stored, self._converted = _resolve(tensors, model)
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        """Parameter → shape that the configuration gives it; of tied ones, the first."""
 
     def find(self, name: str) -> str | None:
         """The tensor of exactly this parameter, or None where the checkpoint does not hold it.

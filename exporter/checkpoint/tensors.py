@@ -24,6 +24,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
+SINGLE = "model.safetensors"
+INDEX = f"{SINGLE}.index.json"
+
 REMAP_BYTES = 256 << 20
 """A `.bin` file, which torch maps, is mapped anew after this many bytes were read: pages that were touched count as
 memory of the process as long as they are mapped."""
@@ -35,17 +38,25 @@ class TensorFiles:
     Raises ExportError when there are no weights, a shard is missing, or a file cannot be read.
     """
 
+    readable = True
+    """Whether the tensors are on this machine, and not only described."""
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files = _weight_files(folder)
-        self._entries: dict[str, _Entry] = {}
+        files = _weight_files(folder)
+        self._set_up(folder, files, [_safetensors_spans(f) if _is_safe(f) else {} for f in files])
+        for number, file in enumerate(files):
+            if not _is_safe(file):
+                self._entries |= _bin_entries(self._tensors(number), number)
+
+    def _set_up(self, folder: Path, files: list[Path], spans: list[dict[str, TensorSpan]]) -> None:
+        self.folder, self._files = folder, files
         self._current: tuple[int, Any] | None = None
         self._touched = 0
-        for number, file in enumerate(self._files):
-            if file.suffix == ".safetensors":
-                self._entries |= _safetensors_entries(file, number)
-            else:
-                self._entries |= _bin_entries(self._tensors(number), number)
+        self._entries: dict[str, _Entry] = {}
+        for number, found in enumerate(spans):
+            for position, (name, span) in enumerate(found.items()):
+                dtype = _DTYPES.get(span.dtype, span.dtype.lower())
+                self._entries[name] = _Entry(number, position, span.shape, dtype, span.offset)
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -87,6 +98,8 @@ class TensorFiles:
     def read(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype, in memory of its own."""
         entry = self._find(name)
+        if not self.readable:
+            raise ExportError(f"the tensor {name} is on the hub, not in {self.folder}; download the model")
         if entry.offset is not None:
             return _read_range(self._files[entry.file], entry)
         tensor = self._tensors(entry.file)[name].clone()
@@ -135,8 +148,21 @@ class _Entry:
     offset: int | None = None
 
 
-def _safetensors_entries(path: Path, number: int) -> dict[str, _Entry]:
-    """Entries from the header, after the library has checked it (it knows which headers lie)."""
+@dataclass(frozen=True)
+class TensorSpan:
+    """A tensor of a safetensors file as its header describes it, `dtype` in its words; `offset` is that of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+def _is_safe(path: Path) -> bool:
+    return path.suffix == ".safetensors"
+
+
+def _safetensors_spans(path: Path) -> dict[str, TensorSpan]:
+    """From the header, after the library has checked it (it knows which headers lie)."""
     try:
         with safe_open(str(path), framework="pt") as handle:
             names = list(handle.keys())
@@ -145,14 +171,14 @@ def _safetensors_entries(path: Path, number: int) -> dict[str, _Entry]:
             header = json.loads(file.read(size))
     except (SafetensorError, OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be read ({error}); download it again") from error
-    entries = {}
-    for position, name in enumerate(names):
-        part = header[name]
-        dtype = str(part["dtype"])
-        dtype = _DTYPES.get(dtype, dtype.lower())
-        begin = part["data_offsets"][0]
-        entries[name] = _Entry(number, position, tuple(part["shape"]), dtype, 8 + size + begin)
-    return entries
+    return {
+        name: TensorSpan(
+            str(header[name]["dtype"]),
+            tuple(header[name]["shape"]),
+            8 + size + header[name]["data_offsets"][0],
+        )
+        for name in names
+    }
 
 
 def _read_range(path: Path, entry: _Entry) -> torch.Tensor:
@@ -186,23 +212,35 @@ def _bin_entries(tensors: dict[str, torch.Tensor], number: int) -> dict[str, _En
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
-        index = folder / f"{stem}.{suffix}.index.json"
-        single = folder / f"{stem}.{suffix}"
+    for name in (SINGLE, "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        single = folder / name
         if index.is_file():
-            try:
-                names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ExportError(f"{index} is not an index of weights: {error}") from error
+            names = index_shards(index)
             for name in names:
-                if Path(name).name != name:
-                    raise ExportError(f"{index} names {name!r}, which is not a file of its folder")
                 if not (folder / name).is_file():
                     raise ExportError(f"the checkpoint misses the shard {folder / name}; download it again")
             return [folder / n for n in names]
         if single.is_file():
             return [single]
     raise ExportError(f"{folder} holds no weights (model.safetensors, its index, or pytorch_model.bin)")
+
+
+def index_shards(index: Path) -> list[str]:
+    """Names of the shards that an index of weights names, sorted. Raises ExportError where it is none."""
+    try:
+        document = json.loads(index.read_text("utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise ExportError(f"{index} is not an index of weights: {error}") from error
+    table = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise ExportError(
+            f"{index} is not an index of weights: it has no table 'weight_map'; download it again"
+        )
+    for name in table.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
+            raise ExportError(f"{index} names {name!r:.80}, which is not a file of its folder")
+    return sorted(set(table.values()))
 
 
 def _open_bin(path: Path) -> dict[str, torch.Tensor]:

@@ -53,7 +53,7 @@ def check_parity(
     manifest, family = bundle.manifest, family_for(checkpoint)
     drafts = [draft.stored_as(manifest.weights_dtype) for draft in drafts]
     streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, manifest.weights.bytes)
-    rows = max(7, min(ROWS, manifest.limits.max_length - 1))
+    rows = compared_rows(manifest)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
     captures = [capture(model, family, kind, manifest.decoder.cuts, rows) for kind in ("random", "realistic")]
     runner = GraphRunner(bundle.path, piecewise=streamed)
@@ -78,6 +78,11 @@ def check_parity(
         for entry in entries:
             entry["streamed"] = True
     return entries
+
+
+def compared_rows(manifest: Manifest) -> int:
+    """Rows of a compared sequence."""
+    return max(7, min(ROWS, manifest.limits.max_length - 1))
 
 
 def _whole_bytes(bundle: Bundle, checkpoint: Checkpoint) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
 from ..families.base import Family
 from ..families.reference import collate
@@ -24,10 +25,8 @@ def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_token
     """Plain greedy decoding of one request in both; raises ExportError where the tokens differ without a near-tie."""
     from ...runtime.session import Session
 
-    text, limits = bundle.manifest.text, bundle.manifest.limits
-    prompt = text.default_prompt or (
-        "a small robot puts the red cube on the table" if not text.chat_template else "Say hello."
-    )
+    limits = bundle.manifest.limits
+    prompt = compared_prompt(bundle.manifest)
     image = None if family.vision is None else odd_picture(0)
     budget = min(max_new_tokens, max(1, limits.max_length // 2))
     with Session.load(bundle, device="cpu") as session:
@@ -55,6 +54,14 @@ def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_token
             )
     count = len(expected) if compared is None else compared
     return ParityRow("generation", "transformers", "realistic", count, 0.0, 0.0, 0.0)
+
+
+def compared_prompt(manifest: Manifest) -> str:
+    """The prompt of the compared request."""
+    text = manifest.text
+    return text.default_prompt or (
+        "a small robot puts the red cube on the table" if not text.chat_template else "Say hello."
+    )
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ...runtime.families import get_family
+from ...runtime.families.base import Source
 from ..families.base import Family
 from ..families.reference import decoder_prefix
 from ..families.samples import ODD_SIZES, SENTENCE, odd_picture
@@ -16,7 +16,7 @@ PIXELS = 1e-5
 """Largest accepted difference of a normalised pixel, relative to the largest one."""
 
 
-def compare_preparation(bundle: Bundle, family: Family) -> ParityRow:
+def compare_preparation(bundle: Source, family: Family) -> ParityRow:
     """Token ids, decoder ids and inputs of the vision tower for several requests.
 
     Ids must be equal: ExportError names the first that is not. Pixels are compared like the rows of a graph.

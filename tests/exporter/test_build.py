@@ -21,6 +21,8 @@ from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
 from vlmexport.exporter.build import build as build_module
 from vlmexport.exporter.build import prepare as prepare_module
 from vlmexport.exporter.build import write as bundle_writer
+from vlmexport.exporter.build.checks import SPARE_BYTES, estimated_bytes
+from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
@@ -276,6 +278,11 @@ def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -
         ({"head_dim": -32}, r"head_dim=-32 is not .*correct config\.json"),
         ({"hidden_act": "evil"}, "KeyError: 'evil'.*correct config.json"),
         ({"architectures": [3]}, "3 .*is not supported"),
+        ({"architectures": 1}, "architectures=1 is not a list"),
+        ({"architectures": {"a": 1}}, "architectures={'a': 1} is not a list"),
+        ({"dtype": 1.5}, r"dtype=1\.5 is no type of numbers"),
+        ({"dtype": "float31"}, "no attribute 'float31'"),
+        ({"head_dim": 1e12}, "head_dim.*expected int"),
     ],
 )
 def test_unsupported_options_are_named(
@@ -306,7 +313,7 @@ def test_damaged_files_are_named_before_anything_is_written(
 
 def describe_before_writing(folder: Path) -> None:
     """What `build` checks before it traces."""
-    prepare_module.prepare(BuildRequest(model=str(folder), output=Path("x")), identify=False)
+    prepare_module.prepare(BuildRequest(model=str(folder), output=Path("x")), write=False)
 
 
 def test_a_manifest_that_no_runtime_reads_is_refused_before_a_graph_is_traced(
@@ -459,7 +466,7 @@ def test_full_disk_is_one_line(llama: Path, tmp_path: Path, monkeypatch: pytest.
             build(llama, tmp_path / "bundle", draft_layer=1)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(bundle_writer.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ExportError, match="MB needed, 0 MB free"):
+    with pytest.raises(ExportError, match=r"MB needed, 1\.0 kB free"):
         build(llama, tmp_path / "bundle", draft_layer=1)
     assert list(tmp_path.iterdir()) == []
 
@@ -480,13 +487,100 @@ def test_what_is_cheap_is_checked_before_anything_is_read_or_traced(
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)._replace(free=1000)
         patch.setattr(bundle_writer.shutil, "disk_usage", lambda _: usage)
-        with pytest.raises(ExportError, match=r"at least [1-9].* MB needed, 0 MB free"):
+        with pytest.raises(ExportError, match=r"about [1-9].* MB needed, 1\.0 kB free"):
             build(llama, tmp_path / "new" / "bundle")
     folder = shutil.copytree(llama, tmp_path / "model")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ExportError, match="has no tokenizer"):
         build(folder, tmp_path / "bundle")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "model"]
+
+
+def _tokenizer(change: Callable[[dict], None]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        document = json.loads(path.read_text("utf-8"))
+        change(document)
+        path.write_text(json.dumps(document), "utf-8")
+
+    return damage
+
+
+def _shifted(document: dict) -> None:
+    document["model"]["vocab"] = {word: i + 5000 for i, word in enumerate(document["model"]["vocab"])}
+
+
+def _nearly_empty(document: dict) -> None:
+    document["model"] |= {"vocab": {"a": 0}, "merges": []}
+
+
+def _unknown_token(document: dict) -> None:
+    pieces = [{"SpecialToken": {"id": "<nope>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    document["post_processor"] = {
+        "type": "TemplateProcessing", "single": pieces, "special_tokens": {},
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    }  # fmt: skip
+
+
+def _lost(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _words(folder: Path) -> None:
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_words_ids": [[3], [4, 99999]]}))
+
+
+def _template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for %}")
+
+
+def _wide(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "intermediate_size": 10**15}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_tokenizer(_shifted), "gives token 5[0-9]{3}; the model knows"),
+        (_tokenizer(_nearly_empty), "is it the model's own"),
+        (_tokenizer(_unknown_token), "tokenizer of .* cannot be used: no entry found"),
+        (_words, "bad_words_ids holds 99999"),
+        (_template, "chat_template.*line 1"),
+        (_lost, r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"),
+        (_wide, r"has shape .* not \(1000000000000000, 96\)"),
+        (lambda folder: None, "allows 7: shorten it"),
+    ],
+    ids=["vocabulary", "empty", "panic", "words", "template", "missing", "shape", "length"],
+)
+def test_what_showed_only_in_parity_is_found_before_anything_is_read(
+    damage: Callable[[Path], None],
+    message: str,
+    llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = shutil.copytree(llama, tmp_path / "model")
+    damage(folder)
+    monkeypatch.setattr(prepare_module, "fingerprint", lambda _: pytest.fail("every weight was read"))
+    request = BuildRequest(
+        model=str(folder), output=tmp_path / "bundle", max_length=8 if message.startswith("allows") else 64
+    )
+    with pytest.raises(VlmexportError, match=message) as caught:
+        build_bundle(request)
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5"])
+def test_the_estimate_is_near_the_bundle(name: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    request = BuildRequest(model=str(tiny_checkpoint(name)), output=tmp_path / "bundle", draft_layer=1)
+    found = estimated_bytes(prepare_module.prepare(request)) - SPARE_BYTES
+    weights = dry_run(request).weight_bytes
+    assert 0.98 * found <= weights <= 1.02 * found, (found, weights)
 
 
 def test_a_failed_build_removes_the_folders_that_it_made(

@@ -1,0 +1,124 @@
+"""What is cheap to refuse, though it shows only late in a build: sample requests, shapes of tensors, disk space.
+
+Nothing is traced, no weight is read and nothing is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.schema import ITEM_SIZES
+from ...runtime.errors import ExportError, VlmexportError
+from ...runtime.families import FAMILIES, get_family
+from ...runtime.text.tokenizer import Tokenizer
+from ..checkpoint.lines import first_line
+from ..families.samples import SENTENCE, odd_picture
+from .text import core_tokenizer
+
+if TYPE_CHECKING:
+    from .prepare import Prepared
+
+SPARE_BYTES = 16 << 20
+"""Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What preparing a request reads of a bundle that does not exist yet."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+
+
+def check_early(prepared: Prepared) -> None:
+    """Raises the ExportError, or error of the runtime, that tracing, parity or a first request would end with."""
+    check_shapes(prepared)
+    check_words(prepared.manifest, prepared.checkpoint.folder)
+    check_requests(prepared)
+
+
+def check_shapes(prepared: Prepared) -> None:
+    """Every parameter of the model's class that the checkpoint holds has its shape, and none of a decoder layer is
+    missing."""
+    checkpoint, language = prepared.checkpoint, prepared.family.language
+    layers = f"{language.prefix}{language.layers_path}."
+    for name, shape in checkpoint.names.shapes.items():
+        stored = checkpoint.stored(name) if name.startswith(layers) else checkpoint.names.find(name)
+        if stored is not None and checkpoint.tensors.shape(stored) != shape:
+            found = checkpoint.tensors.shape(stored)
+            raise ExportError(f"tensor {stored} has shape {found} in the checkpoint, not {shape}")
+
+
+def check_words(manifest: Manifest, folder: Any) -> None:
+    """Words that are never to be said have tokens of the vocabulary: transformers' `generate` refuses others."""
+    vocabulary, words = manifest.text.vocab_size, manifest.generation.bad_words_ids or []
+    for token in itertools.chain.from_iterable(words):
+        if token >= vocabulary:
+            raise ExportError(
+                f"{folder}: bad_words_ids holds {token}, beyond the vocabulary of {vocabulary}; correct "
+                "generation_config.json"
+            )
+
+
+def check_requests(prepared: Prepared) -> None:
+    """The tokenizer as it will be written reads a sentence, and every request that the build itself will make is laid
+    out as the model's own processor lays it out."""
+    manifest, family = prepared.manifest, prepared.family
+    folder = prepared.checkpoint.folder
+    try:
+        tokenizer = Tokenizer(core_tokenizer(prepared.checkpoint))
+        ids = tokenizer.encode(SENTENCE)
+        if len(ids) and int(ids.max()) >= manifest.text.vocab_size:
+            raise ExportError(
+                f"the tokenizer of {folder} gives token {int(ids.max())}; the model knows {manifest.text.vocab_size}: "
+                "is it the model's own?"
+            )
+        if prepared.request.parity and family.name in FAMILIES:
+            _try_requests(prepared, Sample(manifest, tokenizer))
+    except VlmexportError:
+        raise
+    except Exception as error:  # tokenizers, templates and processors of any origin fail in many ways
+        raise ExportError(
+            f"a sample request cannot be prepared with the files of {folder}: {first_line(error)}"
+        ) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of tokenizers, which has no better base
+            raise
+        raise ExportError(f"the tokenizer of {folder} cannot be used: {first_line(error)}") from error
+
+
+def _try_requests(prepared: Prepared, sample: Sample) -> None:
+    from ..parity.check import compared_rows
+    from ..parity.generation import compared_prompt
+    from ..parity.preparation import compare_preparation
+
+    family = prepared.family
+    compare_preparation(sample, family)
+    image = None if family.vision is None else odd_picture(0)
+    get_family(family.name).prepare(sample, image, compared_prompt(sample.manifest))
+    family.reference_inputs("realistic", 0, compared_rows(sample.manifest))
+
+
+def estimated_bytes(prepared: Prepared) -> int:
+    """The bundle's bytes, from the checkpoint's shapes alone (graphs say exactly, once they are traced).
+
+    Tensors that a parameter of the model's class is read from count once, tied tables as one; integers are never
+    stored. TensorRT plans hold every weight once more.
+    """
+    checkpoint, language, manifest = prepared.checkpoint, prepared.family.language, prepared.manifest
+    tensors = checkpoint.tensors
+    embedding, head = language.embedding, language.head
+    used = {stored for name in checkpoint.names.shapes if (stored := checkpoint.names.find(name)) is not None}
+    used = {s for s in used if "float" in tensors.dtype(s) and tensors.shape(s) != embedding.shape}
+    used |= {*embedding.names, *head.names}
+    count = sum(math.prod(tensors.shape(stored)) for stored in used)
+    networks = [getattr(draft, "network", None) for draft in prepared.selection.drafts]
+    count += sum(p.numel() for network in networks if network is not None for p in network.parameters())
+    item = ITEM_SIZES[manifest.weights_dtype]
+    if prepared.plans is not None:
+        item += 4 if prepared.plans.precision in ("fp32", "float32") else 2
+    return count * item + SPARE_BYTES
