@@ -26,7 +26,7 @@ def load_coco(text: str, prompt: str, problems: Problems) -> list[Record]:
         document = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is not JSON: {error}") from error
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 from ...runtime.errors import OptionError
+from .lines import checked_text, json_lines
 from .records import ImageRef, Problems, Record
 
 META = "generated.json"
+META_LIMIT = 16 << 20
+"""Bytes. A description has about a kilobyte."""
 
 
 def shard_name(number: int) -> str:
@@ -22,11 +25,11 @@ def load_generated(folder: Path, problems: Problems) -> tuple[list[Record], dict
     Raises:
         OptionError: the generation was interrupted (a shard is missing), or the description is unreadable.
     """
+    meta = read_meta(folder)
     try:
-        meta = json.loads((folder / META).read_text("utf-8"))
         target = {"name": str(meta["target"]["name"]), "fingerprint": str(meta["target"]["fingerprint"])}
         shards = int(meta["shards"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{folder / META} cannot be read: {error!r}") from error
     records = []
     for number in range(shards):
@@ -35,12 +38,28 @@ def load_generated(folder: Path, problems: Problems) -> tuple[list[Record], dict
             raise OptionError(
                 f"{folder} misses {path.name}: run the same vlmexport generate-data again to finish it"
             )
-        for line_number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        for line_number, value in json_lines(path, problems):
             try:
-                records.append(_record(json.loads(line)))
+                records.append(_record(value))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.report(f"{path}:{line_number}", repr(error))
     return records, target
+
+
+def read_meta(folder: Path) -> dict:
+    """What the folder's description says. Raises OptionError where there is none that can be read."""
+    path = folder / META
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("not a regular file")
+        if path.stat().st_size > META_LIMIT:
+            raise ValueError(f"{path.stat().st_size} bytes; no description is so long")
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise OptionError(f"{path} cannot be read: it holds {type(found).__name__}, not an object")
+    return found
 
 
 def _record(value: dict) -> Record:
@@ -48,4 +67,5 @@ def _record(value: dict) -> Record:
     if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
         raise ValueError(f"tokens {tokens!r} are not a list of ids")
     image = ImageRef.from_json(value["image"]) if value.get("image") else None
-    return Record(str(value["key"]), str(value["prompt"]), image, value.get("text"), tuple(tokens))
+    prompt = checked_text("prompt", str(value["prompt"]))
+    return Record(str(value["key"]), prompt, image, value.get("text"), tuple(tokens))

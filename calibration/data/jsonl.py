@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from .lines import checked_text, json_lines
 from .records import ImageRef, Problems, Record, image_problem
 
 
 def load_jsonl(path: Path, prompt: str, problems: Problems) -> list[Record]:
     """Objects with `prompt`, `image` (a path relative to the file) and `answer`; all optional but one of them."""
     records = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                record = _record(json.loads(line.decode("utf-8")), path, number, prompt)
-            except (ValueError, UnicodeDecodeError) as error:
-                problems.report(where, str(error))
-                continue
-            records.append(record)
+    for number, value in json_lines(path, problems):
+        try:
+            records.append(_record(value, path, number, prompt))
+        except ValueError as error:
+            problems.report(f"{path}:{number}", str(error))
     return records
 
 
@@ -30,7 +24,8 @@ def _record(value: object, path: Path, number: int, prompt: str) -> Record:
         raise ValueError(f"a JSON object is expected, not {type(value).__name__}")
     for name in ("prompt", "image", "answer"):
         if value.get(name) is not None and not isinstance(value[name], str):
-            raise ValueError(f"field {name!r} is {value[name]!r}, not a string")
+            raise ValueError(f"field {name!r} is {value[name]!r:.80}, not a string")
+        checked_text(name, value.get(name) or "")
     if not any(value.get(name) for name in ("prompt", "image")):
         raise ValueError("the record has neither 'prompt' nor 'image'")
     image = None

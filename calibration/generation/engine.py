@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from accelerate import PartialState
-
 from ...exporter.checkpoint import open_checkpoint
 from ...runtime.errors import OptionError
-from ..targets.target import load_target
+from ..targets.target import find_device, load_target
 from .answers import Answers
 from .bundle_answers import BundleAnswers
 from .target_bundle import given_bundle, target_bundle, target_name
@@ -36,9 +33,7 @@ def open_answers(
     """
     if engine not in ENGINES:
         raise OptionError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")
-    on_cpu = device == "cpu" or (
-        device == "auto" and torch.device(PartialState().device or "cpu").type == "cpu"
-    )
+    on_cpu = find_device(device).type == "cpu"
     if engine == "runtime" and not on_cpu and device != "auto":
         raise OptionError(
             f"--engine runtime decodes on the CPU, not on --device {device}; --engine torch does"

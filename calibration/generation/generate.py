@@ -14,8 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ...exporter.disk import full_disk_in, replacing
 from ...runtime.errors import InputError, OptionError
-from ..data.generated import META, shard_name
+from ..data.generated import META, read_meta, shard_name
 from ..data.records import Problems, Record, RecordSet
 from ..training.provenance import provenance
 from .answers import Answers, GenerationOptions
@@ -43,7 +44,19 @@ def generate_data(
         OptionError: `out` holds generations of another target, data or options.
         InputError: a bad record, when strict; a shard without any answer before there are others.
     """
-    options = options or GenerationOptions()
+    with full_disk_in(out):
+        return _generate(answers, records, out, options or GenerationOptions(), shard_size, strict, report)
+
+
+def _generate(
+    answers: Answers,
+    records: RecordSet,
+    out: Path,
+    options: GenerationOptions,
+    shard_size: int,
+    strict: bool,
+    report: Callable[[str], None] | None,
+) -> int:
     say = report or (lambda line: print(line, file=sys.stderr, flush=True))
     shards = -(-len(records) // shard_size)
     run: dict[str, Any] = {
@@ -60,7 +73,7 @@ def generate_data(
     meta = out / META
     # A run that failed before its first shard claims nothing.
     if meta.exists() and any(out.glob("shard-*.jsonl")):
-        stored = json.loads(meta.read_text("utf-8"))
+        stored = read_meta(out)
         for name, value in run.items():
             if stored.get(name) != value:
                 raise OptionError(
@@ -120,6 +133,5 @@ def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]
 
 
 def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_text(text, "utf-8")
-    scratch.replace(path)
+    with replacing(path) as out:
+        out.write(text.encode())

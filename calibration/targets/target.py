@@ -99,7 +99,22 @@ class Target:
                 f"record {record.key} has no text; write some first with vlmexport generate-data"
             )
         ids = self.tokenizer(record.answer, add_special_tokens=False)["input_ids"]
+        self._check_ids(record, "text", ids)
         return (*ids, self.eos_token_ids[0])
+
+    def check_prompt(self, record: Record) -> None:
+        """InputError for a prompt that writes the token which stands for a row of a picture; nothing else is looked
+        at."""
+        if self.family.image_token_id is not None:
+            self._check_ids(record, "prompt", self.tokenizer(record.prompt or "")["input_ids"])
+
+    def _check_ids(self, record: Record, what: str, ids: Sequence[int]) -> None:
+        token = self.family.image_token_id
+        if token is not None and token in ids:
+            written = self.tokenizer.convert_ids_to_tokens(token)
+            raise InputError(
+                f"record {record.key}: the {what} contains {written!r}, which stands for an image row: leave it out"
+            )
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -194,6 +209,7 @@ class Target:
             raise InputError(f"record {record.key} has an image, but {self.name} reads text only")
         if self.family.vision is not None and record.image is None:
             raise InputError(f"record {record.key} has no image, which {self.name} needs")
+        self.check_prompt(record)
         image = None if record.image is None else record.image.load()
         try:
             return self.family.reference_prompt(image, record.prompt)
@@ -223,18 +239,42 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
     `device` may be `auto`: this process's GPU where there is one, else the CPU.
 
     Raises:
+        OptionError: there is no such device.
         UnsupportedModelError: no draft can be trained for this architecture.
     """
+    place = find_device(device)
     family = family_for(open_checkpoint(model))
     checkpoint = family.checkpoint
-    place = PartialState().device if device == "auto" else device
     loaded = checkpoint.model_class.from_pretrained(
         checkpoint.folder,
         config=deepcopy(checkpoint.config),  # some classes change it
         dtype=torch.float32,
         local_files_only=True,
     )
-    return Target(family, loaded, torch.device(place or "cpu"))
+    return Target(family, loaded, place)
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """What `--device` names; `auto` is this process's GPU where there is one, else the CPU.
+
+    Raises OptionError for a name that is none, and for a GPU that PyTorch does not find.
+    """
+    if device == "auto":
+        return torch.device(PartialState().device or "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise OptionError(f"--device {str(device)!r:.80} is not auto, cpu or cuda[:N]") from error
+    if found.type not in ("cpu", "cuda"):
+        raise OptionError(f"--device {device} is not auto, cpu or cuda[:N]")
+    count = torch.cuda.device_count() if found.type == "cuda" else 1
+    if found.type == "cuda" and (not torch.cuda.is_available() or (found.index or 0) >= count):
+        have = f"{count} GPU(s)" if torch.cuda.is_available() else "no GPU"
+        raise OptionError(
+            f"--device {device}: PyTorch {torch.__version__} finds {have} here; give --device cpu, or install a PyTorch "
+            "for this machine's GPU"
+        )
+    return found
 
 
 def _keep(store: dict[int, Tensor], layer: int) -> Callable[..., None]:

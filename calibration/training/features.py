@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...exporter.disk import replacing
 from ...runtime.errors import OptionError
 from ..data.records import RecordSet
 from ..targets.target import FUSED, Rows, Target
@@ -139,7 +141,9 @@ def build_cache(
     stores = {}
     for key, shape in shapes.items():
         partial = place / f"{key}.partial"
-        stores[key] = np.memmap(partial, dtype, "r+" if start and partial.exists() else "w+", shape=shape)
+        if not (start and partial.exists()):
+            _reserve(partial, math.prod(shape) * item)
+        stores[key] = np.memmap(partial, dtype, "r+", shape=shape)
     largest = float(np.finfo(dtype).max)
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
@@ -156,12 +160,21 @@ def build_cache(
         if (at // batch_size) % 8 == 7:
             for store in stores.values():
                 store.flush()
-            scratch = progress.with_suffix(".new")
-            scratch.write_text(json.dumps({"records": at + len(chunk)}))
-            scratch.replace(progress)
+            with replacing(progress) as out:
+                out.write(json.dumps({"records": at + len(chunk)}).encode())
             print(f"cached {at + len(chunk)}/{len(records)} records", file=sys.stderr)
     for key, store in stores.items():
         store.flush()
         (place / f"{key}.partial").replace(place / f"{key}.bin")
     progress.unlink(missing_ok=True)
     return place
+
+
+def _reserve(path: Path, size: int) -> None:
+    """A file of `size` bytes that are on the disk: writing to a mapped one that is not would kill the process where the
+    disk is full."""
+    with path.open("wb") as out:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(out.fileno(), 0, size)
+        else:
+            out.truncate(size)

@@ -12,6 +12,10 @@ from typing import Any, ClassVar
 from ...runtime.errors import OptionError
 
 
+FASTEST = 1e30
+"""Largest learning rate that an optimizer of float32 can take a step with."""
+
+
 def option(default: Any, help: str = "", flag: str | None = None) -> Any:
     """A dataclass field with its place on the command line; `flag` defaults to the field's name."""
     return field(default=default, metadata={"help": help, "flag": flag})
@@ -89,6 +93,8 @@ class LoopOptions(Options):
         self._at_least(1, "steps", "batch_size")
         self._at_least(0, "lr", "clip", "clip_value", strictly=True)
         self._at_least(0, "warmup", "weight_decay")
+        if self.lr is not None and self.lr > FASTEST:  # the optimizer's numbers are float32
+            raise OptionError(f"--lr must be at most {FASTEST:g}, not {self.lr:g}")
 
     def with_rate(self, default: float) -> LoopOptions:
         """The same with `lr` set."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...exporter.disk import replacing
 from ...runtime.errors import OptionError
 
 FILE = "state.pt"
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
-    """Writes and syncs the file under another name, then renames it: a kill leaves the old one or the new one."""
-    scratch = folder / (FILE + ".new")
-    with scratch.open("wb") as out:
+    """Replaces the file; a kill or a full disk leaves the old one."""
+    with replacing(folder / FILE) as out:
         torch.save(state, out)
-        out.flush()
-        os.fsync(out.fileno())
-    scratch.replace(folder / FILE)
 
 
 def load_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from accelerate import Accelerator
 
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
+from ...runtime.errors import OptionError
 from .features import FeatureSource
 from .objectives.base import LearnedTarget, Objective
 from .options import LoopOptions
@@ -145,6 +146,7 @@ class Trainer:
         parts: dict[str, torch.Tensor] = {}
         if len(rows):
             loss, parts = self.objective.loss(rows, self.target)  # type: ignore[arg-type]
+            self._check_loss(loss.item())
             self.accelerator.backward(loss * (len(rows) / count))
         if self.accelerator.num_processes > 1:
             self._sum_gradients()
@@ -156,6 +158,14 @@ class Trainer:
         optimizer.zero_grad()
         found = {k: v.item() for k, v in parts.items()}
         return (found | {"lr": rate} if found else {}), count
+
+    def _check_loss(self, loss: float) -> None:
+        """OptionError where a number was lost: nothing that follows would bring it back."""
+        if not math.isfinite(loss):
+            raise OptionError(
+                f"the loss is {'NaN' if math.isnan(loss) else 'infinite'} at step {self.step}: lower --lr (it was "
+                f"{self.options.lr:g}) and begin anew with --restart"
+            )
 
     def _summed(self, rows: int) -> int:
         """Over all processes."""
@@ -187,6 +197,8 @@ class Trainer:
             for name, value in parts.items():
                 sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
         means = {name: value / max(1, total) for name, value in sums.items()}
+        if total:
+            self._check_loss(means["loss"])
         self._log("validation", means, board)
         better = self.objective.score(means)
         shown = "".join(f", {label} {means[part]:.4f}" for label, part in self.objective.shown.items())

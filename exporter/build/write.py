@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import glob
 import hashlib
 import json
 import os
@@ -19,8 +17,10 @@ from ...runtime.bundle.folder import MANIFEST, read_manifest
 from ...runtime.bundle.manifest import FORMAT, FileInfo, Manifest
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
+from ..disk import FULL
 from ..families.base import GraphSpec
 from ..graphs.check import check_graph
+from .leftovers import hold, new_folder, release, remove_leftovers
 from .request import Progress
 
 
@@ -32,23 +32,24 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
     existing bundle stays as it was. Raises OptionError when `output` exists without `force`, or is something that is not a bundle.
     """
     output = output.absolute()
-    _remove_stale(output)
+    remove_leftovers(output)
     check_output(output, force)
-    work = output.with_name(f".{output.name}.building-{os.getpid()}")
-    old = output.with_name(f".{output.name}.old-{os.getpid()}")
     made = [parent for parent in (output.parent, *output.parent.parents) if not parent.exists()]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        work.mkdir()
+        work, lock = new_folder(output)
     except OSError as error:
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
+    old = work.with_name(work.name.replace(".building-", ".old-"))
+    locks = [lock]
     try:
         yield work
         if output.exists():
+            locks.append(hold(output))
             output.rename(old)
         work.rename(output)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
         raise
     finally:
@@ -60,6 +61,8 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # somebody else uses the folder by now
                 for parent in made:
                     parent.rmdir()
+        for held in locks:
+            release(held)
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -98,30 +101,6 @@ def check_space(folder: Path, need: int, bound: str = "") -> None:
         raise ExportError(
             f"no space left for the bundle: {bound}{size(need)} needed, {size(free)} free in {place}"
         )
-
-
-def _remove_stale(output: Path) -> None:
-    """Removes what a killed build left beside `output` (its process is gone); a bundle that it had only moved
-    aside comes back."""
-    for kind in ("old", "building"):
-        for path in output.parent.glob(f".{glob.escape(output.name)}.{kind}-*"):
-            pid = path.name.rpartition("-")[2]
-            if not pid.isdigit() or _alive(int(pid)):
-                continue
-            if kind == "old" and not output.exists():
-                path.rename(output)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def write_graphs(folder: Path, graphs: list[GraphSpec], progress: Progress | None = None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.errors import ExportError
+from ..disk import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -75,11 +76,9 @@ def read_document(folder: Path) -> Mapping[str, Any]:
 
 def write_document(folder: Path, document: Mapping[str, Any]) -> None:
     """Replaces `draft.json` atomically; call it after the tensors are written."""
-    scratch = folder / f"{DESCRIPTION}.new"
-    scratch.write_text(
-        json.dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n", "utf-8"
-    )
-    scratch.replace(folder / DESCRIPTION)
+    text = json.dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
+    with replacing(folder / DESCRIPTION) as out:
+        out.write(text.encode())
 
 
 def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -115,6 +114,5 @@ def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torc
     from safetensors.torch import save
 
     stored = {k: v.detach().to("cpu", dtype).contiguous() for k, v in tensors.items()}
-    scratch = folder / f"{TENSORS}.new"
-    scratch.write_bytes(save(stored))  # save_file would make it unreadable to others
-    scratch.replace(folder / TENSORS)
+    with replacing(folder / TENSORS) as out:
+        out.write(save(stored))  # save_file would make it unreadable to others

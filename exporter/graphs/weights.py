@@ -6,7 +6,6 @@ filled shard by shard; the most memory ever held is one tensor.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.bundle.widened import widened
 from ...runtime.errors import ExportError
+from ..disk import FULL
 from .dtypes import ONNX, TORCH
 
 WEIGHTS_FILE = "weights.bin"
@@ -141,7 +141,7 @@ class WeightStore:
                         progress(done, self.bytes)
                 file.flush()
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in FULL:
                 raise ExportError(
                     f"no space left for {path.name}: {self.bytes / 1e6:.1f} MB are needed in {folder}"
                 ) from error

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from vlmexport.exporter.build import prepare as prepare_module
 from vlmexport.exporter.build import write as bundle_writer
 from vlmexport.exporter.build.checks import SPARE_BYTES, estimated_bytes
 from vlmexport.exporter.build.dry_run import dry_run
+from vlmexport.exporter.build.leftovers import remove_leftovers
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
@@ -617,14 +619,56 @@ def test_the_manifest_is_written_once(llama: Path, tmp_path: Path, monkeypatch: 
     assert report.bytes == sum(p.stat().st_size for p in (tmp_path / "bundle").iterdir())
 
 
-def test_leftovers_of_a_killed_build_are_removed(llama: Path, tmp_path: Path) -> None:
-    dead = tmp_path / ".bundle.building-99999999"
-    alive = tmp_path / f".bundle.building-{os.getppid()}"
-    for folder in (dead, alive):
-        folder.mkdir()
-        (folder / "weights.bin").write_bytes(b"0")
-    build(llama, tmp_path / "bundle", draft_layer=1)
-    assert not dead.exists() and alive.exists()
+HOLDER = (
+    "import sys, time; from pathlib import Path; from vlmexport.exporter.build.leftovers import new_folder;"
+    "folder, lock = new_folder(Path(sys.argv[1])); (folder / 'weights.bin').touch(); print(folder.name, flush=True);"
+    "time.sleep(600)"
+)
+
+
+def test_leftovers_are_known_by_a_lock_not_by_a_process_id(tmp_path: Path) -> None:
+    """The id of a dead process in a living one's folder, that of a living process in a dead one's: as in containers
+    that share a volume."""
+    out = tmp_path / "bundle"
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        alive = tmp_path / holder.stdout.readline().strip()
+        renamed = alive.rename(tmp_path / ".bundle.building-99999999")
+        dead = tmp_path / f".bundle.building-{os.getpid()}"
+        dead.mkdir()
+        (dead / "weights.bin").write_bytes(b"0")
+        with bundle_writer.replaced_folder(out, force=False) as work:
+            assert not dead.exists() and (renamed / "weights.bin").exists()
+            remove_leftovers(out)  # another build of the same output, meanwhile
+            assert work.exists()
+            (work / "manifest.json").write_text('{"format": "vlmexport-bundle"}')
+        holder.kill()
+    with bundle_writer.replaced_folder(out, force=True):
+        assert not renamed.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_that_is_being_replaced_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = tmp_path / "bundle", Path.rename
+    out.mkdir()
+    (out / "manifest.json").write_text('{"format": "vlmexport-bundle"}')
+    seen = []
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        found = rename(self, target)
+        if self == out:  # between the two renames
+            remove_leftovers(out)
+            seen.extend(sorted(p.name.rpartition("-")[0] for p in tmp_path.iterdir()))
+        return found
+
+    monkeypatch.setattr(Path, "rename", meanwhile)
+    with bundle_writer.replaced_folder(out, force=True) as work:
+        (work / "new").touch()
+    assert seen == [".bundle.building", ".bundle.old"]
+    assert list(content(out)) == ["new"] and [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_a_missing_tokenizer_is_named(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def serve(hub: Hub, source: Path, form: str) -> None:
             hub.folder / file,
             metadata={"format": "pt"},
         )
-        names |= {name: file for name in ballast}
+        names |= dict.fromkeys(ballast, file)
     if form == "shards":
         (hub.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 

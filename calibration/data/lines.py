@@ -1,0 +1,53 @@
+"""Lines of JSON from anyone: bounded in length and depth, and text that every tokenizer can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ...runtime.errors import OptionError, PromptError
+from ...runtime.text.prompt import as_text
+from .records import Problems
+
+LONGEST_LINE = 8 << 20
+"""Bytes: a prompt of a million characters (the runtime's limit), each written as an escape, fits. Objects in memory are
+some seventy times as large as their text can be."""
+
+
+def json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]:
+    """(number from 1, value) of every line that is not blank; others are reported. Raises OptionError where the file
+    cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            number = 0
+            while line := lines.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(line) > LONGEST_LINE:
+                    what = f"the line has more than {LONGEST_LINE >> 20} MiB; give shorter texts, a line each"
+                    problems.report(f"{path}:{number}", what)
+                    _skip(lines, line)
+                elif line.strip():
+                    try:
+                        value = json.loads(line.decode("utf-8"))
+                    except (ValueError, RecursionError) as error:
+                        problems.report(f"{path}:{number}", str(error))
+                        continue
+                    yield number, value
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _skip(lines: BinaryIO, line: bytes) -> None:
+    """Reads on to the end of a line that is too long."""
+    while line and not line.endswith(b"\n"):
+        line = lines.readline(1 << 20)
+
+
+def checked_text(name: str, text: str) -> str:
+    """`text`, which is valid Unicode and no longer than a prompt may be; ValueError otherwise."""
+    try:
+        return as_text(text)
+    except PromptError as error:
+        raise ValueError(f"field {name!r}: {error}") from error

@@ -1,0 +1,81 @@
+"""The folders of a build while it runs, and what a killed one leaves of them.
+
+A build holds a lock on its folders as long as it lives, whichever machine or container it runs in: a process id would
+mean nothing to the others that share a volume. The lock (`flock`) is on the folder itself, so that no file of it can get
+into a bundle, and it ends with the process. Where a file system knows no such lock (NFS refuses it on folders), or the
+system none at all (Windows), nothing is held and nothing is taken for a leftover: remove it yourself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+
+def new_folder(output: Path) -> tuple[Path, int | None]:
+    """(a new folder beside `output` to build in, its lock). OSError where it cannot be made."""
+    while True:
+        folder = output.with_name(f".{output.name}.building-{secrets.token_hex(4)}")
+        folder.mkdir()
+        lock = hold(folder)
+        if lock is None or _still(folder, lock):
+            return folder, lock
+        release(lock)  # another build took it for a leftover before it was locked
+
+
+def hold(folder: Path) -> int | None:
+    """A lock on `folder`, or None where another process holds it or there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def release(lock: int | None) -> None:
+    """Ends a lock of `hold`."""
+    if lock is not None:
+        with contextlib.suppress(OSError):
+            os.close(lock)
+
+
+def remove_leftovers(output: Path) -> None:
+    """Removes what a killed build left beside `output`; a bundle that it had only moved aside comes back."""
+    for kind in ("old", "building"):
+        for path in output.parent.glob(f".{glob.escape(output.name)}.{kind}-*"):
+            lock = hold(path)
+            if lock is None:
+                continue
+            try:
+                if not _still(path, lock):
+                    continue  # its build has just come to its end
+                if kind == "old" and not output.exists():
+                    path.rename(output)
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                release(lock)
+
+
+def _still(folder: Path, lock: int) -> bool:
+    """Whether `folder` is what was locked."""
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(lock))
+    except OSError:
+        return False

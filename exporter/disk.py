@@ -1,0 +1,56 @@
+"""Files that are replaced as a whole, and disks that are full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ..runtime.errors import OptionError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path`, synced, when the block ends without an exception; else nothing is left of
+    it. A kill leaves the old file or the new one."""
+    scratch = path.with_name(path.name + ".new")
+    try:
+        with scratch.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def full_disk_in(folder: Path) -> Iterator[None]:
+    """Turns the errors of a full disk into an OptionError that names the folder and says what is kept.
+
+    PyTorch's writers raise an error of their own while the disk's is on its way, or hide it altogether.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not _is_full(error):
+            raise
+        raise OptionError(
+            f"no space left on the disk of {folder}: free some, and the same command continues from what was saved"
+        ) from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
