@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..runtime.commands.output import print_json
 from . import forms
 from .training.flags import read_flags, with_option_flags
 from .training.objectives import KINDS
@@ -30,6 +31,7 @@ Threads = Annotated[
 NewTokens = Annotated[
     int, typer.Option("--max-new-tokens", min=2, help="Limit per answer; cut ones are counted.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda[:N].")]
 
 
@@ -67,6 +69,7 @@ def train(
     restart: Annotated[bool, typer.Option("--restart", help="Do not continue the run in --out.")] = False,
     device: Device = "auto",
     threads: Threads = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a draft for a frozen target; the same command continues a killed run."""
     own, loop = read_flags(draft, options, preset)
@@ -78,10 +81,17 @@ def train(
     target = load_target(model, device)
     records = load_records(data, strict, prompt, limit)
     held = load_records(validation, strict, prompt, limit) if validation else None
-    train_draft(
+    start = time.monotonic()
+    found = train_draft(
         target, records, own, loop, out, held,
         cache=cache_features, cache_dtype=cache_dtype, eval_every=eval_every, save_every=save_every, restart=restart,
     )  # fmt: skip
+    if as_json:
+        from .report import training_report
+
+        seconds = round(time.monotonic() - start, 2)
+        print_json(training_report(target, records, held, found, out / "best", loop.steps, seconds))
+        return
     typer.echo(f"draft: {out / 'best'}")
 
 
@@ -117,6 +127,7 @@ def generate_data(
     strict: Strict = False,
     device: Device = "auto",
     threads: Threads = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     _quiet(threads)
@@ -128,7 +139,12 @@ def generate_data(
     options = GenerationOptions(max_new_tokens, temperature, samples, seed)
     records = load_records(data, strict, prompt, limit)
     answers = open_answers(model, engine, device, bundle, max_new_tokens, batch_size, threads, _say)
-    run(answers, records, out, options, shard_size, strict)
+    found = run(answers, records, out, options, shard_size, strict)
+    if as_json:
+        from .report import generation_report
+
+        print_json(generation_report(answers, records, out, found))
+        return
     typer.echo(f"data: {out}")
 
 
@@ -145,7 +161,7 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw acceptance by position into this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
@@ -172,7 +188,7 @@ def evaluate(
             "data": data if len(data) > 1 else data[0],
             "drafts": {k: r.to_dict() for k, r in results.items()},
         }
-        typer.echo(json.dumps(document))
+        print_json(document)
         return
     typer.echo(f"{'draft':40}  alpha    tau  agreement  Σmin(p,q)")
     for name, r in results.items():

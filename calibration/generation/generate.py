@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,20 @@ from ..training.provenance import provenance
 from .answers import Answers, GenerationOptions
 
 
+@dataclass(frozen=True)
+class Generated:
+    """What one call did: shards of the whole, shards that it wrote (the others were there), and for these the records
+    that could not be answered, the answers, how many of them the limit cut, their tokens and the seconds."""
+
+    shards: int
+    written: int
+    skipped: int
+    answers: int
+    cut: int
+    tokens: int
+    seconds: float
+
+
 def generate_data(
     answers: Answers,
     records: RecordSet,
@@ -30,8 +45,8 @@ def generate_data(
     shard_size: int = 256,
     strict: bool = False,
     report: Callable[[str], None] | None = None,
-) -> int:
-    """Answers every record; returns how many shards this call wrote.
+) -> Generated:
+    """Answers every record; returns what this call wrote.
 
     Args:
         answers: who answers. records: what to; their own texts are ignored.
@@ -56,7 +71,7 @@ def _generate(
     shard_size: int,
     strict: bool,
     report: Callable[[str], None] | None,
-) -> int:
+) -> Generated:
     say = report or (lambda line: print(line, file=sys.stderr, flush=True))
     shards = -(-len(records) // shard_size)
     run: dict[str, Any] = {
@@ -119,7 +134,9 @@ def _generate(
         say(f"{len(problems.found)} record(s) were skipped")
     if cut:
         say(f"{cut} of {written} answers were cut at --max-new-tokens {options.max_new_tokens}")
-    return len(missing)
+    return Generated(
+        shards, len(missing), len(problems.found), written, cut, tokens, round(time.perf_counter() - clock, 2)
+    )
 
 
 def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
@@ -13,6 +11,7 @@ from .export import Exported, export
 from .prepare import Prepared, identify, prepare
 from .request import BuildReport, BuildRequest, GraphReport, Progress
 from .text import write_tokenizer
+from .timing import Stages
 from .write import check_space, describe_files, replaced_folder, write_graphs, write_manifest
 
 
@@ -21,31 +20,40 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
 
     Raises OptionError, ExportError or UnsupportedModelError, each with one line that names the cause and the remedy.
     """
-    start = time.monotonic()
+    stages = Stages()
     return_large_buffers()
-    prepared = prepare(request)
+    with stages("checks"):
+        prepared = prepare(request)
     manifest = prepared.manifest
     with replaced_folder(request.output, request.force) as folder:
-        identify(prepared)
-        exported = export(prepared, progress)
+        with stages("fingerprint"):
+            identify(prepared)
+        with stages("graphs"):
+            exported = export(prepared, progress)
         check_space(folder, exported.store.bytes + SPARE_BYTES)
-        exported.store.write(
-            folder, (lambda done, total: progress("weights", done, total)) if progress else None
-        )
-        write_graphs(folder, exported.graphs, progress)
-        write_tokenizer(prepared.checkpoint, folder)
+        with stages("files"):
+            exported.store.write(
+                folder, (lambda done, total: progress("weights", done, total)) if progress else None
+            )
+            write_graphs(folder, exported.graphs, progress)
+            write_tokenizer(prepared.checkpoint, folder)
         bundle = Bundle(folder, manifest)
         if request.parity:
-            _compare(bundle, prepared, progress)
+            with stages("parity"):
+                _compare(bundle, prepared, progress)
         if prepared.plans is not None:
             from ..tensorrt import add_plans
 
-            add_plans(
-                bundle, prepared.plans, lambda _name, done, total: progress and progress("plans", done, total)
-            )
-        manifest.files = describe_files(folder, manifest.files, progress)
-        written = write_manifest(folder, manifest)
-    return _report(prepared, exported, written, time.monotonic() - start)
+            with stages("plans"):
+                add_plans(
+                    bundle,
+                    prepared.plans,
+                    lambda _name, done, total: progress and progress("plans", done, total),
+                )
+        with stages("checksums"):
+            manifest.files = describe_files(folder, manifest.files, progress)
+            written = write_manifest(folder, manifest)
+    return _report(prepared, exported, written, stages)
 
 
 def _compare(bundle: Bundle, prepared: Prepared, progress: Progress | None) -> None:
@@ -65,7 +73,7 @@ def _compare(bundle: Bundle, prepared: Prepared, progress: Progress | None) -> N
         raise ExportError(f"{error}; no bundle was written") from error
 
 
-def _report(prepared: Prepared, exported: Exported, manifest_bytes: int, seconds: float) -> BuildReport:
+def _report(prepared: Prepared, exported: Exported, manifest_bytes: int, stages: Stages) -> BuildReport:
     request, manifest, selection = prepared.request, prepared.manifest, prepared.selection
     sizes = {name: file.bytes for name, file in manifest.files.items()}
     return BuildReport(
@@ -86,5 +94,6 @@ def _report(prepared: Prepared, exported: Exported, manifest_bytes: int, seconds
         parity=manifest.parity,
         plans=manifest.plans,
         notices=prepared.notices,
-        seconds=round(seconds, 2),
+        seconds=stages.total,
+        stages=stages.seconds,
     )

@@ -81,3 +81,5 @@ class BuildReport(BaseModel):
     plans: list[dict[str, Any]]
     notices: list[str]
     seconds: float
+    stages: dict[str, float]
+    """Seconds by stage: checks, fingerprint (with the download of a hub model), graphs, files, parity, plans, checksums."""

@@ -304,6 +304,7 @@ def _print_dry_run(found: Any) -> None:
 
 def _print_report(report: Any) -> None:
     from ...runtime.commands.output import console, quantity, size
+    from ..build.timing import stage_line
     from .tables import parity_table, plans_table
 
     out = console()
@@ -317,6 +318,7 @@ def _print_report(report: Any) -> None:
         f"{report.cuts}, drafts: {drafts}{'' if report.speculative else ' (speculation off)'}, {report.seconds:.0f} s",
         markup=False,
     )
+    out.print(f"Time: {stage_line(report.stages)}", markup=False)
     for notice in report.notices:
         out.print(notice, markup=False)
     example = "--image IMAGE" if report.family not in ("llama", "t5") else '--prompt "…"'

@@ -6,22 +6,36 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+import jsonschema
 import pytest
 import typer
 from training_targets import make_target
 from typer.testing import CliRunner
+from vlmexport import calibration
 from vlmexport.calibration.cli import register
+from vlmexport.calibration.data import load_records
 from vlmexport.calibration.training.flags import read_flags
 from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions, flag_of
 from vlmexport.calibration.training.trainer import Trainer
+from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.runtime.errors import OptionError
+
+SCHEMAS = Path(calibration.__file__).parent / "schemas"
 
 
 def call_fails(*words: object) -> str:
     with pytest.raises(OptionError) as caught:
         call(*words)
     return str(caught.value)
+
+
+def errors(name: str, value: object) -> list[str]:
+    schema = json.loads((SCHEMAS / f"{name}.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"].endswith(f":{name}")
+    found = jsonschema.Draft202012Validator(schema).iter_errors(value)
+    return [f"{error.json_path}: {error.message}" for error in found]
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +52,29 @@ def call(*words: object) -> str:
 
 
 def test_from_scenes_to_a_measured_draft(model: Path, tmp_path: Path):
-    call(
-        "generate-data",
-        "--model",
-        model,
-        "--data",
-        "scenes:train:6",
-        "-o",
-        tmp_path / "data",
-        "--max-new-tokens",
-        8,
-    )
+    generate = [
+        "generate-data", "--model", model, "--data", "scenes:train:6", "-o", tmp_path / "data",
+        "--max-new-tokens", 8, "--shard-size", 4, "--json",
+    ]  # fmt: skip
+    made, again = json.loads(call(*generate)), json.loads(call(*generate))
+    assert errors("generate-data-1", made) == errors("generate-data-1", again) == []
+    assert (made["shards"], made["written"], made["answers"], again["written"]) == (2, 2, 6, 0)
+    assert made["tokens"] == sum(len(r.tokens) for r in load_records(str(tmp_path / "data")))
+    assert made["target"]["fingerprint"] == fingerprint(open_checkpoint(model))
     train = [
         "train", "--model", model, "--draft", "imitation", "--draft-layer", 2, "--data", tmp_path / "data",
         "-o", tmp_path / "run", "--steps", 4, "--batch-size", 3, "--preset", "Our+CS+KD",
         "--cache-features", tmp_path / "cache",
     ]  # fmt: skip
-    assert str(tmp_path / "run" / "best") in call(*train)
+    first = json.loads(call(*train, "--json"))  # one object and nothing else
+    assert errors("train-1", first) == []
+    assert (first["records"]["count"], first["records"]["bad"], first["validation"]) == (6, 0, None)
+    assert (
+        first["draft"]["folder"] == str(tmp_path / "run" / "best") and first["draft"]["name"] == "imitation@2"
+    )
+    assert first["best"]["step"] == 4 and first["best"]["validation"]["loss"] > 0
     before = (tmp_path / "run" / "best" / "draft.safetensors").read_bytes()
-    call(*train)  # already complete
+    assert str(tmp_path / "run" / "best") in call(*train)  # already complete
     assert (tmp_path / "run" / "best" / "draft.safetensors").read_bytes() == before
     document = json.loads((tmp_path / "run" / "best" / "draft.json").read_text())
     assert document["provenance"]["options"]["kd_distance"] == "reverse"

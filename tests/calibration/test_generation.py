@@ -162,7 +162,7 @@ def check_draws(answers: Answers, records: RecordSet, out: Path) -> None:
     flat = [a for one in together for a in one]
     assert len(flat) == 12 and len(set(flat)) >= 10, "draws differ by record and by number"
     assert all_answers(answers, some, GenerationOptions(8, 1.0, 3, seed=5)) != together
-    assert generate_data(answers, records, out, drawn, report=quiet) == 1
+    assert generate_data(answers, records, out, drawn, report=quiet).written == 1
     found = load_records(str(out))
     assert [r.key for r in found[:4]] == ["line-1", "line-1#1", "line-1#2", "line-2"]
     assert [r.tokens for r in found[:12]] == flat
@@ -232,7 +232,7 @@ def test_an_interrupted_generation_of_the_runtime_is_continued(
 ):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     limits = GenerationOptions(6)
-    assert generate_data(bundled, records, whole, limits, shard_size=5, report=quiet) == 3
+    assert generate_data(bundled, records, whole, limits, shard_size=5, report=quiet).written == 3
 
     def stop(line: str) -> None:
         raise KeyboardInterrupt
@@ -240,7 +240,7 @@ def test_an_interrupted_generation_of_the_runtime_is_continued(
     with pytest.raises(KeyboardInterrupt):  # after the first shard, while later records are decoded
         generate_data(bundled, records, killed, limits, shard_size=5, report=stop)
     assert len(list(killed.glob("shard-*.jsonl"))) == 1
-    assert generate_data(bundled, records, killed, limits, shard_size=5, report=quiet) == 2
+    assert generate_data(bundled, records, killed, limits, shard_size=5, report=quiet).written == 2
     for number in range(3):
         assert (killed / shard_name(number)).read_bytes() == (whole / shard_name(number)).read_bytes()
     with pytest.raises(OptionError, match=r"engine = 'runtime', not 'torch'"):

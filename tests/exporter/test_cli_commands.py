@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,7 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
     assert status == 0, err
     assert "generation" in text and "segment.1" in text  # the parity table
     assert f"vlmexport run {out}" in text
+    assert re.search(r"^Time: checks .* s, .*graphs .* s, .*parity .* s, checksums .* s$", text, re.MULTILINE)
     assert "vlmexport train --model" in text  # no trained draft: says how to get one
     assert "Comparing with PyTorch" in err
     status, text, err = _run(

@@ -1,0 +1,55 @@
+"""The JSON of `train` and `generate-data` (schemas: `schemas/train-1.json`, `schemas/generate-data-1.json`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..exporter.drafts.base import Draft
+from ..exporter.drafts.files import read_document
+from .data.records import RecordSet
+from .generation.answers import Answers
+from .generation.generate import Generated
+from .targets.target import Target
+
+
+def training_report(
+    target: Target,
+    records: RecordSet,
+    validation: RecordSet | None,
+    draft: Draft,
+    folder: Path,
+    steps: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Of a run that has come to its last step; `draft` is the best one, in `folder`. `validation` is null where a part
+    of the records was kept for it, and `seconds` are those of this call: a continued run took longer."""
+    return {
+        "schema_version": 1,
+        "status": "trained",
+        "target": {"name": target.name, "fingerprint": target.fingerprint},
+        "draft": {"name": draft.name, "fingerprint": draft.fingerprint, "folder": str(folder)},
+        "records": _records(records),
+        "validation": None if validation is None else _records(validation),
+        "steps": steps,
+        "best": read_document(folder).get("evaluation") or {},
+        "seconds": seconds,
+    }
+
+
+def generation_report(answers: Answers, records: RecordSet, out: Path, found: Generated) -> dict[str, Any]:
+    """Of data that is complete; the counts but `shards` are those of this call."""
+    return {
+        "schema_version": 1,
+        "status": "generated",
+        "target": {"name": answers.name, "fingerprint": answers.fingerprint},
+        "engine": answers.engine,
+        "output": str(out),
+        "records": _records(records),
+        **asdict(found),
+    }
+
+
+def _records(records: RecordSet) -> dict[str, Any]:
+    return {"data": records.name, "count": len(records), "bad": len(records.problems)}
