@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..exporter.extras import need_extra
 from ..runtime.commands.output import print_json
 from . import forms
 from .training.flags import read_flags, with_option_flags
@@ -72,6 +73,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a draft for a frozen target; the same command continues a killed run."""
+    need_extra("train", "`vlmexport train`")
     own, loop = read_flags(draft, options, preset)
     _quiet(threads)
     from .data import load_records
@@ -130,6 +132,7 @@ def generate_data(
     as_json: AsJson = False,
 ) -> None:
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
+    need_extra("train", "`vlmexport generate-data`")
     _quiet(threads)
     from .data import load_records
     from .generation.answers import GenerationOptions
@@ -169,6 +172,9 @@ def evaluate(
     threads: Threads = None,
 ) -> None:
     """Measure how many drafted tokens a target accepts on held-out data."""
+    need_extra("train", "`vlmexport eval`")
+    if plot is not None:
+        need_extra("eval", "--plot")
     _quiet(threads)
     from .data import load_records
     from .evaluation.run import evaluate_drafts

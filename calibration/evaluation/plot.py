@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...runtime.errors import OptionError
+from ...exporter.extras import need_extra
 from .acceptance import Acceptance
 
 _LEAST = 20  # answers that must reach a position for it to be drawn
@@ -13,10 +13,9 @@ _LEAST = 20  # answers that must reach a position for it to be drawn
 
 def plot_by_position(results: Mapping[str, Acceptance], path: Path) -> None:
     """Draws one line per result into `path` (.png, .svg, .pdf). OptionError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise OptionError("plots need matplotlib: pip install 'vlmexport[eval]'") from error
+    need_extra("eval", "--plot")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from ...runtime.errors import OptionError
 
-
 FASTEST = 1e30
 """Largest learning rate that an optimizer of float32 can take a step with."""
 

@@ -12,6 +12,7 @@ import typer
 
 from ...runtime.commands.options import AsJson, Bundle
 from ..drafts import KINDS
+from ..extras import need_extra
 
 BACKENDS = "tensorrt-rtx|tensorrt"
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def models(as_json: AsJson = False) -> None:
     """List the models that can be exported, and their drafts."""
+    need_extra("export", "`vlmexport models`")
     from ...runtime.commands.output import console, print_json
     from ..checkpoint.aliases import ALIASES
     from ..drafts import draft_kinds, shipped_drafts
@@ -45,22 +47,38 @@ def models(as_json: AsJson = False) -> None:
 
         print_json({"schema_version": 1, "models": rows, "architectures": architectures()})
         return
-    from rich.table import Table
-
-    table = Table(title="Models")
-    for name in ("alias", "family", "source", "trained drafts", "description"):
-        table.add_column(name, overflow="fold", no_wrap=name == "alias")
-    for row in rows:
-        table.add_row(
-            row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"]
-        )
-    console().print(table)
+    _print_models(rows)
     console().print(
         "Any folder or hub id of a supported class works too (LlamaForCausalLM; T5ForConditionalGeneration; "
         "Blip2ForConditionalGeneration with T5). Every model also has the drafts "
         + ", ".join(f"{name} ({title})" for name, title in untrained.items())
         + "."
     )
+
+
+def _print_models(rows: list[dict[str, Any]]) -> None:
+    """A table on a terminal, else a line per model whose columns are never folded or cut."""
+    from ...runtime.commands.output import console
+
+    names = ("alias", "family", "source", "trained drafts", "description")
+    cells = [
+        (row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"])
+        for row in rows
+    ]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+        for line in (names, *cells):
+            padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            sys.stdout.write("  ".join(padded).rstrip() + "\n")
+        return
+    from rich.table import Table
+
+    table = Table(title="Models")
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name == "alias")
+    for line in cells:
+        table.add_row(*line)
+    console().print(table)
 
 
 def build(
@@ -115,6 +133,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Export a model as a bundle."""
+    need_extra("export", "`vlmexport build`")
     from ...runtime.commands.output import print_json
     from ...runtime.errors import OptionError
 
@@ -168,6 +187,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with its model: parity and losslessness."""
+    need_extra("export", "`vlmexport verify`")
     from ...runtime.commands.output import console, print_json
     from ..parity.verify import verify_bundle
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from ...runtime.errors import ExportError, OptionError
+from ..extras import install_command
 
 BACKENDS = ("tensorrt-rtx", "tensorrt")
 
@@ -59,7 +60,7 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
         version = str(module.__version__)
     except ModuleNotFoundError as error:
         raise ExportError(
-            f"--backend {backend} needs the module {error.name}: pip install 'vlmexport[{backend}]'"
+            f"--backend {backend} needs the module {error.name}: {install_command(backend)}"
             + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
         ) from error
     except (ImportError, OSError, AttributeError, RuntimeError) as error:

@@ -34,6 +34,11 @@ def test_models(capfd: pytest.CaptureFixture) -> None:
     assert document["architectures"]["LlamaForCausalLM"] == "llama"
     status, out, _ = _run(capfd, "models")
     assert status == 0 and "early-exit" in out
+    header, *lines = out.splitlines()  # not a terminal: a line per model, whole words
+    assert header.split()[:3] == ["alias", "family", "source"]
+    for model, line in zip(document["models"], lines, strict=False):
+        assert line.split()[:3] == [model["alias"], model["family"], model["source"]]
+        assert line.endswith(model["description"])
 
 
 def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
