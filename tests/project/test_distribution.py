@@ -1,0 +1,179 @@
+"""The wheel and the sdist that would be published: what is in them, and that they run outside the checkout.
+
+Nothing is downloaded: the build backend and the dependencies are those of the environment that runs the tests.
+"""
+
+from __future__ import annotations
+
+import email
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKEND = 77
+"""The release of setuptools that pyproject.toml asks for."""
+TAKEN = ("runtime", "exporter", "calibration", "pyproject.toml", "README.md", "LICENSE")
+"""What a build reads of the tree."""
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("setuptools") is None
+    or int(importlib.metadata.version("setuptools").partition(".")[0]) < BACKEND,
+    reason=f"building without a network needs setuptools >= {BACKEND} in this environment: pip install -U setuptools",
+)
+
+
+def build(what: str, tree: Path, out: Path) -> Path:
+    """What pip does after it has made an environment for the backend."""
+    out.mkdir(exist_ok=True)
+    code = f"import sys; from setuptools import build_meta; print(build_meta.build_{what}(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(out)], cwd=tree, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return out / done.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    (folder / "tree").mkdir()
+    for name in TAKEN:
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, folder / "tree" / name)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / "tree" / name, ignore=ignored)
+    return build("sdist", folder / "tree", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, as from an index: the sdist must hold all that it needs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (tree,) = [p for p in folder.iterdir() if p.is_dir()]
+    return build("wheel", tree, folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A fresh environment with the wheel; dependencies are those of the environment that runs the tests."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-index", "--no-deps",
+         "--disable-pip-version-check", str(wheel)],
+        check=True,
+    )  # fmt: skip
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    others = [p for p in sys.path if Path(p).name == "site-packages" and Path(p).is_dir()]
+    (packages / "dependencies.pth").write_text("\n".join(others) + "\n")  # their own .pth files are not read
+    yield folder
+
+
+def run(installed: Path, cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return subprocess.run(
+        [str(installed / "bin" / str(command[0])), *map(str, command[1:])],
+        cwd=cwd, capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+
+
+def test_the_wheel_holds_what_the_tree_holds_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        metadata = email.message_from_bytes(
+            archive.read(next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA")))
+        )
+    expected = {
+        f"vlmexport/{path.relative_to(ROOT).as_posix()}"
+        for room in ("runtime", "exporter", "calibration")
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "optimum_cli"
+    }
+    assert names == expected | {"optimum/commands/register/register_vlmexport.py"}
+    assert wheel.stat().st_size < 60e6  # an index takes 100 MB
+    assert re.fullmatch(r"vlmexport-[0-9.]+-py3-none-any\.whl", wheel.name)
+    assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert {"gpu", "export", "train", "optimum"} <= set(metadata.get_all("Provides-Extra") or [])
+
+
+def test_the_runtime_runs_outside_the_checkout_without_torch(
+    installed: Path, tiny_bundle: Callable, tmp_path: Path
+) -> None:
+    bundle = tiny_bundle("llama").path
+    code = f"""
+import json, sys
+from vlmexport.runtime import Session
+import vlmexport.runtime
+with Session.load({str(bundle)!r}) as session:
+    tokens = session.generate(prompt="the red cup", max_new_tokens=8).tokens
+print(json.dumps({{"file": vlmexport.runtime.__file__, "tokens": [int(t) for t in tokens], "heavy": [
+    name for name in ("torch", "transformers", "onnx", "pydantic", "vlmexport.exporter") if name in sys.modules]}}))
+"""
+    done = run(installed, tmp_path, "python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["file"]).is_relative_to(installed) and found["heavy"] == []
+    done = run(
+        installed,
+        tmp_path,
+        "vlmexport",
+        "run",
+        bundle,
+        "--prompt",
+        "the red cup",
+        "--max-new-tokens",
+        8,
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == found["tokens"] and len(found["tokens"]) == 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
+    installed: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    done = run(installed, tmp_path, "vlmexport", "models", "--json")
+    assert done.returncode == 0, done.stderr
+    (tiny,) = [m for m in json.loads(done.stdout)["models"] if m["alias"] == "tiny-blip2-flant5"]
+    assert tiny["drafts"] == ["imitation@3", "imitation@6"]
+    options = ("--model", "tiny-blip2-flant5", "-o", tmp_path / "bundle", "--draft-layer", 99)
+    done = run(
+        installed, tmp_path, "vlmexport", "build", *options
+    )  # it has read the configuration and the weights' header
+    assert done.returncode == 2 and "this decoder has 12 layers" in done.stderr
+
+
+def test_a_missing_extra_is_added_to_the_wheel_that_was_installed(
+    installed: Path, wheel: Path, tmp_path: Path
+) -> None:
+    code = "from vlmexport.exporter.extras import install_command; print(install_command('export'))"
+    done = run(installed, tmp_path, "python", "-c", code)
+    assert done.stdout.strip() == f"pip install '{wheel}[export]'", done.stderr
+
+
+def test_optimum_finds_the_command(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optimum.commands.optimum_cli", reason="optimum is not installed")
+    done = run(
+        installed, tmp_path, "python", "-m", "optimum.commands.optimum_cli", "export", "vlmexport", "--model", "nope",
+        "-o", tmp_path / "bundle",
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.startswith("vlmexport: unknown model 'nope'"), done.stderr
