@@ -33,11 +33,11 @@ def open_answers(
     """
     if engine not in ENGINES:
         raise OptionError(f"--engine {engine!r} is not one of {', '.join(ENGINES)}")
-    on_cpu = find_device(device).type == "cpu"
-    if engine == "runtime" and not on_cpu and device != "auto":
+    if engine == "runtime" and device not in ("auto", "cpu"):
         raise OptionError(
             f"--engine runtime decodes on the CPU, not on --device {device}; --engine torch does"
         )
+    on_cpu = find_device(device).type == "cpu"
     if engine == "torch" or (engine == "auto" and bundle is None and not on_cpu):
         if bundle is not None:
             raise OptionError("--engine torch reads no bundle: leave --bundle out")
