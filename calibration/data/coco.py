@@ -32,6 +32,8 @@ def load_coco(text: str, prompt: str, problems: Problems) -> list[Record]:
     if not isinstance(images, list):
         raise OptionError(f"{path} has no list 'images': neither COCO captions nor a Karpathy split file")
     if "annotations" in document:
+        if not isinstance(document["annotations"], list):
+            raise OptionError(f"{path}: 'annotations' is not a list; give COCO captions")
         return _official(path, images, document["annotations"], folder, prompt, problems)
     return _karpathy(path, images, folder, prompt, parts[2] if len(parts) == 3 else None, problems)
 
@@ -41,17 +43,17 @@ def _official(
 ) -> list[Record]:
     captions: dict[object, str] = {}
     for number, entry in enumerate(annotations):
-        text = entry.get("caption") if isinstance(entry, dict) else None
+        text = entry.get("caption") if _named(entry, "image_id") else None
         if not isinstance(text, str) or not text.strip():
-            problems.report(f"{path}: annotations[{number}]", "no caption")
+            problems.report(f"{path}: annotations[{number}]", "no caption of an image")
             continue
         captions.setdefault(entry.get("image_id"), text.strip())
     records = []
     for number, entry in enumerate(images):
         where = f"{path}: images[{number}]"
-        name = entry.get("file_name") if isinstance(entry, dict) else None
+        name = entry.get("file_name") if _named(entry, "id") else None
         if not isinstance(name, str):
-            problems.report(where, "no file_name")
+            problems.report(where, "no file_name, or no id")
         elif entry.get("id") not in captions:
             problems.report(where, f"no annotation has image_id {entry.get('id')!r}")
         elif wrong := image_problem(folder / name):
@@ -61,6 +63,11 @@ def _official(
                 Record(str(entry["id"]), prompt, ImageRef(file=str(folder / name)), captions[entry["id"]])
             )
     return records
+
+
+def _named(entry: object, name: str) -> bool:
+    """Whether `entry` is an object whose field `name` can be looked up: a number or a text."""
+    return isinstance(entry, dict) and isinstance(entry.get(name), int | str)
 
 
 def _karpathy(
@@ -75,7 +82,8 @@ def _karpathy(
         if split is not None and entry.get("split") != split:
             continue
         sentences = entry.get("sentences")
-        first = sentences[0].get("raw") if isinstance(sentences, list) and sentences else None
+        found = sentences[0] if isinstance(sentences, list) and sentences else None
+        first = found.get("raw") if isinstance(found, dict) else None
         file = folder / str(entry.get("filepath", "")) / entry["filename"]
         if not isinstance(first, str) or not first.strip():
             problems.report(where, "no sentences[0].raw")

@@ -64,8 +64,8 @@ def read_meta(folder: Path) -> dict:
 
 def _record(value: dict) -> Record:
     tokens = value["tokens"]
-    if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
-        raise ValueError(f"tokens {tokens!r} are not a list of ids")
+    if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
+        raise ValueError(f"tokens {tokens!r:.80} are not a list of ids")
     image = ImageRef.from_json(value["image"]) if value.get("image") else None
     prompt = checked_text("prompt", str(value["prompt"]))
     return Record(str(value["key"]), prompt, image, value.get("text"), tuple(tokens))

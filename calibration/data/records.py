@@ -46,9 +46,13 @@ class ImageRef:
         if isinstance(value.get("file"), str):
             return cls(file=value["file"])
         scene = value.get("scene")
-        if isinstance(scene, list) and len(scene) == 2 and all(isinstance(v, int) for v in scene):
+        if (
+            isinstance(scene, list)
+            and len(scene) == 2
+            and all(type(v) is int and 0 <= v < 1 << 63 for v in scene)
+        ):
             return cls(scene=(scene[0], scene[1]))
-        raise ValueError(f"image {value!r} is neither a file nor a scene")
+        raise ValueError(f"image {value!r:.80} is neither a file nor a scene")
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Problems:
 def image_problem(path: Path) -> str | None:
     """What is wrong with an image file by its header, or None."""
     if not path.is_file():
-        return f"image {path} does not exist"
+        return f"image {str(path)!r:.200} does not exist"
     try:
         with Image.open(path) as image:
             if min(image.size) < 1:

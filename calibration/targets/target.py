@@ -90,9 +90,13 @@ class Target:
     def answer(self, record: Record) -> tuple[int, ...]:
         """The record's token ids, ending in the end token where the text ends.
 
-        Raises InputError when the record has neither tokens nor an answer.
+        Raises InputError when the record has neither tokens nor an answer, or tokens that the target has not.
         """
         if record.tokens is not None:
+            if max(record.tokens, default=0) >= self.vocabulary:
+                raise InputError(
+                    f"record {record.key} has the token {max(record.tokens)}; {self.name} knows {self.vocabulary}"
+                )
             return record.tokens
         if record.answer is None:
             raise InputError(
@@ -115,6 +119,11 @@ class Target:
             raise InputError(
                 f"record {record.key}: the {what} contains {written!r}, which stands for an image row: leave it out"
             )
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.lm_head.out_features  # type: ignore[return-value]
 
     @property
     def eos_token_ids(self) -> list[int]:

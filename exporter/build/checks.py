@@ -6,6 +6,7 @@ Nothing is traced, no weight is read and nothing is written.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,9 @@ def check_requests(prepared: Prepared) -> None:
     manifest, family = prepared.manifest, prepared.family
     folder = prepared.checkpoint.folder
     try:
-        tokenizer = Tokenizer(core_tokenizer(prepared.checkpoint))
+        core = core_tokenizer(prepared.checkpoint)
+        _check_templates(json.loads(core.to_str()).get("post_processor"), folder)
+        tokenizer = Tokenizer(core)
         ids = tokenizer.encode(SENTENCE)
         if len(ids) and int(ids.max()) >= manifest.text.vocab_size:
             raise ExportError(
@@ -89,6 +92,23 @@ def check_requests(prepared: Prepared) -> None:
         if type(error).__name__ != "PanicException":  # of tokenizers, which has no better base
             raise
         raise ExportError(f"the tokenizer of {folder} cannot be used: {first_line(error)}") from error
+
+
+def _check_templates(processor: Any, folder: Any) -> None:
+    """ExportError for a template that names a special token which it does not define: the tokenizers library would end
+    with a message of its own on stderr."""
+    if not isinstance(processor, dict):
+        return
+    for part in processor.get("processors") or []:
+        _check_templates(part, folder)
+    if processor.get("type") == "TemplateProcessing":
+        pieces = [*processor.get("single", []), *processor.get("pair", [])]
+        used = {p["SpecialToken"]["id"] for p in pieces if "SpecialToken" in p}
+        for name in sorted(used - set(processor.get("special_tokens") or {})):
+            raise ExportError(
+                f"the tokenizer of {folder} puts the special token {name!r:.80} around texts but does not define it; "
+                "save it again with its tokens"
+            )
 
 
 def _try_requests(prepared: Prepared, sample: Sample) -> None:

@@ -16,13 +16,17 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
 from .aliases import Alias, find_alias, unknown_model
-from .hub import described, download
+from .hub import SMALL, described, download
 from .lines import first_line
 from .names import StoredNames, hollow_names
 from .tensors import TensorFiles
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _VOCABULARIES = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+LONGEST_FILE = 512 << 20
+"""Bytes. Large vocabularies have some tens of MB."""
 
 
 @dataclass
@@ -184,6 +188,7 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
         folder = download(hub_id)
     elif hub_id is not None:
         folder, tensors = described(hub_id)
+    _check_files(folder)
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
     try:
@@ -199,6 +204,15 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     _check_types(config, folder)
     _size_decoder_cache(config)
     return Checkpoint(source, folder, config, tensors or TensorFiles(folder), alias, hub_id)
+
+
+def _check_files(folder: Path) -> None:
+    """ExportError for a description that is a pipe, which would be waited for, or longer than any model's."""
+    for path in sorted(p for pattern in SMALL for p in folder.glob(pattern)):
+        if not path.is_file():
+            raise ExportError(f"{path} is not a regular file")
+        if path.stat().st_size > LONGEST_FILE:
+            raise ExportError(f"{path} has {path.stat().st_size} bytes; no model's description is so long")
 
 
 def _check_types(config: PreTrainedConfig, folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from training_targets import make_records, make_target, options
 from vlmexport.calibration.data import ImageRef, Record, load_records
 from vlmexport.calibration.data.lines import LONGEST_LINE
@@ -94,6 +95,54 @@ def test_shards_are_read_as_carefully(tmp_path: Path) -> None:
         (tmp_path / "generated.json").write_text(damage)
         with pytest.raises(OptionError, match=r"generated\.json cannot be read"):
             load_records(str(tmp_path))
+
+
+COCO = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a cup"}]}
+KARPATHY = {"images": [{"filename": "a.png", "sentences": [{"raw": "a cup"}]}]}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "[" * 100_000, "3", {"images": 3}, {**COCO, "annotations": 3}, {**COCO, "annotations": [3, {"image_id": []}]},
+        {**COCO, "images": [{"id": [], "file_name": "a.png"}]}, {**COCO, "images": [{"id": 1, "file_name": 3}]},
+        {"images": [{"filename": "a.png", "sentences": [3]}]}, {"images": [{"filename": "a.png", "sentences": {}}]},
+        {"images": [{"filename": "\0", "sentences": [{"raw": "a"}]}]},
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)  # fmt: skip
+def test_captions_of_the_wrong_types(document: object, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    path = tmp_path / "captions.json"
+    for good in (COCO, KARPATHY):
+        path.write_text(json.dumps(good))
+        assert [r.answer for r in load_records(f"coco:{path},{tmp_path}")] == ["a cup"]
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(OptionError) as caught:
+        load_records(f"coco:{path},{tmp_path}")
+    assert "\n" not in str(caught.value) and "\0" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"image": {"scene": [-1, 2]}}, {"image": {"scene": [True, 2]}}, {"image": {"scene": [1 << 80, 2]}},
+     {"tokens": [True]}, {"tokens": [-1]}, {"tokens": 3}, {"image": 3}],
+    ids=str,
+)  # fmt: skip
+def test_generated_records_that_nobody_wrote(change: dict, tmp_path: Path) -> None:
+    meta = {"target": {"name": "t", "fingerprint": "f"}, "shards": 1}
+    (tmp_path / "generated.json").write_text(json.dumps(meta))
+    good = {"key": "a", "prompt": "p", "image": None, "tokens": [1, 2], "text": "x"}
+    (tmp_path / "shard-00000.jsonl").write_text(json.dumps(good) + "\n" + json.dumps({**good, **change}))
+    found = load_records(str(tmp_path))
+    assert len(found) == 1 and len(found.problems) == 1
+
+
+def test_tokens_that_the_target_has_not(target: Target, tmp_path: Path) -> None:
+    records = make_records(tmp_path, "blip2-t5", 2)
+    bad = Record("bad", "what?", records[0].image, tokens=(1, target.vocabulary))
+    with pytest.raises(InputError, match=rf"record bad has the token {target.vocabulary}; model knows"):
+        usable_records(target, type(records)("set", [*records, bad]))
 
 
 def test_a_typed_image_token_is_refused_before_training(target: Target, tmp_path: Path) -> None:
