@@ -7,6 +7,8 @@ them; what was given goes to that command as it stands, with its checks, errors 
 
 from __future__ import annotations
 
+# pyright: reportMissingImports=false
+# It is a part of another package, which need not be installed, and imports this one by its whole name.
 import sys
 from argparse import ArgumentParser
 from typing import Any
