@@ -89,9 +89,13 @@ def train(
         cache=cache_features, cache_dtype=cache_dtype, eval_every=eval_every, save_every=save_every, restart=restart,
     )  # fmt: skip
     if as_json:
+        from accelerate import PartialState
+
         from .report import training_report
 
         seconds = round(time.monotonic() - start, 2)
+        if not PartialState().is_main_process:
+            return
         print_json(training_report(target, records, held, found, out / "best", loop.steps, seconds))
         return
     typer.echo(f"draft: {out / 'best'}")

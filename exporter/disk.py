@@ -46,11 +46,13 @@ def full_disk_in(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _is_full(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL:
-            return True
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _is_full(error: BaseException) -> bool:
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    numbers = [e.errno for e in chain if isinstance(e, OSError)]
+    if numbers:
+        return any(number in FULL for number in numbers)
+    return any("PytorchStreamWriter" in str(e) for e in chain)

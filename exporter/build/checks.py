@@ -48,7 +48,7 @@ def check_shapes(prepared: Prepared) -> None:
     checkpoint, language = prepared.checkpoint, prepared.family.language
     layers = f"{language.prefix}{language.layers_path}."
     for name, shape in checkpoint.names.shapes.items():
-        stored = checkpoint.stored(name) if name.startswith(layers) else checkpoint.names.find(name)
+        stored = checkpoint.stored(name) if name.startswith(layers) else checkpoint.names.held(name)
         if stored is not None and checkpoint.tensors.shape(stored) != shape:
             found = checkpoint.tensors.shape(stored)
             raise ExportError(f"tensor {stored} has shape {found} in the checkpoint, not {shape}")
@@ -132,7 +132,7 @@ def estimated_bytes(prepared: Prepared) -> int:
     checkpoint, language, manifest = prepared.checkpoint, prepared.family.language, prepared.manifest
     tensors = checkpoint.tensors
     embedding, head = language.embedding, language.head
-    used = {stored for name in checkpoint.names.shapes if (stored := checkpoint.names.find(name)) is not None}
+    used = {stored for name in checkpoint.names.shapes if (stored := checkpoint.names.held(name)) is not None}
     used = {s for s in used if "float" in tensors.dtype(s) and tensors.shape(s) != embedding.shape}
     used |= {*embedding.names, *head.names}
     count = sum(math.prod(tensors.shape(stored)) for stored in used)

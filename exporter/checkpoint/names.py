@@ -46,6 +46,10 @@ class StoredNames:
             )
         return self._stored.get(name)
 
+    def held(self, name: str) -> str | None:
+        """The tensor of exactly this parameter as it is stored; None where there is none, or where it is made of others."""
+        return self._stored.get(name)
+
     def stored(self, name: str) -> str:
         """The tensor of a parameter, or of the table it is tied to. Raises ExportError when there is neither."""
         found = self.find(name)

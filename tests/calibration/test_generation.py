@@ -36,7 +36,7 @@ def answer_data(
     target: Target, records: RecordSet, out: Path, limit: int, batch_size: int | None = None, **more
 ) -> int:
     answers = TorchAnswers(target, batch_size)
-    return generate_data(answers, records, out, GenerationOptions(limit), **more)
+    return generate_data(answers, records, out, GenerationOptions(limit), **more).written
 
 
 def all_answers(answers: Answers, records: list[Record], options: GenerationOptions) -> list:
