@@ -11,7 +11,6 @@ import pytest
 import typer
 from training_targets import make_target
 from typer.testing import CliRunner
-from vlmexport import calibration
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.training.flags import read_flags
@@ -20,6 +19,8 @@ from vlmexport.calibration.training.options import LoopOptions, flag_of
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.runtime.errors import OptionError
+
+from vlmexport import calibration
 
 SCHEMAS = Path(calibration.__file__).parent / "schemas"
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport import exporter
 from vlmexport.runtime.cli import main
+
+from vlmexport import exporter
 
 pytest.importorskip(
     "optimum.commands.optimum_cli", reason="optimum is not installed: pip install '.[optimum]'"

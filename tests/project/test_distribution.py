@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = 77
 """The release of setuptools that pyproject.toml asks for."""
-TAKEN = ("runtime", "exporter", "calibration", "pyproject.toml", "README.md", "LICENSE")
+TAKEN = ("vlmexport", "runtime", "exporter", "calibration", "pyproject.toml", "README.md", "LICENSE")
 """What a build reads of the tree."""
 
 pytestmark = pytest.mark.skipif(
@@ -100,8 +100,11 @@ def test_the_wheel_holds_what_the_tree_holds_and_nothing_else(wheel: Path) -> No
             archive.read(next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA")))
         )
     expected = {
-        f"vlmexport/{path.relative_to(ROOT).as_posix()}"
-        for room in ("runtime", "exporter", "calibration")
+        f"{place}{path.relative_to(ROOT).as_posix()}"
+        for place, room in (
+            ("", "vlmexport"),
+            *(("vlmexport/", r) for r in ("runtime", "exporter", "calibration")),
+        )
         for path in (ROOT / room).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "optimum_cli"
     }
@@ -123,6 +126,7 @@ from vlmexport.runtime import Session
 import vlmexport.runtime
 with Session.load({str(bundle)!r}) as session:
     tokens = session.generate(prompt="the red cup", max_new_tokens=8).tokens
+assert vlmexport.Session is Session and vlmexport.__version__
 print(json.dumps({{"file": vlmexport.runtime.__file__, "tokens": [int(t) for t in tokens], "heavy": [
     name for name in ("torch", "transformers", "onnx", "pydantic", "vlmexport.exporter") if name in sys.modules]}}))
 """

@@ -19,7 +19,7 @@ ROOMS = ("exporter", "runtime", "calibration")
 
 def test_every_package_is_listed():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = {"optimum.commands.register"} | {
+    found = {"optimum.commands.register", "vlmexport"} | {
         "vlmexport." + ".".join(folder.relative_to(ROOT).parts)
         for room in ROOMS
         for folder in [ROOT / room, *(ROOT / room).rglob("*")]
@@ -35,9 +35,8 @@ def test_every_python_file_is_in_a_package():
         for file in (ROOT / room).rglob("*.py")
         if not (file.parent / "__init__.py").exists()
     ]
-    assert lost == [
-        "exporter/optimum_cli/register_vlmexport.py"
-    ]  # of a namespace package (PEP 420) of optimum's
+    # Of a namespace package (PEP 420) of optimum's.
+    assert lost == ["exporter/optimum_cli/register_vlmexport.py"]
 
 
 @pytest.mark.parametrize(
