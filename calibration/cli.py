@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..exporter.extras import need_extra
 from ..runtime.commands.output import print_json
+from ..runtime.extras import need_extra
 from . import forms
 from .training.flags import read_flags, with_option_flags
 from .training.objectives import KINDS

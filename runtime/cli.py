@@ -40,8 +40,8 @@ MOUNTED_COMMANDS = {
 
 # The backslash keeps rich from reading the bracket as markup.
 PANELS = {
-    "exporter": "Export (pip install 'vlmexport\\[export]')",
-    "calibration": "Train (pip install 'vlmexport\\[train]')",
+    "exporter": "Export (needs the extra \\[export])",
+    "calibration": "Train (needs the extra \\[train])",
 }
 
 _PROJECT = __name__.partition(".")[0]
@@ -61,10 +61,12 @@ def missing_extra(error: ModuleNotFoundError, command: str | None = None) -> Opt
         return OptionError(NO_ONNX_RUNTIME)
     for extra, modules in EXTRAS.items():
         if module in modules:
+            from .extras import install_command
+
             needs = f"`vlmexport {command}` needs" if command else "this needs"
             if MOUNTED_COMMANDS.get(command or "", ("",))[0] == "calibration":
                 extra = "train"  # it brings [export] with it
-            return OptionError(f"{needs} {module}, which is not installed: pip install 'vlmexport[{extra}]'")
+            return OptionError(f"{needs} the extra [{extra}] ({module} is missing): {install_command(extra)}")
     return None
 
 

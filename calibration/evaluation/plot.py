@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...exporter.extras import need_extra
+from ...runtime.extras import need_extra
 from .acceptance import Acceptance
 
 _LEAST = 20  # answers that must reach a position for it to be drawn

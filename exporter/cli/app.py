@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from ...runtime.commands.options import AsJson, Bundle
+from ...runtime.extras import need_extra
 from ..drafts import KINDS
-from ..extras import need_extra
 
 BACKENDS = "tensorrt-rtx|tensorrt"
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

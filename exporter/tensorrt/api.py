@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from ...runtime.errors import ExportError, OptionError
-from ..extras import install_command
+from ...runtime.extras import install_command
 
 BACKENDS = ("tensorrt-rtx", "tensorrt")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..extras import need_extra
 from ..measure.machine import BUSY, busy
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -18,10 +19,7 @@ def check_plot(path: Path) -> None:
         raise OptionError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise OptionError(f"--plot {path}: the folder {path.parent} does not exist")
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise OptionError("--plot needs matplotlib, which is not installed: pip install 'vlmexport[eval]'")
+    need_extra("eval", "--plot")
 
 
 def write_plot(report: dict[str, Any], path: Path) -> None:

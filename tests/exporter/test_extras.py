@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter import extras
+from vlmexport.runtime import extras
 
 BLOCKED = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "accelerate")
 

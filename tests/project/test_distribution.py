@@ -169,7 +169,7 @@ def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
 def test_a_missing_extra_is_added_to_the_wheel_that_was_installed(
     installed: Path, wheel: Path, tmp_path: Path
 ) -> None:
-    code = "from vlmexport.exporter.extras import install_command; print(install_command('export'))"
+    code = "from vlmexport.runtime.extras import install_command; print(install_command('export'))"
     done = run(installed, tmp_path, "python", "-c", code)
     assert done.stdout.strip() == f"pip install '{wheel}[export]'", done.stderr
 

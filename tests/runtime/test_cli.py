@@ -19,6 +19,7 @@ import pytest
 import typer
 from vlmexport.runtime import cli
 from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.extras import install_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -181,10 +182,10 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         ("leave", 1, ""),
         ("full", 2, "vlmexport: the output: No space left on device\n"),
         ("memory", 2, "vlmexport: not enough memory (8 TiB asked for); use a smaller model or smaller limits\n"),
-        ("torch", 2, "vlmexport: `vlmexport build` needs torch, which is not installed: "
-                     "pip install 'vlmexport[export]'\n"),
-        ("plot", 2, "vlmexport: `vlmexport build` needs matplotlib, which is not installed: "
-                    "pip install 'vlmexport[eval]'\n"),
+        ("torch", 2, "vlmexport: `vlmexport build` needs the extra [export] (torch is missing): "
+                     f"{install_command('export')}\n"),
+        ("plot", 2, "vlmexport: `vlmexport build` needs the extra [eval] (matplotlib is missing): "
+                    f"{install_command('eval')}\n"),
     ],
 )  # fmt: skip
 def test_mounted_commands(

@@ -94,11 +94,11 @@ def test_commands_show_their_help_without_the_heavy_packages(command: str) -> No
 def test_a_command_of_another_room_names_its_extra() -> None:
     done = cli("build", "--model", "x", "-o", "y")
     assert done.returncode == 2
-    assert "pip install 'vlmexport[export]'" in done.stderr
+    assert "needs the extra [export]" in done.stderr and "pip install" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     done = cli("train", "--model", "x", "--draft-layer", "1", "--data", "d", "-o", "o")
     assert done.returncode == 2
-    assert "pip install 'vlmexport[train]'" in done.stderr
+    assert "needs the extra [train]" in done.stderr and "pip install" in done.stderr
 
 
 def test_running_without_onnx_runtime_says_what_to_do(tmp_path: Path) -> None:

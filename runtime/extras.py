@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..runtime.errors import OptionError
+from .errors import OptionError
 
 PACKAGE = "vlmexport"
 
