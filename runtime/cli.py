@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -166,6 +167,11 @@ def _completed_words() -> list[str]:
     return line.split()[1:]
 
 
+def quiet_libraries() -> None:
+    """What libraries log beside our one line, and nobody asked to see, is dropped instead of printed."""
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C, 143 for
     SIGTERM."""
@@ -177,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A console that cannot show a character shows "?" instead of failing.
             stream.reconfigure(errors="replace")
+    quiet_libraries()
     command = _command_name(_completed_words() or arguments)
     with _interrupts() as interrupts:
         try:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -223,6 +224,20 @@ def test_a_damaged_tiff_is_one_line(
     shown = done.stderr
     assert done.returncode == 2
     assert "a.tif: the image data is truncated or damaged" in shown and shown.count("\n") == 1
+
+
+def test_what_pillow_logs_is_not_shown(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    path, picture = tiny_bundle("t5").path, tmp_path / "a.tif"
+    Image.fromarray(synthetic_image(64, 64)).save(picture)
+    samples = struct.pack("<HHI", 277, 3, 1)  # tag SamplesPerPixel, one number of 16 bits
+    before, found, after = picture.read_bytes().partition(samples)
+    assert found
+    picture.write_bytes(before + found + struct.pack("<H", 67) + after[2:])
+    code = "import sys\nfrom vlmexport.runtime.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "run", str(path), "--image", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "not an image of a known format" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_run_reads_the_prompt_from_standard_input(

@@ -39,8 +39,10 @@ def call(function: Callable[[], object]) -> Callable[[], int]:
     """A function of the API as a command: its own errors are one line and status 2, as a command makes them."""
 
     def serve() -> int:
+        from vlmexport.runtime.cli import quiet_libraries
         from vlmexport.runtime.errors import VlmexportError
 
+        quiet_libraries()
         try:
             function()
         except VlmexportError as error:
