@@ -234,7 +234,7 @@ def test_what_pillow_logs_is_not_shown(tiny_bundle: Bundles, tmp_path: Path) -> 
     assert found
     picture.write_bytes(before + found + struct.pack("<H", 67) + after[2:])
     code = "import sys\nfrom vlmexport.runtime.cli import main\nsys.exit(main())"
-    command = [sys.executable, "-c", code, "run", str(path), "--image", str(picture)]
+    command = [sys.executable, "-c", code, "bench", str(path), "--image", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "not an image of a known format" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
