@@ -1,6 +1,7 @@
-"""Size and import time of a runtime-only installation: `pip install vlmexport` into a new virtual environment.
+"""Size and import time of a runtime-only installation in a new virtual environment: `pip install .`, and the lean one
+of `runtime/requirements-lean.txt`.
 
-python benchmarks/installation.py
+    python benchmarks/installation.py
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import time
 import venv
 from pathlib import Path
+from typing import Any
 
 from machine import save
 
@@ -23,14 +25,14 @@ IMPORT = (
 )
 
 
-def main() -> None:
+def installed(*arguments: str | Path) -> dict[str, Any]:
+    """What `pip install` with these arguments gives."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python"
         begin = time.perf_counter()
-        subprocess.run(
-            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", ROOT], check=True
-        )
+        command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*command, "-c", ROOT / "constraints.txt", *arguments, ROOT], check=True)
         seconds = time.perf_counter() - begin
         site = next(Path(folder).glob("[Ll]ib*/**/site-packages"))
         sizes = {
@@ -44,15 +46,23 @@ def main() -> None:
         }
         times = [float(subprocess.check_output([python, "-c", IMPORT], cwd=folder)) for _ in range(7)]
     biggest = sorted(sizes.items(), key=lambda item: -item[1])[:6]
-    result = {
-        "script": "benchmarks/installation.py",
+    return {
         "megabytes_without_pip_and_bytecode": round(sum(sizes.values()) / 1e6, 1),
+        "packages": sum(name.endswith(".dist-info") for name in sizes),
         "largest_megabytes": {name: round(size / 1e6, 1) for name, size in biggest},
         "install_seconds": round(seconds, 1),
         "import_seconds": {
             "first": round(times[0], 3),
             "median_of_the_rest": round(statistics.median(times[1:]), 3),
         },
+    }
+
+
+def main() -> None:
+    result = {
+        "script": "benchmarks/installation.py",
+        **installed(),
+        "lean": installed("--no-deps", "-r", ROOT / "runtime" / "requirements-lean.txt"),
     }
     print(json.dumps(result, indent=1))
     print(save("installation", result))
