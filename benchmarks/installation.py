@@ -1,5 +1,5 @@
 """Size and import time of a runtime-only installation in a new virtual environment: `pip install .`, and the lean one
-of `runtime/requirements-lean.txt`.
+of `requirements-lean.txt`.
 
     python benchmarks/installation.py
 """
@@ -62,7 +62,7 @@ def main() -> None:
     result = {
         "script": "benchmarks/installation.py",
         **installed(),
-        "lean": installed("--no-deps", "-r", ROOT / "runtime" / "requirements-lean.txt"),
+        "lean": installed("--no-deps", "-r", ROOT / "requirements-lean.txt"),
     }
     print(json.dumps(result, indent=1))
     print(save("installation", result))
