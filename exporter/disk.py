@@ -1,33 +1,15 @@
-"""Files that are replaced as a whole, and disks that are full."""
+"""Disks that are full."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from ..runtime.errors import OptionError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path`, synced, when the block ends without an exception; else nothing is left of
-    it. A kill leaves the old file or the new one."""
-    scratch = path.with_name(path.name + ".new")
-    try:
-        with scratch.open("wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Bundles that commands keep go into a folder of this run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLMEXPORT_CACHE", str(tmp_path_factory.mktemp("bundles")))
+        patch.setenv("VLMEXPORT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

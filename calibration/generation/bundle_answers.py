@@ -11,9 +11,11 @@ from typing import Any
 from ...exporter.memory import available_memory
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.cores import cores
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
 from ...runtime.errors import InputError, OptionError
+from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence
 from ...runtime.result import Result
 from ...runtime.session import Session
 from ..data.records import Record
@@ -196,10 +198,9 @@ def _gathered(
 
 def _fitting(manifest: Manifest, batch: int, sessions: int) -> int:
     """At most `batch`, so that the caches of all sessions take no more than their share of the memory."""
-    info, limits = manifest.decoder, manifest.limits
-    rows = 2 * info.num_layers * info.head_dim * 4  # a CPU holds float32
-    each = rows * info.num_kv_heads * (limits.max_length + limits.max_width)
-    if info.cross_attention:
-        each += rows * info.num_heads * (limits.max_source or limits.max_length)
+    limits = manifest.limits
+    stored = kv_bytes_per_sequence(manifest)
+    stored += cross_kv_bytes_per_row(manifest) * (limits.max_source or limits.max_length)
+    each = stored * 4 // ITEM_SIZES[manifest.cache_dtype]  # a CPU holds float32
     available = available_memory()
     return batch if available is None else max(1, min(batch, int(MEMORY_SHARE * available / sessions / each)))

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.disk import full_disk_in, replacing
+from ...exporter.disk import full_disk_in
 from ...runtime.errors import InputError, OptionError
+from ...runtime.files import replacing
 from ..data.generated import META, read_meta, shard_name
 from ..data.records import Problems, Record, RecordSet
 from ..training.provenance import provenance
@@ -59,31 +60,74 @@ def generate_data(
         OptionError: `out` holds generations of another target, data or options.
         InputError: a bad record, when strict; a shard without any answer before there are others.
     """
+    options = options or GenerationOptions()
     with full_disk_in(out):
-        return _generate(answers, records, out, options or GenerationOptions(), shard_size, strict, report)
+        say = report or (lambda line: print(line, file=sys.stderr, flush=True))
+        shards = -(-len(records) // shard_size)
+        run: dict[str, Any] = {
+            "target": {"name": answers.name, "fingerprint": answers.fingerprint},
+            "data": records.name,
+            "identity": records.identity(),
+            "max_new_tokens": options.max_new_tokens,
+            "sampling": options.sampling(),
+            "engine": answers.engine,
+            "shard_size": shard_size,
+            "shards": shards,
+        }
+        _claim(out, run)
+        missing = [n for n in range(shards) if not (out / shard_name(n)).exists()]
+        problems, clock, tokens, written, cut = Problems(strict), time.perf_counter(), 0, 0, 0
+        places = [
+            (n, i) for n in missing for i in range(n * shard_size, min((n + 1) * shard_size, len(records)))
+        ]
+        left = Counter(number for number, _ in places)
+        lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
+        done = 0
+        with closing(answers.answer([records[i] for _, i in places], options)) as found:
+            for place, outcome in found:
+                number, index = places[place]
+                record = records[index]
+                if isinstance(outcome, InputError):
+                    where = f"record {record.key}"
+                    problems.report(where, str(outcome).removeprefix(f"{where}: "))
+                    outcome = []
+                tokens += sum(map(len, outcome))
+                written += len(outcome)
+                cut += sum(map(answers.is_cut, outcome))
+                lines[number][index] = [
+                    json.dumps(_line(answers, record, sample, answer)) + "\n"
+                    for sample, answer in enumerate(outcome)
+                ]
+                left[number] -= 1
+                if left[number]:
+                    continue
+                if not written:  # not a bad record: a mistake in all of them
+                    raise InputError(
+                        f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
+                    )
+                shard = lines.pop(number)
+                _write(out / shard_name(number), "".join(line for i in sorted(shard) for line in shard[i]))
+                done += 1
+                spent = time.perf_counter() - clock
+                rest = spent / done * (len(missing) - done)
+                say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {rest:.0f} s left")
+        if problems.found:
+            say(f"{len(problems.found)} record(s) were skipped")
+        if cut:
+            say(f"{cut} of {written} answers were cut at --max-new-tokens {options.max_new_tokens}")
+        return Generated(
+            shards,
+            len(missing),
+            len(problems.found),
+            written,
+            cut,
+            tokens,
+            round(time.perf_counter() - clock, 2),
+        )
 
 
-def _generate(
-    answers: Answers,
-    records: RecordSet,
-    out: Path,
-    options: GenerationOptions,
-    shard_size: int,
-    strict: bool,
-    report: Callable[[str], None] | None,
-) -> Generated:
-    say = report or (lambda line: print(line, file=sys.stderr, flush=True))
-    shards = -(-len(records) // shard_size)
-    run: dict[str, Any] = {
-        "target": {"name": answers.name, "fingerprint": answers.fingerprint},
-        "data": records.name,
-        "identity": records.identity(),
-        "max_new_tokens": options.max_new_tokens,
-        "sampling": options.sampling(),
-        "engine": answers.engine,
-        "shard_size": shard_size,
-        "shards": shards,
-    }
+def _claim(out: Path, run: dict[str, Any]) -> None:
+    """Makes the folder `run`'s own. OptionError when it holds generations of another one."""
     out.mkdir(parents=True, exist_ok=True)
     meta = out / META
     # A run that failed before its first shard claims nothing.
@@ -96,47 +140,6 @@ def _generate(
                 )
     else:
         _write(meta, json.dumps(run | {"provenance": provenance()}, indent=1) + "\n")
-    missing = [n for n in range(shards) if not (out / shard_name(n)).exists()]
-    problems, clock, tokens, written, cut = Problems(strict), time.perf_counter(), 0, 0, 0
-    places = [(n, i) for n in missing for i in range(n * shard_size, min((n + 1) * shard_size, len(records)))]
-    left = Counter(number for number, _ in places)
-    lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
-    done = 0
-    with closing(answers.answer([records[i] for _, i in places], options)) as found:
-        for place, outcome in found:
-            number, index = places[place]
-            record = records[index]
-            if isinstance(outcome, InputError):
-                where = f"record {record.key}"
-                problems.report(where, str(outcome).removeprefix(f"{where}: "))
-                outcome = []
-            tokens += sum(map(len, outcome))
-            written += len(outcome)
-            cut += sum(map(answers.is_cut, outcome))
-            lines[number][index] = [
-                json.dumps(_line(answers, record, sample, answer)) + "\n"
-                for sample, answer in enumerate(outcome)
-            ]
-            left[number] -= 1
-            if left[number]:
-                continue
-            if not written:  # not a bad record: a mistake in all of them
-                raise InputError(
-                    f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
-                )
-            shard = lines.pop(number)
-            _write(out / shard_name(number), "".join(line for i in sorted(shard) for line in shard[i]))
-            done += 1
-            spent = time.perf_counter() - clock
-            rest = spent / done * (len(missing) - done)
-            say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {rest:.0f} s left")
-    if problems.found:
-        say(f"{len(problems.found)} record(s) were skipped")
-    if cut:
-        say(f"{cut} of {written} answers were cut at --max-new-tokens {options.max_new_tokens}")
-    return Generated(
-        shards, len(missing), len(problems.found), written, cut, tokens, round(time.perf_counter() - clock, 2)
-    )
 
 
 def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.families.registry import family_for
 from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import BundleError, OptionError
+from ...runtime.files import cache_folder
 
 PROMPT = 1024
 """Positions that prompts may take beside the answer; the buffers cost nothing where nobody writes them."""
@@ -41,7 +41,7 @@ def target_bundle(
     positions = family_for(checkpoint).max_positions
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)
-    folder = cache_folder() / f"{name}-{_key(checkpoint, length)}"
+    folder = cache_folder() / "bundles" / f"{name}-{_key(checkpoint, length)}"
     if folder.exists():
         try:
             return Bundle.open(folder)
@@ -76,14 +76,6 @@ def given_bundle(folder: Path, model: str) -> Bundle:
 def target_name(checkpoint: Checkpoint) -> str:
     """How data calls the target that wrote it."""
     return checkpoint.alias.name if checkpoint.alias else Path(checkpoint.source).name
-
-
-def cache_folder() -> Path:
-    """Where bundles are kept; whatever is in it may be deleted. `VLMEXPORT_CACHE` names another folder."""
-    if named := os.environ.get("VLMEXPORT_CACHE"):
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "vlmexport" / "bundles"
 
 
 def _key(checkpoint: Checkpoint, max_length: int) -> str:

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...exporter.disk import replacing
 from ...runtime.errors import OptionError
+from ...runtime.files import replacing
 from ..data.records import RecordSet
 from ..targets.target import FUSED, Rows, Target
 

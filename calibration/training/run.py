@@ -46,42 +46,23 @@ def train_draft(
         InputError: a record has no text, or none is long enough to learn from.
     """
     with full_disk_in(out):
-        return _train(
-            target, records, kind_options, options, out, validation, cache, cache_dtype, eval_every, save_every,
-            restart,
-        )  # fmt: skip
-
-
-def _train(
-    target: Target,
-    records: RecordSet,
-    kind_options: Options,
-    options: LoopOptions,
-    out: Path,
-    validation: RecordSet | None,
-    cache: Path | None,
-    cache_dtype: str,
-    eval_every: int,
-    save_every: int,
-    restart: bool,
-) -> Draft:
-    layer = kind_options.feature_layer(target)
-    if validation is None:
-        records, validation = records.split(0.05)
-    records, validation = (usable_records(target, part) for part in (records, validation))
-    trainer = Trainer(
-        partial(objective_for, kind_options),
-        options,
-        target,
-        feature_source(target, records, layer, cache, cache_dtype),
-        feature_source(target, validation, layer, cache, cache_dtype),
-        records.identity() + validation.identity(),
-        out,
-        eval_every=eval_every,
-        save_every=save_every,
-        device=target.device,
-    )
-    return trainer.train(restart)
+        layer = kind_options.feature_layer(target)
+        if validation is None:
+            records, validation = records.split(0.05)
+        records, validation = (usable_records(target, part) for part in (records, validation))
+        trainer = Trainer(
+            partial(objective_for, kind_options),
+            options,
+            target,
+            feature_source(target, records, layer, cache, cache_dtype),
+            feature_source(target, validation, layer, cache, cache_dtype),
+            records.identity() + validation.identity(),
+            out,
+            eval_every=eval_every,
+            save_every=save_every,
+            device=target.device,
+        )
+        return trainer.train(restart)
 
 
 def usable_records(target: Target, records: RecordSet) -> RecordSet:

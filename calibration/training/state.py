@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...exporter.disk import replacing
 from ...runtime.errors import OptionError
+from ...runtime.files import replacing
 
 FILE = "state.pt"
 

@@ -6,7 +6,6 @@ Nothing is traced, no weight is read and nothing is written.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.errors import ExportError, VlmexportError
 from ...runtime.families import FAMILIES, get_family
-from ...runtime.text.tokenizer import Tokenizer
+from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
 from ..families.samples import SENTENCE, odd_picture
 from .text import core_tokenizer
@@ -72,8 +71,13 @@ def check_requests(prepared: Prepared) -> None:
     folder = prepared.checkpoint.folder
     try:
         core = core_tokenizer(prepared.checkpoint)
-        _check_templates(json.loads(core.to_str()).get("post_processor"), folder)
         tokenizer = Tokenizer(core)
+        unknown = unknown_tokens(tokenizer.layout.get("post_processor"), ("single", "pair"))
+        if unknown:
+            raise ExportError(
+                f"the tokenizer of {folder} puts the special token {unknown[0]!r:.80} around texts but does not define "
+                "it; save it again with its tokens"
+            )
         ids = tokenizer.encode(SENTENCE)
         if len(ids) and int(ids.max()) >= manifest.text.vocab_size:
             raise ExportError(
@@ -89,26 +93,9 @@ def check_requests(prepared: Prepared) -> None:
             f"a sample request cannot be prepared with the files of {folder}: {first_line(error)}"
         ) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of tokenizers, which has no better base
+        if not is_panic(error):
             raise
         raise ExportError(f"the tokenizer of {folder} cannot be used: {first_line(error)}") from error
-
-
-def _check_templates(processor: Any, folder: Any) -> None:
-    """ExportError for a template that names a special token which it does not define: the tokenizers library would end
-    with a message of its own on stderr."""
-    if not isinstance(processor, dict):
-        return
-    for part in processor.get("processors") or []:
-        _check_templates(part, folder)
-    if processor.get("type") == "TemplateProcessing":
-        pieces = [*processor.get("single", []), *processor.get("pair", [])]
-        used = {p["SpecialToken"]["id"] for p in pieces if "SpecialToken" in p}
-        for name in sorted(used - set(processor.get("special_tokens") or {})):
-            raise ExportError(
-                f"the tokenizer of {folder} puts the special token {name!r:.80} around texts but does not define it; "
-                "save it again with its tokens"
-            )
 
 
 def _try_requests(prepared: Prepared, sample: Sample) -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from pydantic import BaseModel
 
 from ...runtime.bundle.schema import ITEM_SIZES
+from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence, kv_bytes_per_token
 from ..families.base import GraphSpec
 from ..memory import (
     PROCESS_BYTES,
@@ -85,14 +86,10 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
     exported = export(prepared, progress)
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
-    item = ITEM_SIZES[prepared.manifest.cache_dtype]
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * item
-    cross = 2 * shape.num_layers * shape.num_heads * shape.head_dim * item if shape.cross_attention else 0
-    capacity = request.max_length + request.max_width
-    weight_bytes = exported.store.bytes
-    source = prepared.family.max_source(request.max_source) or 0
-    cache = capacity * per_token + cross * source
-    memory, whole = estimate_memory(prepared, exported, cache * 4 // item)
+    manifest, weight_bytes = prepared.manifest, exported.store.bytes
+    sequence, cross = kv_bytes_per_sequence(manifest), cross_kv_bytes_per_row(manifest)
+    cache = sequence + cross * (manifest.limits.max_source or 0)
+    memory, whole = estimate_memory(prepared, exported, cache * 4 // ITEM_SIZES[manifest.cache_dtype])
     return DryRun(
         model=request.model,
         family=prepared.family.name,
@@ -101,15 +98,15 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         cuts=prepared.cuts,
         drafts=[d.name for d in prepared.selection.drafts],
         speculative=prepared.selection.speculative,
-        precision=prepared.manifest.weights_dtype,
+        precision=manifest.weights_dtype,
         graphs=graphs,
         parameters=exported.parameters,
         draft_parameters=exported.draft_parameters,
         weight_bytes=weight_bytes,
         bundle_bytes=weight_bytes + sum(g.bytes for g in graphs),
-        kv_bytes_per_token=per_token,
-        kv_bytes_per_sequence=capacity * per_token,
-        kv_bytes=request.max_batch * capacity * per_token,
+        kv_bytes_per_token=kv_bytes_per_token(manifest),
+        kv_bytes_per_sequence=sequence,
+        kv_bytes=request.max_batch * sequence,
         cross_kv_bytes_per_row=cross,
         parity="whole" if whole else "layer by layer",
         peak_memory=memory,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.errors import ExportError
-from ..disk import replacing
+from ...runtime.files import replacing
 
 if TYPE_CHECKING:
     import torch

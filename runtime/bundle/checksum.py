@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import BundleError, VlmexportError
+from ..files import replacing
 
 FIELD = "sha256"
 RESEAL = "python -m vlmexport.runtime.bundle.checksum"
@@ -75,14 +75,8 @@ def _canonical(value: Any) -> Any:
 
 def replace_manifest(path: Path, unfinished: Path, document: Mapping[str, Any]) -> None:
     """Write the manifest in one step, so that a reader finds the old one or the new. Raises `OSError`."""
-    try:
-        with unfinished.open("w", encoding="utf-8") as stream:
-            stream.write(manifest_text(document))
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path, unfinished) as stream:
+        stream.write(manifest_text(document).encode())
 
 
 def main(arguments: list[str]) -> int:

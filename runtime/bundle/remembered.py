@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..files import cache_folder
 
 LIMIT = 16 << 20
 """Bytes. A larger record is not one of ours."""
@@ -35,9 +36,8 @@ def mark(status: os.stat_result, sha256: str) -> Mark:
 
 def record_path(bundle: Path) -> Path:
     """Where the record of a bundle folder lies. Raises `OptionError` where the user has no cache folder."""
-    named, root = os.environ.get("VLMEXPORT_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
-        cache = Path(named) if named else (Path(root) if root else Path.home() / ".cache") / "vlmexport"
+        cache = cache_folder()
     except RuntimeError as error:  # no home folder
         raise _cannot(Path("~/.cache"), error) from error
     name = hashlib.sha256(os.fsencode(bundle.resolve())).hexdigest()[:32]

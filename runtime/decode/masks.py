@@ -44,6 +44,24 @@ def relative_position_bucket(
     return buckets + np.where(small, distance, np.minimum(large, num_buckets - 1))
 
 
+def _chain(toeplitz: np.ndarray, start: int, width: int, rows: int) -> np.ndarray:
+    """The mask [heads, width, rows] of a chain, a view."""
+    return toeplitz[:, start : start + width, :rows]
+
+
+class Seen(dict[int, np.ndarray]):
+    """start → the mask [heads, width, rows] of a chain, a view that is made when it is first asked for."""
+
+    def __init__(self, toeplitz: np.ndarray, width: int, rows: int):
+        super().__init__()
+        self._of = toeplitz, width, rows
+
+    def __missing__(self, start: int) -> np.ndarray:
+        toeplitz, width, rows = self._of
+        mask = self[start] = _chain(toeplitz, start, width, rows)
+        return mask
+
+
 class CausalMask:
     """Fills decoder masks `[batch, heads, width, rows]`, boolean (True = visible) or float (bias, or masked).
 
@@ -73,33 +91,36 @@ class CausalMask:
             buckets = relative_position_bucket(distances, table.shape[0], max_distance, bidirectional=False)
             by_distance[:, :capacity] = widen(table, dtype)[buckets].T
         self._by_distance = by_distance
-        self._rows, self._seen = 0, dict[int, dict[int, np.ndarray]]()
+        self._rows, self._seen = 0, dict[int, Seen]()
         head_step, step = by_distance.strides
         # toeplitz[h, query, key] = by_distance[h, capacity − 1 + key − query], without a copy
-        self.toeplitz = np.lib.stride_tricks.as_strided(
+        self._toeplitz = np.lib.stride_tricks.as_strided(
             by_distance[:, capacity - 1 :],
             (heads, capacity, capacity),
             (head_step, -step, step),
             writeable=False,
         )
 
-    def seen(self, width: int, rows: int) -> dict[int, np.ndarray]:
-        """By start: the part of `toeplitz` that is the mask of a chain, for callers that keep them; of the last `rows`
+    def seen(self, width: int, rows: int) -> Seen:
+        """The masks [heads, width, rows] of chains by their start, kept for callers that ask again; of the last `rows`
         asked for."""
         if rows != self._rows:
             self._rows, self._seen = rows, {}
-        return self._seen.setdefault(width, {})
+        found = self._seen.get(width)
+        if found is None:
+            found = self._seen[width] = Seen(self._toeplitz, width, rows)
+        return found
 
     def chain(self, out: np.ndarray, row: int, start: int, width: int) -> None:
         """Fill `out[row]` for `width` new positions start, start + 1, …; slot = position."""
-        out[row] = self.toeplitz[:, start : start + width, : out.shape[3]]
+        out[row] = _chain(self._toeplitz, start, width, out.shape[3])
 
     def node(self, out: np.ndarray, row: int, start: int, tree: TokenTree, node: int) -> None:
         """Fill `out[row]` of width 1 for one node of a tree whose root takes slot and position `start`."""
         target = out[row, :, 0]
         depths = np.asarray(tree.depths)
         target[:, start + node + 1 :] = self._hidden
-        target[:, :start] = self.toeplitz[:, start + depths[node], :start]
+        target[:, :start] = self._toeplitz[:, start + depths[node], :start]
         before = slice(start, start + node + 1)
         inside = self._by_distance[:, self._capacity - 1 + depths[: node + 1] - depths[node]]
         target[:, before] = np.where(tree.ancestors[node, : node + 1], inside, self._hidden)
@@ -111,7 +132,7 @@ class CausalMask:
         depths = np.asarray(tree.depths)
         target = out[row]
         target[:, :, start + count :] = self._hidden
-        target[:, :count, :start] = self.toeplitz[:, start + depths, :start]
+        target[:, :count, :start] = self._toeplitz[:, start + depths, :start]
         inside = self._by_distance[:, self._capacity - 1 + depths[None, :] - depths[:, None]]
         target[:, :count, start : start + count] = np.where(visible, inside, self._hidden)
         if count < target.shape[1]:  # padding rows see what the root sees, so that no row is empty

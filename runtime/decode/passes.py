@@ -298,13 +298,7 @@ class Decoder:
         step, arena = self.exit_count, self.arena
         run = self._passes.get((0, cut, 1, step, 0, arena.batch)) or self._prepare(0, cut, 1, step)
         self.exit_count = step + 1
-        if run.step is not None and trees is None:
-            run.step(tokens, arena.lengths[0] + step)
-            self._last = run
-        else:
-            self._embed_tokens(run, tokens)
-            self._place(run, trees, step)
-            self._run(run)
+        self._pass(run, tokens, trees, step)
 
     def exit_rows(self, cut: int, step: int) -> View:
         """Rows [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
@@ -322,12 +316,7 @@ class Decoder:
         run = self._passes.get((cut, end, count, 0, 0, batch)) or self._prepare(cut, end, count, 0)
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
-        if run.step is not None and trees is None:
-            run.step(None, self.arena.lengths[0])
-            self._last = run
-        else:
-            self._place(run, trees)
-            self._run(run)
+        self._pass(run, None, trees)
 
     def full(self, *trees: TokenTree) -> None:
         """Run all segments over one tree per sequence, padded to the widest. Follow with `head`.
@@ -341,13 +330,7 @@ class Decoder:
             width = max(map(len, trees))
             tokens = [token for tree in trees for token in (*tree.tokens, *[0] * (width - len(tree)))]
         run = self._passes.get((0, end, width, 0, 0, batch)) or self._prepare(0, end, width, 0)
-        if run.step is not None and trees[0].is_chain:
-            run.step(tokens, self.arena.lengths[0])
-            self._last = run
-        else:
-            self._embed_tokens(run, tokens)
-            self._place(run, trees)
-            self._run(run)
+        self._pass(run, tokens, trees)
 
     def head(self, rows: int, first: int = 0) -> TargetRows:
         """What the target says after rows first.. of the last pass; valid until the next `head`."""
@@ -602,6 +585,24 @@ class Decoder:
             padded = np.zeros(run.width, np.int64)
             padded[: len(depths)] = depths
             run.positions[row] = self._limited(self.arena.lengths[row] + self._shift[row] + padded)
+
+    def _pass(
+        self,
+        run: Pass,
+        tokens: Sequence[int] | None,
+        trees: Sequence[TokenTree] | None,
+        step: int | None = None,
+    ) -> None:
+        """Run over `tokens` [batch × width], or over the rows that lie there; `trees` and `step` as `_place` reads
+        them."""
+        if run.step is not None and (trees is None or trees[0].is_chain):
+            run.step(tokens, self.arena.lengths[0] + (step or 0))
+            self._last = run
+            return
+        if tokens is not None:
+            self._embed_tokens(run, tokens)
+        self._place(run, trees, step)
+        self._run(run)
 
     def _run(self, run: Pass) -> None:
         if self._encoder is not None and run.sources != self._encoder.version:

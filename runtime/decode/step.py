@@ -44,7 +44,7 @@ def chain_step(
     """The step of a prepared pass over one sequence. `fill` writes the rows of tokens, `positions` the positions from a
     slot on, where the pass takes them."""
     own, indices, width, rows = run.mask[0], run.indices, run.width, run.mask.shape[3]
-    seen, toeplitz = masks.seen(width, rows), masks.toeplitz
+    seen = masks.seen(width, rows)
     calls = [call.run for call in run.calls]
 
     def step(tokens: Sequence[int] | None, start: int) -> None:
@@ -53,10 +53,7 @@ def chain_step(
         if tokens is not None:
             fill(tokens)  # type: ignore[misc]
         indices[0] = start
-        visible = seen.get(start)
-        if visible is None:
-            visible = seen[start] = toeplitz[:, start : start + width, :rows]
-        own[...] = visible
+        own[...] = seen[start]
         if positions is not None:
             positions(start)
         for call in calls:

@@ -21,6 +21,13 @@ def kv_bytes_per_sequence(manifest: Manifest) -> int:
     return (limits.max_length + limits.max_width) * kv_bytes_per_token(manifest)
 
 
+def cross_kv_bytes_per_row(manifest: Manifest) -> int:
+    """Bytes that one row which a sequence looks at adds to the cross-attention of all decoder layers; 0 without."""
+    decoder = manifest.decoder
+    rows = 2 * decoder.num_layers * decoder.num_heads * decoder.head_dim
+    return rows * ITEM_SIZES[manifest.cache_dtype] if decoder.cross_attention else 0
+
+
 def facts(bundle: Bundle) -> dict[str, Any]:
     """Everything about a bundle as one JSON object (schema: `schemas/inspect-1.json`)."""
     manifest = bundle.manifest

@@ -54,6 +54,7 @@ def draft_on_trunk(
     cut = max(proposer.cut or 0 for proposer in proposers.values())
     others = any(tree is not None and not tree.is_chain for tree in trees)
     chains = {row: [sequences[row].tokens[-1]] for row in missing}
+    endings = {row: _ending(sequences[row]) for row in missing}
     drafting, steps = set(missing), max([1, *(len(tree) for tree in trees if tree is not None)])
     step = 0
     while drafting or step < steps:
@@ -69,7 +70,7 @@ def draft_on_trunk(
                 chain = chains[row]
                 token = proposer.choose(sequences[row], rows, row, chain[1:])
                 chain.append(token)
-                if len(chain) > budgets[row].depth or _ends(sequences[row], rows, row, token):
+                if len(chain) > budgets[row].depth or endings[row](rows, row, token):
                     drafting.discard(row)
                     steps = max(steps, len(chain))  # the last draft passes the trunk too
         step += 1
@@ -83,31 +84,27 @@ def _one(
 ) -> TokenTree:
     """`draft_on_trunk` for a single sequence, without its bookkeeping."""
     tokens, drafted = sequence.tokens[-1:], []
-    pending, eos, confident = tokens[0], sequence.limits.eos_token_ids, _asks_confidence(sequence)
+    pending, ends = tokens[0], _ending(sequence)
     for step in range(budget.depth):
         decoder.trunk(cut, tokens)
         rows = proposer.rows(step)
         token = proposer.choose(sequence, rows, 0, drafted)
         drafted.append(token)
         tokens = [token]
-        if token in eos or (confident is not None and not confident(_confidence(rows.logits(0), token))):
+        if ends(rows, 0, token):
             break
     decoder.trunk(cut, tokens)  # the last draft passes the trunk too: d + 1 exit rows
     return TokenTree.chain([pending, *drafted])
 
 
-def _ends(sequence: Sequence, rows: TargetRows, row: int, token: int) -> bool:
-    """Whether drafting stops after `token`: an end token, or one that is less likely than the policy asks for."""
-    if token in sequence.limits.eos_token_ids:
-        return True
-    confident = _asks_confidence(sequence)
-    return confident is not None and not confident(_confidence(rows.logits(row), token))
-
-
-def _asks_confidence(sequence: Sequence) -> Callable[[float], bool] | None:
-    """Whether the policy goes on after a token of some probability; None where it does not ask."""
-    policy = sequence.policy
-    return policy.keep_drafting if policy is not None and policy.needs_confidence else None
+def _ending(sequence: Sequence) -> Callable[[TargetRows, int, int], bool]:
+    """`ends(rows, row, token)`: whether drafting stops after `token`, which was chosen from that row: an end token, or
+    one that is less likely than the policy asks for."""
+    eos, policy = sequence.limits.eos_token_ids, sequence.policy
+    if policy is None or not policy.needs_confidence:
+        return lambda rows, row, token: token in eos
+    keep_drafting = policy.keep_drafting
+    return lambda rows, row, token: token in eos or not keep_drafting(_confidence(rows.logits(row), token))
 
 
 def _confidence(logits: np.ndarray, token: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,13 @@ class Tokenizer:
         try:
             found = cls(tokenizers.Tokenizer.from_file(str(path)))
         except BaseException as error:  # the library raises bare Exception for any defect
-            if not isinstance(error, Exception) and not _is_panic(error):
+            if not isinstance(error, Exception) and not is_panic(error):
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BundleError(
                 f"{path}: not a readable tokenizer ({reason}); build the bundle again"
             ) from error
-        unknown = _unknown_tokens(found.layout.get("post_processor"))
+        unknown = unknown_tokens(found.layout.get("post_processor"))
         if unknown:  # the library would panic at the first prompt, with a page on stderr
             raise BundleError(
                 f"{path}: its post-processor adds {unknown[0]!r:.80}, which it does not define; build the bundle again"
@@ -58,7 +58,7 @@ class Tokenizer:
         try:
             ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except BaseException as error:
-            if not _is_panic(error):
+            if not is_panic(error):
                 raise
             raise _defect(error, "encode") from error
         return np.asarray(ids, dtype=np.int64)
@@ -68,7 +68,7 @@ class Tokenizer:
         try:
             return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
         except BaseException as error:
-            if not _is_panic(error):
+            if not is_panic(error):
                 raise
             raise _defect(error, "decode") from error
 
@@ -88,8 +88,8 @@ class Tokenizer:
         return self.backend.token_to_id(token)
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Whether Rust code gave up. Its exception derives from BaseException, and its class cannot be imported."""
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code of the library gave up. Its exception derives from BaseException, and its class cannot be imported."""
     kind = type(error)
     return kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime"
 
@@ -99,15 +99,22 @@ def _defect(error: BaseException, what: str) -> BundleError:
     return BundleError(f"the bundle's tokenizer cannot {what} ({reason:.200}); build the bundle again")
 
 
-def _unknown_tokens(processor: Any) -> list[str]:
-    """Tokens that a template of a post-processor adds to a prompt without defining them."""
-    if not processor:
+def unknown_tokens(processor: Any, parts: Sequence[str] = ("single",)) -> list[str]:
+    """Tokens that a template of a post-processor adds to texts without defining them: the library panics there.
+
+    Args:
+        processor: as `tokenizer.json` holds it.
+        parts: `single` for the template of one text, `pair` for that of two.
+    """
+    if not isinstance(processor, dict):
         return []
     if processor.get("type") == "Sequence":
-        return [name for part in processor.get("processors", ()) for name in _unknown_tokens(part)]
-    defined = processor.get("special_tokens", ())
-    parts = processor.get("single", ()) if processor.get("type") == "TemplateProcessing" else ()
-    added = (part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part)
+        return [name for part in processor.get("processors") or () for name in unknown_tokens(part, parts)]
+    if processor.get("type") != "TemplateProcessing":
+        return []
+    defined = processor.get("special_tokens") or ()
+    pieces = (piece for part in parts for piece in processor.get(part) or ())
+    added = (piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece)
     return [name for name in added if name not in defined]
 
 

@@ -185,6 +185,7 @@ def test_a_torn_save_leaves_the_old_state(tmp_path, monkeypatch):
 
 
 def test_the_state_lies_in_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("VLMEXPORT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert recipe_folder("x") == tmp_path / "vlmexport" / "recipes" / "x"
 

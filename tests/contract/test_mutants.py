@@ -15,9 +15,10 @@ import pytest
 from captured import captured_cycles
 from rig import Rig
 from rows import ROWS
+from vlmexport.runtime.decode import masks
 from vlmexport.runtime.decode.encoder import Encoder
 from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.masks import CausalMask
+from vlmexport.runtime.decode.masks import CausalMask, Seen
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import NumericsError, PromptError
@@ -68,16 +69,12 @@ def zeroed_bias_in_the_tail(patch: Patch) -> None:
 def mask_of_another_start(patch: Patch) -> None:
     """The short way of a chain takes the first mask it kept for every start."""
 
-    class First(dict):
-        def get(self, start: int, default: Any = None) -> Any:
-            return next(iter(self.values()), default)
+    class First(Seen):
+        def __missing__(self, start: int) -> np.ndarray:
+            first = next(iter(self.values()), None)
+            return super().__missing__(start) if first is None else first
 
-    made: dict[tuple[int, int, int], First] = {}
-    patch.setattr(
-        CausalMask,
-        "seen",
-        lambda self, width, rows: made.setdefault((id(self), width, rows), First()),
-    )
+    patch.setattr(masks, "Seen", First)
 
 
 def _moved_length(step: int) -> Callable[[Patch], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any
 import torch
 
 from ....runtime.errors import OptionError
+from ....runtime.files import cache_folder, replacing
 
 
 def recipe_folder(name: str) -> Path:
     """Where a recipe keeps its state unless told otherwise: the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "vlmexport" / "recipes" / name
+    return cache_folder() / "recipes" / name
 
 
 class LongRun:
@@ -85,12 +84,8 @@ class LongRun:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the state; a stop in the middle, also a power cut, leaves the old one whole."""
-        scratch = self.path.with_suffix(".new")
-        with scratch.open("wb") as out:
+        with replacing(self.path) as out:
             torch.save(state | {"settings": self.settings}, out)
-            out.flush()
-            os.fsync(out.fileno())
-        scratch.replace(self.path)
         self._saved = time.monotonic()
 
     def log(self, line: dict[str, Any]) -> None:

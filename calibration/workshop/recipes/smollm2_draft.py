@@ -26,6 +26,7 @@ from torch import nn
 
 from ....exporter.drafts.imitation import ImitationDraft
 from ....runtime.errors import OptionError
+from ....runtime.files import replacing
 from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
@@ -102,9 +103,8 @@ class Progress:
         if self.read_only:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.path.with_name("recipe.json.new")
-        scratch.write_text(json.dumps(self.found, indent=1) + "\n", "utf-8")
-        scratch.replace(self.path)
+        with replacing(self.path) as out:
+            out.write((json.dumps(self.found, indent=1) + "\n").encode())
 
     @property
     def spent(self) -> float:

@@ -1,0 +1,34 @@
+"""Files outside of bundles: replaced as a whole, and the folder of the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path`, synced, when the block ends without an exception; else nothing is left of
+    it. A kill leaves the old file or the new one, and perhaps `scratch` (default: `path` with `.new` behind it)."""
+    scratch = path.with_name(path.name + ".new") if scratch is None else scratch
+    try:
+        with scratch.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def cache_folder() -> Path:
+    """Where vlmexport keeps what it can make again: `VLMEXPORT_CACHE`, or `vlmexport` in `XDG_CACHE_HOME` or
+    `~/.cache`. Raises `RuntimeError` for a user without a home folder."""
+    if named := os.environ.get("VLMEXPORT_CACHE"):
+        return Path(named)
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "vlmexport"
