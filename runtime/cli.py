@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import io
-import logging
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import typer
 
 from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
+from .images.quiet import quiet_log
 
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
@@ -47,23 +47,16 @@ PANELS = {
 
 _PROJECT = __name__.partition(".")[0]
 
-EXTRAS = {
-    "export": ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic"),
-    "train": ("accelerate", "datasets", "tensorboard"),
-    "eval": ("matplotlib",),
-}
-"""Extra → modules it installs."""
-
 
 def missing_extra(error: ModuleNotFoundError, command: str | None = None) -> OptionError | None:
     """The one-line error for a module that an extra would install, or ONNX Runtime; None for any other module."""
     module = (error.name or "").partition(".")[0]
     if module == "onnxruntime":
         return OptionError(NO_ONNX_RUNTIME)
-    for extra, modules in EXTRAS.items():
-        if module in modules:
-            from .extras import install_command
+    from .extras import MODULES, install_command
 
+    for extra, modules in MODULES.items():
+        if module in modules:
             needs = f"`vlmexport {command}` needs" if command else "this needs"
             if MOUNTED_COMMANDS.get(command or "", ("",))[0] == "calibration":
                 extra = "train"  # it brings [export] with it
@@ -167,11 +160,6 @@ def _completed_words() -> list[str]:
     return line.split()[1:]
 
 
-def quiet_libraries() -> None:
-    """What libraries log beside our one line, and nobody asked to see, is dropped instead of printed."""
-    logging.getLogger("PIL").addHandler(logging.NullHandler())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 2 for an error of use or input, 130 for Ctrl-C, 143 for
     SIGTERM."""
@@ -183,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A console that cannot show a character shows "?" instead of failing.
             stream.reconfigure(errors="replace")
-    quiet_libraries()
+    quiet_log()
     command = _command_name(_completed_words() or arguments)
     with _interrupts() as interrupts:
         try:

@@ -18,10 +18,12 @@ from .errors import OptionError
 
 PACKAGE = "vlmexport"
 
-EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic")
+_EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic")
 
-MODULES = {"export": EXPORT, "train": (*EXPORT, "accelerate"), "eval": ("matplotlib",)}
-"""Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without)."""
+MODULES = {"export": _EXPORT, "train": (*_EXPORT, "accelerate"), "eval": ("matplotlib",)}
+"""Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).
+
+The first extra that lists a module is the least that installs it."""
 
 
 def need_extra(extra: str, what: str) -> None:

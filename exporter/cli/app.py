@@ -139,7 +139,7 @@ def build(
 
     if target is not None and backend is None:
         raise OptionError(f"--target {target} needs --backend {BACKENDS}")
-    with _quiet_libraries():
+    with _quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, precision=precision, default_prompt=default_prompt, force=force,
@@ -191,7 +191,7 @@ def verify(
     from ...runtime.commands.output import console, print_json
     from ..parity.verify import verify_bundle
 
-    with _quiet_libraries(), _progress(as_json) as progress:
+    with _quiet_torch(), _progress(as_json) as progress:
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
             images=list(image or []), parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
@@ -240,7 +240,7 @@ def _request(**values: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_libraries() -> Iterator[None]:
+def _quiet_torch() -> Iterator[None]:
     """Keeps notes and progress bars of PyTorch and transformers off the terminal."""
     import logging
     import os

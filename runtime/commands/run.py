@@ -63,7 +63,7 @@ def run(
     from ..errors import OptionError
     from ..families import get_family
     from ..images.load import load_image
-    from ..images.quiet import quiet_libraries
+    from ..images.quiet import quiet_stderr
     from ..request import request_options
     from ..session import Session
     from ..speculate.sampling import Sampling
@@ -84,7 +84,7 @@ def run(
     text = read_prompt(prompt, raw)
     picture = None
     if image is not None:
-        with quiet_libraries():
+        with quiet_stderr():
             picture = load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")
     # A request that cannot be served is refused before a large model is loaded for nothing.
     get_family(opened.manifest.model.family).prepare(opened, picture, text)

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
         if not size or kind == 6:
             out[at() : at()] = rng.randbytes(rng.choice((1, 4, 64, 4096)))
         elif kind in (0, 1):
-            out[at() % len(out) if out else 0 : 0] = b""
             if out:
                 out[at() % len(out)] ^= 1 << rng.randrange(8)
         elif kind == 2:
@@ -112,6 +112,28 @@ def json_text(document: Any, rng: random.Random) -> bytes:
     elif kind == 3:
         return text.encode("utf-16")
     return text.encode("utf-8", "surrogatepass")
+
+
+def mutate_json_bytes(data: bytes, rng: random.Random) -> bytes:
+    """A JSON file whose document is a mutant; now and then not quite JSON."""
+    return json_text(mutate_json(json.loads(data), rng), rng)
+
+
+def mutate_header(data: bytes, rng: random.Random) -> bytes:
+    """The JSON header of a safetensors file, its length kept true."""
+    (size,) = struct.unpack("<Q", data[:8])
+    text = mutate_json_bytes(data[8 : 8 + size], rng)
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+
+def mutate_model_file(path: Path, rng: random.Random) -> None:
+    """As `mutate_file`, for a file of a checkpoint or a draft: mostly what its format says, else its bytes."""
+    if path.suffix == ".json" and rng.random() < 0.8:
+        mutate_file(path, rng, mutate_json_bytes)
+    elif path.suffix == ".safetensors" and rng.random() < 0.7:
+        mutate_file(path, rng, mutate_header)
+    else:
+        mutate_file(path, rng, mutate_bytes)
 
 
 def mutate_file(path: Path, rng: random.Random, change: Callable[[bytes, random.Random], bytes]) -> None:

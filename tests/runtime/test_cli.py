@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 import handmade_bundle
 import pytest
 import typer
-from vlmexport.runtime import cli
+from vlmexport.runtime import cli, extras
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.extras import install_command
 
@@ -212,6 +213,25 @@ def test_closed_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(sys, name, None)
     assert cli.main(["inspect", str(handmade_bundle.write_bundle(tmp_path / "bundle"))]) == 0
     assert cli.main(["inspect", str(tmp_path / "nowhere")]) == 2
+
+
+def test_commands_in_one_process_leave_no_more_behind_than_one(tmp_path: Path) -> None:
+    def handlers() -> list[int]:
+        return [len(logging.getLogger(name).handlers) for name in (None, "PIL", "vlmexport")]
+
+    folder = handmade_bundle.write_bundle(tmp_path / "bundle")
+    assert cli.main(["inspect", str(folder)]) == 0
+    before = handlers()
+    assert cli.main(["inspect", str(folder)]) == cli.main(["inspect", str(folder)]) == 0
+    assert handlers() == before
+
+
+def test_every_module_of_the_extras_is_missed_by_name() -> None:
+    for extra, modules in extras.MODULES.items():
+        for module in modules:
+            error = cli.missing_extra(ModuleNotFoundError(module, name=f"{module}.inner"))
+            least = "export" if module in extras.MODULES["export"] else extra
+            assert f"the extra [{least}] ({module} is missing)" in str(error)
 
 
 def test_a_bug_is_not_hidden(exporter: types.ModuleType) -> None:

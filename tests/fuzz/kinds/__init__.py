@@ -1,4 +1,7 @@
-"""Kinds of hostile inputs: one module each, with `prepare(folder)` → `Seeds` that make cases. One line here."""
+"""Kinds of hostile inputs: one module each, with `prepare(folder)` → `Seeds` that make cases. One line here.
+
+`Seeds.make(rng, folder)` gives a `Case`; what that reads is written below `folder`, which is empty.
+"""
 
 from __future__ import annotations
 

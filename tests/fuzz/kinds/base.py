@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-
-Make = Callable[[random.Random, Path], "object"]
-"""`make(rng, folder)`: a `Case`; what it reads is written below `folder`, which is empty."""
 
 
 def command(*arguments: object) -> Callable[[], int]:
@@ -39,10 +35,10 @@ def call(function: Callable[[], object]) -> Callable[[], int]:
     """A function of the API as a command: its own errors are one line and status 2, as a command makes them."""
 
     def serve() -> int:
-        from vlmexport.runtime.cli import quiet_libraries
         from vlmexport.runtime.errors import VlmexportError
+        from vlmexport.runtime.images.quiet import quiet_log
 
-        quiet_libraries()
+        quiet_log()
         try:
             function()
         except VlmexportError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cases import Case
-from mutate import json_text, linked_copy, mutate_bytes, mutate_file, mutate_json
+from mutate import linked_copy, mutate_bytes, mutate_file, mutate_json, mutate_json_bytes
 
 from .base import answer_of, command, picture
 
@@ -76,7 +76,7 @@ def prepare_signed(folder: Path) -> Seeds:
 def _change(bundle: Path, chosen: str, rng: random.Random) -> None:
     path = bundle / chosen
     if chosen.endswith(".json") and rng.random() < 0.6:
-        mutate_file(path, rng, lambda data, rng: json_text(mutate_json(json.loads(data), rng), rng))
+        mutate_file(path, rng, mutate_json_bytes)
     elif rng.random() < 0.03:
         (bundle / rng.choice(("extra.bin", "plans", "segment.0.onnx.bak"))).write_bytes(b"x")
     elif rng.random() < 0.05:
@@ -99,7 +99,7 @@ def _change_signed(bundle: Path, chosen: str, rng: random.Random) -> None:
         data = path.read_bytes()
         path.unlink()
         if chosen.endswith(".json"):
-            path.write_bytes(json_text(mutate_json(json.loads(data), rng), rng))
+            path.write_bytes(mutate_json_bytes(data, rng))
         else:
             path.write_bytes(mutate_bytes(data, rng))
     if isinstance(document, dict) and isinstance(document.get("files"), dict):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
-import struct
 from pathlib import Path
 
 from cases import Case
-from mutate import json_text, linked_copy, mutate_bytes, mutate_file, mutate_json
+from mutate import linked_copy, mutate_model_file
 
 from .base import command
 
@@ -36,12 +34,7 @@ class Seeds:
         files = sorted(path for path in model.iterdir() if path.is_file())
         documents = [path for path in files if path.suffix == ".json"]
         path = rng.choice((model / "config.json", *documents, *files))
-        if path.suffix == ".json" and rng.random() < 0.8:
-            mutate_file(path, rng, lambda data, rng: json_text(mutate_json(json.loads(data), rng), rng))
-        elif path.suffix == ".safetensors" and rng.random() < 0.7:
-            mutate_file(path, rng, _mutate_header)
-        else:
-            mutate_file(path, rng, mutate_bytes)
+        mutate_model_file(path, rng)
         arguments = ("build", "--model", model, "--draft-layer", 1, "-o", folder / "bundle")
         if rng.random() < BUILDS:
             return Case(command(*arguments), limit=BUILD_SECONDS)
@@ -51,10 +44,3 @@ class Seeds:
 def prepare(folder: Path) -> Seeds:
     """Whole checkpoints of several families."""
     return Seeds(folder)
-
-
-def _mutate_header(data: bytes, rng: random.Random) -> bytes:
-    """The JSON header of a safetensors file, its length kept true."""
-    (size,) = struct.unpack("<Q", data[:8])
-    text = json_text(mutate_json(json.loads(data[8 : 8 + size]), rng), rng)
-    return struct.pack("<Q", len(text)) + text + data[8 + size :]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 from cases import Case
-from mutate import json_text, linked_copy, mutate_bytes, mutate_file, mutate_json
+from mutate import linked_copy, mutate_model_file
 
 from .base import command
-from .checkpoints import _mutate_header
 
 
 class Seeds:
@@ -29,12 +27,7 @@ class Seeds:
     def make(self, rng: random.Random, folder: Path) -> Case:
         draft = linked_copy(self._draft, folder / "draft")
         path = rng.choice(sorted(path for path in draft.iterdir() if path.is_file()))
-        if path.suffix == ".json" and rng.random() < 0.8:
-            mutate_file(path, rng, lambda data, rng: json_text(mutate_json(json.loads(data), rng), rng))
-        elif path.suffix == ".safetensors" and rng.random() < 0.7:
-            mutate_file(path, rng, _mutate_header)
-        else:
-            mutate_file(path, rng, mutate_bytes)
+        mutate_model_file(path, rng)
         output = folder / "bundle"
         return Case(command("build", "--model", self._model, "--draft", draft, "-o", output, "--dry-run"))
 
