@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
 from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
 from .images.quiet import quiet_log
 
@@ -76,8 +77,11 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Export vision-language models for robots, and run them faster without changing one output token."""
+    choose(verbose, quiet)
 
 
 def build_app(command: str | None = None) -> typer.Typer:
@@ -93,7 +97,7 @@ def build_app(command: str | None = None) -> typer.Typer:
     for name, (module, text) in RUNTIME_COMMANDS.items():
         if name == command:
             import_module(f".commands.{module}", __package__).register(app)
-            app.registered_commands[-1].help = text
+            _complete(app.registered_commands[-1], text)
         else:
             app.command(name, help=text)(_nothing)
     for name, (package, text) in MOUNTED_COMMANDS.items():
@@ -103,6 +107,12 @@ def build_app(command: str | None = None) -> typer.Typer:
         else:
             app.command(name, help=text, rich_help_panel=panel)(_nothing)
     return app
+
+
+def _complete(info: Any, text: str) -> None:
+    """Give a registered command its help, and the options that all commands have."""
+    info.help = text
+    info.callback = with_verbosity(info.callback)
 
 
 def _nothing() -> None:
@@ -132,7 +142,7 @@ def _mount(app: typer.Typer, command: str, package: str) -> None:
     for info in other.registered_commands:
         name = info.name or getattr(info.callback, "__name__", "").replace("_", "-")
         if name == command:
-            info.help = MOUNTED_COMMANDS[command][1]
+            _complete(info, MOUNTED_COMMANDS[command][1])
             app.registered_commands.append(info)
             return
     failure = OptionError(f"`vlmexport {command}` is not part of this installation: reinstall vlmexport")
@@ -173,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     quiet_log()
     command = _command_name(_completed_words() or arguments)
-    with _interrupts() as interrupts:
+    with _interrupts() as interrupts, saying():
         try:
             application = typer.main.get_command(build_app(command))
             status = application.main(args=arguments, prog_name="vlmexport", standalone_mode=False)
@@ -252,10 +262,7 @@ def _fail(error: Exception, command: str | None) -> int:
 
 
 def _complain(message: str) -> int:
-    line = " ".join(message.split())
-    # A file of someone else's may put anything into a message: terminals obey control characters.
-    line = "".join(character if character.isprintable() else "?" for character in line)
-    sys.stderr.write(f"vlmexport: {line}\n")
+    sys.stderr.write(f"vlmexport: {printable(message)}\n")
     return 2
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import typer
 from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.extras import need_extra
 from ..drafts import KINDS
+from .progress import shown
+
+log = logging.getLogger(__name__)
 
 BACKENDS = "tensorrt-rtx|tensorrt"
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -146,10 +150,11 @@ def build(
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
             target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
         )  # fmt: skip
+        _tell_request(request)
         if dry_run:
             from ..build.dry_run import dry_run as try_build
 
-            with _progress(as_json) as progress:
+            with shown(as_json) as progress:
                 found = try_build(request, progress)
             if as_json:
                 print_json({"schema_version": 1, **found.model_dump(mode="json")})
@@ -158,8 +163,9 @@ def build(
             return
         from ..build.build import build_bundle
 
-        with _progress(as_json) as progress:
+        with shown(as_json) as progress:
             report = build_bundle(request, progress)
+    _tell_report(report)
     if as_json:
         print_json({"schema_version": 1, **report.model_dump(mode="json")})
     else:
@@ -191,11 +197,13 @@ def verify(
     from ...runtime.commands.output import console, print_json
     from ..parity.verify import verify_bundle
 
-    with _quiet_torch(), _progress(as_json) as progress:
+    with _quiet_torch(), shown(as_json) as progress:
+        log.debug("comparing %s with %s: %d prompts of %d tokens", bundle, model, prompts, max_new_tokens)
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
             images=list(image or []), parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
         )  # fmt: skip
+    log.debug("%d files have their SHA-256", report.files_checked)
     if as_json:
         print_json({"schema_version": 1, **report.to_dict()})
     else:
@@ -255,60 +263,39 @@ def _quiet_torch() -> Iterator[None]:
         yield
 
 
-STAGES = {
-    "graphs": "Tracing graphs",
-    "weights": "Writing weights",
-    "checks": "Checking graphs",
-    "checksums": "Checksums",
-    "parity": "Comparing with PyTorch",
-    "plans": "Building TensorRT plans",
-    "lossless": "Checking losslessness",
-}
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar per stage on stderr; none with --json, plain lines where stderr is no terminal."""
-    if quiet:
-        yield None
+def _tell_request(request: Any) -> None:
+    """With `-v`: what is asked for, and what it is done with."""
+    if not log.isEnabledFor(logging.DEBUG):
         return
-    if not sys.stderr.isatty():
-        seen: set[str] = set()
+    import torch
 
-        def line(stage: str, done: int, total: int) -> None:
-            if stage not in seen:
-                seen.add(stage)
-                sys.stderr.write(STAGES.get(stage, stage) + "\n")
+    from ...runtime.measure.machine import describe
 
-        yield line
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    machine = describe()
+    log.debug(
+        "model %s, drafts: %s, precision %s, up to %d tokens, batch %d, width %d; output %s",
+        request.model,
+        ", ".join(request.drafts) or "the model's own",
+        request.precision, request.max_length, request.max_batch, request.max_width, request.output,
+    )  # fmt: skip
+    log.debug(
+        "machine: %s, %d cores, load %s; PyTorch %s with %d threads",
+        machine["cpu"], machine["cores"], machine["load"], torch.__version__, torch.get_num_threads(),
+    )  # fmt: skip
 
-    from ...runtime.commands.output import console
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]:>12}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
+def _tell_report(report: Any) -> None:
+    """With `-v`: every graph, the weights, and how long the stages of a build took."""
+    from ...runtime.commands.output import quantity, size
+    from ..build.timing import stage_line
 
-        def show(stage: str, done: int, total: int) -> None:
-            from ...runtime.commands.output import size
-
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(STAGES.get(stage, stage), total=total or None, count="")
-            in_bytes = stage in ("weights", "checksums")
-            count = size(done) if in_bytes else f"{done}/{total}" if total else str(done)
-            bars.update(tasks[stage], completed=done, total=total or None, count=count)
-
-        yield show
-        for task in bars.tasks:  # stages without a known end are over now
-            if task.total is None:
-                bars.update(task.id, total=task.completed)
+    for graph in report.graphs:
+        log.debug("graph %s (%s): %d nodes, %s", graph.name, graph.role, graph.nodes, size(graph.bytes))
+    log.debug(
+        "weights: %s, every tensor once; %s parameters and %s of drafts",
+        size(report.weight_bytes), quantity(report.parameters), quantity(report.draft_parameters),
+    )  # fmt: skip
+    log.debug("stages: %s; %.1f s in all", stage_line(report.stages), report.seconds)
 
 
 def _print_dry_run(found: Any) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import io
 import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from torch import nn
 from ...runtime.errors import ExportError, UnsupportedModelError
 from .hooks import OPSET, translation_table
 from .passes import WeightSource, clean
+
+log = logging.getLogger(__name__)
 
 # Sizes used for tracing. All differ, and none is 0 or 1, which torch.export would specialise.
 EXAMPLE_SIZES = {"batch": 2, "width": 3, "cache": 17, "source": 13, "rows": 5}
@@ -74,6 +77,7 @@ def trace(
     Raises ExportError when an input is not used or when torch cannot export the module, and UnsupportedModelError when
     it asks attention for what ours cannot do.
     """
+    begin = time.perf_counter()
     _remember_torchlib()
     dims: dict[str, object] = {}
     for item in inputs:
@@ -113,6 +117,10 @@ def trace(
     for name in names:
         if name not in used:
             raise ExportError(f"input {name!r} of {type(module).__name__} is not used by the exported graph")
+    log.debug(
+        "traced %s in %.1f s: %d nodes, %d weights; inputs %s",
+        type(module).__name__, time.perf_counter() - begin, len(graph), len(sources), ", ".join(names),
+    )  # fmt: skip
     return Template(graph, tuple(names), tuple(outputs), sources)
 
 

@@ -22,11 +22,9 @@ HELP = "Export a vision-language model as a vlmexport bundle: plain ONNX graphs 
 def build_options() -> list[Any]:
     """The options of `vlmexport build`, as its command line declares them."""
     import typer
-    from vlmexport.exporter.cli import register
+    from vlmexport.runtime.cli import build_app
 
-    app = typer.Typer()
-    register(app)
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(build_app("build"))
     return [option for option in group.commands["build"].params if option.param_type_name == "option"]
 
 

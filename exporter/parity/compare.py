@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from ...runtime.engines.base import DTYPES
 from ..drafts.base import Draft
 from .capture import Captured
 from .runner import GraphRunner
+
+log = logging.getLogger(__name__)
 
 SPARE = 3
 """Cache rows beyond the sequence, filled with noise that the mask must hide."""
@@ -107,6 +110,7 @@ def compare_graphs(
         inputs = "+".join(c.name for c in captures) if graph.role != "commit" else "random"
         limit = 0.0 if graph.role in ("commit", "embed") else LIMIT
         rows.append(ParityRow(name, reference, inputs, tally.values, tally.absolute, tally.relative, limit))
+        log.debug("%s: %d values, largest difference %.2g", name, tally.values, tally.absolute)
     if progress:
         progress("", len(graphs), len(graphs))
     return rows

@@ -60,13 +60,13 @@ def verify_bundle(
     return_large_buffers()
     bundle = Bundle.open(folder)
     report = VerifyReport(str(folder), model)
-    total = len(bundle.manifest.files)
-    begun: set[str] = set()
+    total, done = sum(info.bytes for info in bundle.manifest.files.values()), 0
 
-    def checked(name: str, _bytes: int) -> None:
-        begun.add(name)
+    def checked(_name: str, read: int) -> None:
+        nonlocal done
+        done += read
         if progress:
-            progress("checksums", len(begun), total)
+            progress("checksums", done, total)
 
     report.files_checked = bundle.check_sums(progress=checked)
     checkpoint = open_checkpoint(model)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 
     from ..bundle.manifest import Manifest
     from ..measure.benchmark import Request
+
+log = logging.getLogger(__name__)
 
 
 def bench(
@@ -35,8 +41,6 @@ def bench(
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from ..bundle.folder import Bundle, check_writable, store_costs
     from ..errors import OptionError
     from ..families import get_family
@@ -45,24 +49,26 @@ def bench(
     from .output import console, print_json
     from .plot import check_plot, write_plot
     from .requests import draft_options
+    from .telling import tell_bundle, tell_draft, tell_request, tell_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
     if plot is not None:
         check_plot(plot)
+    begin = time.perf_counter()
     opened = Bundle.open(bundle)
+    tell_bundle(opened, "size", time.perf_counter() - begin)
     if save:
         check_writable(opened.path)
     requests = make_requests(opened.manifest, image, prompt, raw)
     for request in requests:  # refused before a large model is loaded for nothing
-        get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
+        prepared = get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
+        tell_request(prepared)
     asked = draft_options(opened.manifest, draft, draft_length)
-    columns = TextColumn("{task.description}"), BarColumn()
-    with (
-        Session.load(opened, threads=threads) as session,
-        Progress(*columns, console=console(stderr=True), transient=True, disable=as_json) as bar,
-    ):
-        task = bar.add_task("starting")
+    tell_draft(opened.manifest, asked)
+    begin = time.perf_counter()
+    with Session.load(opened, threads=threads) as session, _progress(as_json) as progress:
+        tell_session(session, time.perf_counter() - begin)
         report = measure(
             session,
             requests,
@@ -71,9 +77,7 @@ def bench(
             repeats=repeats,
             force_acceptance=force_acceptance,
             every_draft=save,
-            progress=lambda what, done, total: bar.update(
-                task, description=what, completed=done, total=total
-            ),
+            progress=progress,
         )
     if save:
         store_costs(opened.path, report["costs"])
@@ -89,6 +93,23 @@ def bench(
         console().print(
             f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
         )
+
+
+@contextmanager
+def _progress(as_json: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr while it measures: a line per step with `-v`, none with `-q` and --json."""
+    from .output import console
+    from .verbosity import is_quiet, is_verbose
+
+    if as_json or is_quiet() or is_verbose():
+        yield lambda what, done, total: log.debug("%s: %d of %d", what, done, total)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting")
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..bundle.folder import Bundle
+
+log = logging.getLogger(__name__)
 
 
 def inspect(
@@ -24,9 +28,13 @@ def inspect(
     from ..bundle.folder import Bundle
     from ..measure.inspection import facts
     from .output import console, print_json
+    from .telling import tell_bundle
+    from .verbosity import is_quiet, is_verbose
 
+    begin = time.perf_counter()
     opened = Bundle.open(bundle)
-    checked = _compare(opened, quiet=as_json) if check else None
+    tell_bundle(opened, "size", time.perf_counter() - begin)
+    checked = _compare(opened, quiet=as_json or is_quiet() or is_verbose()) if check else None
     found = facts(opened) | {"checked": {"sizes": len(opened.manifest.files), "sha256": checked}}
     if as_json:
         print_json(found)
@@ -48,9 +56,15 @@ def _compare(opened: Bundle, quiet: bool) -> int:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=console(stderr=True), transient=True, disable=quiet) as progress:
         task = progress.add_task("SHA-256", total=total)
-        return opened.check_sums(
-            progress=lambda name, size: progress.update(task, advance=size, description=name)
-        )
+        begun: dict[str, int] = {}
+
+        def advance(name: str, size: int) -> None:
+            if name not in begun:
+                log.debug("comparing %s: %d bytes", name, opened.manifest.files[name].bytes)
+            begun[name] = begun.get(name, 0) + size
+            progress.update(task, advance=size, description=name)
+
+        return opened.check_sums(progress=advance)
 
 
 def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:

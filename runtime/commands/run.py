@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ from . import options
 
 if TYPE_CHECKING:
     from ..session import Result
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -69,6 +73,7 @@ def run(
     from ..speculate.sampling import Sampling
     from .output import print_json
     from .requests import draft_options, read_prompt
+    from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
@@ -80,16 +85,23 @@ def run(
         raise OptionError(
             "--image - and --prompt -: standard input holds one of them; give the other by name"
         )
-    opened = Bundle.open(bundle, "sha256" if check else "once" if check_once else "size")
+    begin, how = time.perf_counter(), "sha256" if check else "once" if check_once else "size"
+    opened = Bundle.open(bundle, how)
+    tell_bundle(opened, how, time.perf_counter() - begin)
     text = read_prompt(prompt, raw)
-    picture = None
+    picture, begin = None, time.perf_counter()
     if image is not None:
         with quiet_stderr():
             picture = load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")
+    read = time.perf_counter() - begin
     # A request that cannot be served is refused before a large model is loaded for nothing.
-    get_family(opened.manifest.model.family).prepare(opened, picture, text)
+    prepared = get_family(opened.manifest.model.family).prepare(opened, picture, text)
+    tell_request(prepared, picture, read)
     asked |= draft_options(opened.manifest, draft, draft_length)
+    tell_draft(opened.manifest, asked)
+    begin = time.perf_counter()
     with Session.load(opened, threads=threads, max_length=max_length) as session:
+        tell_session(session, time.perf_counter() - begin)
         stream = session.stream(image=picture, prompt=text, **asked)
         for piece in stream:
             if not as_json:
@@ -97,11 +109,15 @@ def run(
                 sys.stdout.flush()
         result, note = stream.result, session.note
     if as_json:
+        tell_result(result)
         print_json(report(result, str(bundle), image, text, note))
         return
     sys.stdout.write("\n")
     sys.stdout.flush()
-    sys.stderr.write(summary(result) + "\n" + ("" if note is None else f"{note}\n"))
+    tell_result(result)
+    log.info(summary(result))
+    if note is not None:
+        log.info(note)
 
 
 def register(app: typer.Typer) -> None:

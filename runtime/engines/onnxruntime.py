@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest, ValueInfo
+
+log = logging.getLogger(__name__)
 
 MAX_CALLS = 512
 """Bound calls kept; the least recently used one is dropped beyond this."""
@@ -188,7 +192,7 @@ class OnnxRuntimeCpu(Engine):
         return session
 
     def _load(self, graph: str) -> ort.InferenceSession:
-        info = self.interface(graph)
+        info, begin = self.interface(graph), time.perf_counter()
         refuse(self._folder / info.file)
         try:
             session = ort.InferenceSession(
@@ -215,6 +219,7 @@ class OnnxRuntimeCpu(Engine):
                     f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {', '.join(odd[:4])}"
                     f"{', …' if len(odd) > 4 else ''}; build the bundle again"
                 )
+        log.debug("loaded %s in %.2f s", info.file, time.perf_counter() - begin)
         return session
 
 

@@ -55,13 +55,30 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
         capfd, "verify", out, "--model", model, "--prompts", 2, "--max-new-tokens", 12, "--json"
     )
     report = json.loads(text)
-    assert status == 0 and report["ok"], err
+    assert status == 0 and report["ok"] and err == ""
     drafts = ["early-exit@1", "prompt-lookup", "always-wrong (early-exit@1)"]
     assert [row["draft"] for row in report["lossless"]] == drafts
     assert all(row["different"] == 0 and row["tokens"] > 0 for row in report["lossless"])
     assert report["lossless"][2]["alpha"] < 0.2
     assert report["files_checked"] == len(list(out.iterdir())) - 1
     assert "generation" in {row["graph"] for row in report["parity"]}
+
+
+def test_a_build_says_more_or_nothing(
+    tiny_checkpoint: Callable, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    options = ("build", "--model", tiny_checkpoint("llama"), "--draft-layer", 1, "--max-length", 96)
+    status, text, err = _run(capfd, *options, "-o", tmp_path / "quiet", "-q")
+    assert (status, err) == (0, "") and "Next: vlmexport run" in text
+    status, text, err = _run(capfd, *options, "-o", tmp_path / "told", "-v", "--json")
+    assert status == 0 and json.loads(text)["status"] == "built"  # one object and nothing else
+    for what in (
+        r"model .*, drafts: the model's own, precision float32, up to 96 tokens", r"machine: .* cores, load .*; PyTorch ",
+        r"traced LlamaDecoderLayer in .* s: \d+ nodes", r"Tracing graphs: \d+ done", r"Writing weights: .* done",
+        r"segment\.1: [\d]+ values, largest difference ", r"loaded segment\.1\.onnx in ",
+        r"graph segment\.0 \(segment\): \d+ nodes", r"stages: checks .* s, .*graphs .* s, .*parity .* s",
+    ):  # fmt: skip
+        assert re.search(rf"^ *\d+\.\d\d s  {what}", err, re.MULTILINE), (what, err)
 
 
 def test_build_json_with_plans(

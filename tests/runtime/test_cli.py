@@ -268,3 +268,4 @@ def test_a_command_has_one_help_text(command: str, capsys: Capture, monkeypatch:
         assert cli.main(arguments) == 0
         shown = capsys.readouterr().out
         assert text in " ".join(shown.replace("│", " ").split()), arguments
+        assert {"-v", "--verbose", "-q", "--quiet"} <= set(shown.split()), arguments

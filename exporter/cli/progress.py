@@ -1,0 +1,91 @@
+"""How far a build or a comparison is, on stderr: bars on a terminal, a line per stage elsewhere and with `-v`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...runtime.commands.output import console, size
+from ...runtime.commands.verbosity import is_quiet, is_verbose
+
+log = logging.getLogger(__name__)
+
+STAGES = {
+    "graphs": "Tracing graphs",
+    "weights": "Writing weights",
+    "checks": "Checking graphs",
+    "checksums": "Checksums",
+    "parity": "Comparing with PyTorch",
+    "plans": "Building TensorRT plans",
+    "lossless": "Checking losslessness",
+}
+"""Stage, as `progress(stage, done, total)` calls it → its name for people."""
+
+IN_BYTES = ("weights", "checksums")
+"""Stages that count bytes."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@contextlib.contextmanager
+def shown(as_json: bool) -> Iterator[Progress | None]:
+    """Yields the function to call with (stage, done, total); None where nothing is shown: with `-q`, and with --json
+    unless `-v` asks for lines."""
+    if is_quiet() or (as_json and not is_verbose()):
+        yield None
+    elif is_verbose() or not sys.stderr.isatty():
+        yield from _lines()
+    else:
+        yield from _bars()
+
+
+def _lines() -> Iterator[Progress]:
+    """A line when a stage is first heard of; with `-v` one with its count when the next is, or all is over."""
+    current: tuple[str, int] | None = None
+    seen: set[str] = set()
+
+    def end() -> None:
+        if current is not None:
+            stage, done = current
+            log.debug("%s: %s done", STAGES.get(stage, stage), size(done) if stage in IN_BYTES else done)
+
+    def line(stage: str, done: int, total: int) -> None:
+        nonlocal current
+        if current is None or stage != current[0]:
+            end()
+            if stage not in seen:
+                log.info(STAGES.get(stage, stage))
+            seen.add(stage)
+        current = stage, done
+
+    yield line
+    end()
+
+
+def _bars() -> Iterator[Progress]:
+    """A bar per stage."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]:>12}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(STAGES.get(stage, stage), total=total or None, count="")
+            count = size(done) if stage in IN_BYTES else f"{done}/{total}" if total else str(done)
+            bars.update(tasks[stage], completed=done, total=total or None, count=count)
+
+        yield show
+        for task in bars.tasks:  # stages without a known end are over now
+            if task.total is None:
+                bars.update(task.id, total=task.completed)
