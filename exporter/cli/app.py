@@ -195,13 +195,15 @@ def verify(
     """Compare a bundle with its model: parity and losslessness."""
     need_extra("export", "`vlmexport verify`")
     from ...runtime.commands.output import console, print_json
+    from ...runtime.commands.requests import read_picture
     from ..parity.verify import verify_bundle
 
+    pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
     with _quiet_torch(), shown(as_json) as progress:
         log.debug("comparing %s with %s: %d prompts of %d tokens", bundle, model, prompts, max_new_tokens)
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
-            images=list(image or []), parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
+            images=pictures, parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
         )  # fmt: skip
     log.debug("%d files have their SHA-256", report.files_checked)
     if as_json:

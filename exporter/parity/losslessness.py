@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def check_losslessness(
     bundle: Bundle,
     requests: int,
     max_new_tokens: int,
-    images: Sequence[Path] = (),
+    images: Sequence[Any] = (),
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[LosslessRow]:
     """A row for every draft of the bundle and one for a draft that is always wrong; none if it has no draft."""
@@ -172,7 +171,7 @@ def _compare(
     return row
 
 
-def _requests(manifest: dict[str, Any], count: int, images: Sequence[Path]) -> Iterator[tuple[Any, Any]]:
+def _requests(manifest: dict[str, Any], count: int, images: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """(image, prompt) pairs: given images, or drawn pictures; a text model gets parts of a sentence."""
     random = np.random.default_rng(17)
     words = SENTENCE.split()
@@ -182,7 +181,7 @@ def _requests(manifest: dict[str, Any], count: int, images: Sequence[Path]) -> I
             continue
         prompt = QUESTIONS[index % len(QUESTIONS)]
         if images:
-            yield str(images[index % len(images)]), prompt
+            yield images[index % len(images)], prompt
             continue
         picture = synthetic_image(*ODD_SIZES[index % len(ODD_SIZES)])
         yield np.roll(picture, tuple(random.integers(0, picture.shape[0], 2)), (0, 1)), prompt

@@ -51,12 +51,12 @@ def verify_bundle(
     draft_folders: Sequence[Path] = (),
     prompts: int = 3,
     max_new_tokens: int = 24,
-    images: Sequence[Path] = (),
+    images: Sequence[Any] = (),
     parity_memory: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> VerifyReport:
     """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
-    OptionError for an unknown model; differences are reported, not raised."""
+    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes."""
     return_large_buffers()
     bundle = Bundle.open(folder)
     report = VerifyReport(str(folder), model)

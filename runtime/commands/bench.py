@@ -119,21 +119,20 @@ def register(app: typer.Typer) -> None:
 
 def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:
     """Every image with every prompt. Without an image a synthetic one, without a prompt the bundle's default."""
-    from ..images.load import load_image
     from ..images.synthetic import synthetic_image
     from ..measure.benchmark import DEFAULT_PROMPT, Request
-    from .requests import read_prompt
+    from .requests import read_picture, read_prompt
 
     texts: list[str | None] = [read_prompt(text, raw) for text in prompts] or [None]
     if manifest.image is None:
         if prompts == [] and manifest.text.default_prompt is None:
             texts = [read_prompt(DEFAULT_PROMPT, raw)]
-        pictures: list[tuple[str, Any]] = [(path.name, load_image(path)) for path in images] or [("", None)]
+        pictures: list[tuple[str, Any]] = [(path.name, read_picture(path)) for path in images] or [("", None)]
     else:
         # A model that takes any size is given one of the usual side.
         sides = (max(side or 224, 64) for side in (manifest.image.height, manifest.image.width))
         made_up = synthetic_image(*sides)
-        pictures = [(path.name, load_image(path)) for path in images] or [("made-up image", made_up)]
+        pictures = [(path.name, read_picture(path)) for path in images] or [("made-up image", made_up)]
     return [
         Request(
             name=", ".join(part for part in (name, text or "") if part) or "default prompt",

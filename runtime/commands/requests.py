@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from ..bundle.manifest import Manifest
 
 
@@ -39,3 +42,15 @@ def read_prompt(prompt: str | None, raw: bool) -> str | None:
         return None
     text = as_text(sys.stdin.buffer.read(4 * LONGEST + 1) if prompt == "-" else prompt)
     return RawPrompt(text) if raw else text
+
+
+def read_picture(image: Path) -> Image:
+    """The `--image` file; `-` reads standard input. What libtiff writes to stderr beside our error is not shown.
+
+    Raises `ImageError`.
+    """
+    from ..images.load import load_image
+    from ..images.quiet import quiet_stderr
+
+    with quiet_stderr():
+        return load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")

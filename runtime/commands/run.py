@@ -66,13 +66,11 @@ def run(
     from ..bundle.folder import Bundle
     from ..errors import OptionError
     from ..families import get_family
-    from ..images.load import load_image
-    from ..images.quiet import quiet_stderr
     from ..request import request_options
     from ..session import Session
     from ..speculate.sampling import Sampling
     from .output import print_json
-    from .requests import draft_options, read_prompt
+    from .requests import draft_options, read_picture, read_prompt
     from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
@@ -91,8 +89,7 @@ def run(
     text = read_prompt(prompt, raw)
     picture, begin = None, time.perf_counter()
     if image is not None:
-        with quiet_stderr():
-            picture = load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")
+        picture = read_picture(image)
     read = time.perf_counter() - begin
     # A request that cannot be served is refused before a large model is loaded for nothing.
     prepared = get_family(opened.manifest.model.family).prepare(opened, picture, text)

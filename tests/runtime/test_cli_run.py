@@ -206,8 +206,9 @@ def test_run_reads_the_image_from_standard_input(
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["run"], ["bench"], ["verify", "--model", "tiny-blip2-flant5"]])
 def test_a_damaged_tiff_is_one_line(
-    tiny_bundle: Bundles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_bundle: Bundles, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     path = tiny_bundle("t5").path
     Image.fromarray(synthetic_image(64, 64)).save(tmp_path / "a.tif", compression="tiff_deflate")
@@ -219,7 +220,7 @@ def test_a_damaged_tiff_is_one_line(
         load_image(tmp_path / "a.tif")
     assert "ZIPDecode" in capfd.readouterr().err, "libtiff writes to stderr: the check below can fail"
     code = "import sys\nfrom vlmexport.runtime.cli import main\nsys.exit(main())"
-    command = [sys.executable, "-c", code, "run", str(path), "--image", str(tmp_path / "a.tif")]
+    command = [sys.executable, "-c", code, *words, str(path), "--image", str(tmp_path / "a.tif")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     shown = done.stderr
     assert done.returncode == 2
