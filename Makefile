@@ -10,6 +10,7 @@ DEMO_STAMP := $(VENV)/.vlmexport-demo
 
 MINUTES ?= 5
 SEED ?= 0
+FIRST ?= 0
 REQUESTS ?= 4000
 
 .PHONY: install demo test test-all lint format clean fuzz soak
@@ -38,7 +39,8 @@ test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 fuzz: install
-	$(BIN)/python tests/fuzz/campaign.py --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python tests/fuzz/campaign.py --seed $(SEED) --first $(FIRST) \
+		$(if $(COUNT),--count $(COUNT),--minutes $(MINUTES)) $(if $(SAVE),--save $(SAVE)) $(if $(FOLDER),--folder $(FOLDER))
 
 soak: install
 	$(BIN)/python tests/soak/soak.py --requests $(REQUESTS) --seed $(SEED)

@@ -1,10 +1,14 @@
 """Hostile inputs for some minutes: bundles, pictures, checkpoints, drafts and data that are damaged or mean harm.
 
     make fuzz MINUTES=10 SEED=1
-    python tests/fuzz/campaign.py --minutes 10 --seed 1 [--kind image --kind draft] [--count 10000] [--save FILE.json]
+    make fuzz COUNT=2500 FIRST=5000 SEED=1 SAVE=part-3.json          # 10,000 in four calls; then
+    python tests/fuzz/campaign.py --merge part-1.json part-2.json part-3.json part-4.json
+    python tests/fuzz/campaign.py --minutes 10 --seed 1 [--kind image --kind draft] [--save FILE.json]
     python tests/fuzz/campaign.py --case image:1:42          # one case again: kind, seed, number
 
-A case is a function of (kind, seed, number). Each runs in a process of its own; what counts as a failure is in
+A case is a function of (kind, seed, number); the kinds take turns, so that a case also has a place in the whole series,
+from which `--first` and `--count` choose. Ctrl-C and SIGTERM end a campaign after the case that runs, with its table
+and its file, which says where to go on (`next`). Each case runs in a process of its own; what counts as a failure is in
 cases.py: an end by a signal, a hang, a traceback, more than 2 GB, a refusal in more than one line, another answer from
 a bundle whose damage a checksum covers. The exit status is 1 if anything failed.
 """
@@ -16,18 +20,19 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # threads would not survive a fork
+os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")  # neither would theirs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from cases import Case, Verdict, judge  # noqa: E402
@@ -36,6 +41,7 @@ from kinds import KINDS  # noqa: E402
 
 def imported() -> None:
     """Everything that a case may import, so that its process need not."""
+    import tqdm
     from vlmexport.calibration.data import load_records  # noqa: F401
     from vlmexport.exporter.build import build_bundle  # noqa: F401
     from vlmexport.exporter.cli import app  # noqa: F401
@@ -44,6 +50,7 @@ def imported() -> None:
 
     for command in ("run", "build", "eval"):
         build_app(command)
+    tqdm.tqdm.monitor_interval = 0  # a thread of its own
 
 
 def one(seeds: Any, kind: str, seed: int, number: int, base: Path) -> tuple[Verdict, Path]:
@@ -66,14 +73,22 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--count", type=int, help="end after so many cases, whatever the time")
+    parser.add_argument("--first", type=int, default=0, help="begin with this case of the series")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", action="append", choices=list(KINDS))
     parser.add_argument("--case", metavar="KIND:SEED:NUMBER")
     parser.add_argument(
         "--folder", type=Path, help="where whole bundles and checkpoints are kept for the next time"
     )
-    parser.add_argument("--save", type=Path)
+    parser.add_argument("--save", type=Path, help="what was found, as JSON")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="one table of saved files")
     arguments = parser.parse_args()
+    if arguments.merge:
+        try:
+            found = merged([json.loads(path.read_text("utf-8")) for path in arguments.merge])
+        except ValueError as error:
+            parser.error(str(error))
+        return _finish(found, arguments.save)
     base = arguments.folder or Path(tempfile.mkdtemp(prefix="vlmexport-fuzz-"))
     wanted = [arguments.case.split(":")[0]] if arguments.case else arguments.kind or list(KINDS)
     imported()
@@ -91,46 +106,101 @@ def main() -> int:
     found = _run(arguments, seeds, wanted, base)
     if arguments.folder is None:
         shutil.rmtree(base, ignore_errors=True)
-    if arguments.save:
-        arguments.save.write_text(json.dumps(found, indent=1) + "\n")
-    return 1 if found["failures"] else 0
+    return _finish(found, arguments.save)
 
 
 def _run(
     arguments: argparse.Namespace, seeds: dict[str, Any], wanted: list[str], base: Path
 ) -> dict[str, Any]:
-    end = time.monotonic() + 60 * arguments.minutes
-    tallies: dict[str, Counter[str]] = {kind: Counter() for kind in wanted}
-    slowest, largest = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0)
-    failures: list[dict[str, Any]] = []
-    for done, (kind, number) in enumerate(numbered(wanted)):
-        if done == arguments.count or (arguments.count is None and time.monotonic() > end):
+    stopped: list[int] = []
+    before = {n: signal.signal(n, lambda n, _: stopped.append(n)) for n in (signal.SIGINT, signal.SIGTERM)}
+    first = arguments.first
+    found: dict[str, Any] = {
+        "seed": arguments.seed, "order": wanted, "ranges": [[first, first]],
+        "kinds": {kind: new_row() for kind in wanted}, "failures": [],
+    }  # fmt: skip
+    end = None if arguments.count is not None else time.monotonic() + 60 * arguments.minutes
+    stop = None if arguments.count is None else first + arguments.count
+    for place, (kind, number) in enumerate(islice(numbered(wanted), first, stop), first):
+        if stopped or (end is not None and time.monotonic() > end):
             break
+        begin = time.monotonic()
         verdict, folder = one(seeds[kind], kind, arguments.seed, number, base)
-        tallies[kind]["failed" if verdict.problem else "refused" if verdict.status else "served"] += 1
-        slowest[kind], largest[kind] = max(slowest[kind], verdict.seconds), max(largest[kind], verdict.peak)
-        if verdict.problem:
-            case = f"{kind}:{arguments.seed}:{number}"
-            failures.append({"case": case, "problem": verdict.problem, "errors": verdict.errors[-3000:]})
-            print(f"FAILED {case}: {verdict.problem}\n    {verdict.errors.strip()[-400:]}", flush=True)
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 path.chmod(0o600)
         shutil.rmtree(folder)
+        row = found["kinds"][kind]
+        row["failed" if verdict.problem else "refused" if verdict.status else "served"] += 1
+        row["seconds"] += time.monotonic() - begin
+        row["slowest_seconds"] = max(row["slowest_seconds"], verdict.seconds)
+        row["most_bytes"] = max(row["most_bytes"], verdict.peak)
+        found["ranges"] = [[first, place + 1]]
+        if verdict.problem:
+            case = f"{kind}:{arguments.seed}:{number}"
+            found["failures"].append(
+                {"case": case, "problem": verdict.problem, "errors": verdict.errors[-3000:]}
+            )
+            print(f"FAILED {case}: {verdict.problem}\n    {verdict.errors.strip()[-400:]}", flush=True)
+    for n, handler in before.items():
+        signal.signal(n, handler)
+    found["next"] = found["ranges"][0][1]
+    return found
+
+
+def new_row() -> dict[str, Any]:
+    """What is counted of a kind. `seconds` are those of all its cases, `slowest_seconds` of one, in its process."""
+    return {"refused": 0, "served": 0, "failed": 0, "seconds": 0.0, "slowest_seconds": 0.0, "most_bytes": 0}
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Saved campaigns as one. Raises ValueError unless they have one seed and one order of kinds, and share no case."""
+    seed, order = parts[0]["seed"], parts[0]["order"]
+    if any((part["seed"], part["order"]) != (seed, order) for part in parts):
+        raise ValueError("the files are of other seeds or kinds: their cases have other numbers")
+    ranges: list[list[int]] = []
+    for first, last in sorted(found for part in parts for found in part["ranges"]):
+        if ranges and first < ranges[-1][1]:
+            raise ValueError(f"the cases from {first} are in two files")
+        if ranges and first == ranges[-1][1]:
+            ranges[-1][1] = last
+        else:
+            ranges.append([first, last])
+    rows = {kind: new_row() for kind in order}
+    for part in parts:
+        for kind, row in part["kinds"].items():
+            for name, value in row.items():
+                combine = max if name in ("slowest_seconds", "most_bytes") else sum
+                rows[kind][name] = combine((rows[kind][name], value))
+    failures = [failure for part in parts for failure in part["failures"]]
+    return {
+        "seed": seed, "order": order, "ranges": ranges, "kinds": rows, "failures": failures, "next": ranges[-1][1],
+    }  # fmt: skip
+
+
+def _finish(found: dict[str, Any], save: Path | None) -> int:
+    """Print the table and save what was found; returns the exit status."""
+    total = {**new_row(), "slowest_seconds": max(row["slowest_seconds"] for row in found["kinds"].values())}
+    total["most_bytes"] = max(row["most_bytes"] for row in found["kinds"].values())
+    for row in found["kinds"].values():
+        for name in ("refused", "served", "failed", "seconds"):
+            total[name] += row[name]
     print(
-        f"{'kind':<14} {'cases':>7} {'refused':>8} {'served':>7} {'failed':>7} {'slowest':>9} {'most memory':>12}"
+        f"{'kind':<14} {'cases':>7} {'refused':>8} {'served':>7} {'failed':>7} {'slowest':>9} {'most memory':>12} "
+        f"{'a minute':>9}"
     )
-    for kind in wanted:
-        tally = tallies[kind]
+    for kind, row in (*found["kinds"].items(), ("all", total)):
+        cases = row["refused"] + row["served"] + row["failed"]
+        rate = 60 * cases / row["seconds"] if row["seconds"] else 0.0
         print(
-            f"{kind:<14} {tally.total():>7,} {tally['refused']:>8,} {tally['served']:>7,} {tally['failed']:>7,} "
-            f"{slowest[kind]:>7.1f} s {largest[kind] / 1e6:>9,.0f} MB"
+            f"{kind:<14} {cases:>7,} {row['refused']:>8,} {row['served']:>7,} {row['failed']:>7,} "
+            f"{row['slowest_seconds']:>7.1f} s {row['most_bytes'] / 1e6:>9,.0f} MB {rate:>9,.0f}"
         )
-    rows = {
-        kind: {**tallies[kind], "slowest_seconds": round(slowest[kind], 2), "most_bytes": largest[kind]}
-        for kind in wanted
-    }
-    return {"seed": arguments.seed, "kinds": rows, "failures": failures}
+    ranges = ", ".join(f"{first} to {last - 1}" for first, last in found["ranges"] if last > first) or "none"
+    print(f"Seed {found['seed']}, cases {ranges}; go on with --first {found['next']}")
+    if save:
+        save.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return 1 if found["failures"] else 0
 
 
 if __name__ == "__main__":

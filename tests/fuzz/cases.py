@@ -98,6 +98,8 @@ def _serve(case: Case, out: Path, err: Path) -> None:
     code = 70
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the campaign's are not a command's
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for path, number in ((out, 1), (err, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -81,6 +81,80 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
         assert row.get("refused", 0) > 0, f"{kind}: nothing is refused: are these mutants?"
 
 
+def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Path) -> None:
+    def campaign(*words: object) -> list[str]:
+        return [sys.executable, str(TESTS / "fuzz" / "campaign.py"), *map(str, words)]
+
+    shared = ("--kind", "image", "--kind", "data", "--seed", 3)
+    parts = [tmp_path / f"{name}.json" for name in ("one", "two", "whole", "merged")]
+    # Nobody could wait for all of them: it ends because it is told to.
+    running = subprocess.Popen(
+        campaign(*shared, "--count", 10**6, "--save", parts[0], "--folder", tmp_path / "kept"),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(tmp_path.glob("kept/data-3-*")):  # the campaign is at its cases
+        assert running.poll() is None, "it ended by itself"
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    table = running.communicate(timeout=120)[0]
+    first = json.loads(parts[0].read_text())
+    assert running.returncode == 0 and f"go on with --first {first['next']}" in table and first["next"] > 0
+    rest = ("--first", first["next"], "--count", 7, "--save", parts[1])
+    whole = ("--count", first["next"] + 7, "--save", parts[2])
+    for words in (rest, whole):
+        subprocess.run(campaign(*shared, *words), check=True, capture_output=True, timeout=300)
+    command = campaign("--merge", parts[1], parts[0], "--save", parts[3])
+    merged = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    counts = []
+    for path in parts[2:]:
+        found = json.loads(path.read_text())
+        assert found["ranges"] == [[0, first["next"] + 7]] and found["failures"] == []
+        counts.append({k: (row["refused"], row["served"]) for k, row in found["kinds"].items()})
+    assert counts[0] == counts[1]
+    assert f"cases 0 to {first['next'] + 6};" in merged
+    twice = subprocess.run(
+        campaign("--merge", parts[0], parts[2]), capture_output=True, text=True, timeout=60
+    )
+    assert twice.returncode == 2 and "are in two files" in twice.stderr
+
+
+def test_kept_traces_change_nothing_and_are_of_the_same_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="a dry run needs [export]")
+    code = f"""
+import contextlib, io, json, sys
+from pathlib import Path
+sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "fuzz")!r}]
+import tiny_models
+from kinds import traces
+from kinds.base import command
+
+whole = tiny_models.checkpoint("llama", Path({str(tmp_path / "whole")!r}))
+serve = command("-q", "build", "--model", whole, "--draft-layer", 1, "-o", whole / "no", "--dry-run", "--json")
+
+def said(serve):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert serve() == 0
+    return {{k: v for k, v in json.loads(out.getvalue()).items() if "seconds" not in k and k != "disk_free"}}
+
+fresh, sizes = said(serve), []
+for _ in range(traces.THRICE):
+    sizes.append(len(traces._kept))
+    traces.chosen(whole, "--draft-layer", 1)
+sizes.append(len(traces._kept))
+again = said(traces.with_traces(whole, serve))
+sizes.append(len(traces._kept))
+config = json.loads((whole / "config.json").read_text())
+(whole / "config.json").write_text(json.dumps(config | {{"rms_norm_eps": 0.25}}))
+said(traces.with_traces(whole, serve))
+print(json.dumps([fresh == again, *sizes, len(traces._kept)]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    same, *sizes = json.loads(done.stdout.splitlines()[-1])
+    assert same and sizes[:3] == [0, 0, 0]
+    assert 0 < sizes[3] == sizes[4] < sizes[5]  # used as they are, but not for another configuration
+
+
 def test_some_hundred_mixed_requests_on_one_session(tiny_bundle: Callable, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -28,14 +28,17 @@ class Seeds:
         self._picture = picture(folder / "picture.png")
         self._bundles: list[tuple[Path, tuple[object, ...], str]] = []
         for name in NAMES:
-            whole = tiny_bundles.load(name, folder / name) or tiny_bundles.build(name, folder / name)
+            # In forks of their own: ONNX Runtime's threads must not exist where the cases are forked.
+            if tiny_bundles.load(name, folder / name) is None:
+                _in_a_fork(folder, lambda n=name: str(tiny_bundles.build(n, folder / n).path))
+            whole = tiny_bundles.load(name, folder / name)
+            assert whole is not None
             arguments = self._arguments(name)
-            # In a fork of its own: ONNX Runtime's threads must not exist where the cases are forked.
             self._bundles.append(
                 (
                     whole.path,
                     arguments,
-                    _in_a_fork(folder, lambda p=whole.path, a=arguments: answer_of("run", p, *a)),
+                    _in_a_fork(folder, lambda p=whole.path, a=arguments: answer_of("-q", "run", p, *a)),
                 )
             )
 

@@ -9,6 +9,7 @@ from cases import Case
 from mutate import linked_copy, mutate_model_file
 
 from .base import command
+from .traces import chosen, with_traces
 
 NAMES = ("blip2-t5", "llama", "vit-gpt2", "blip2-opt")
 BUILDS = 0.04
@@ -30,15 +31,17 @@ class Seeds:
         ]
 
     def make(self, rng: random.Random, folder: Path) -> Case:
-        model = linked_copy(rng.choice(self._checkpoints), folder / "model")
+        whole = rng.choice(self._checkpoints)
+        chosen(whole, "--draft-layer", 1)
+        model = linked_copy(whole, folder / "model")
         files = sorted(path for path in model.iterdir() if path.is_file())
         documents = [path for path in files if path.suffix == ".json"]
         path = rng.choice((model / "config.json", *documents, *files))
         mutate_model_file(path, rng)
         arguments = ("build", "--model", model, "--draft-layer", 1, "-o", folder / "bundle")
         if rng.random() < BUILDS:
-            return Case(command(*arguments), limit=BUILD_SECONDS)
-        return Case(command(*arguments, "--dry-run"))
+            return Case(with_traces(model, command(*arguments)), limit=BUILD_SECONDS)
+        return Case(with_traces(model, command(*arguments, "--dry-run")))
 
 
 def prepare(folder: Path) -> Seeds:

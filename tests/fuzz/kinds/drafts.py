@@ -9,6 +9,7 @@ from cases import Case
 from mutate import linked_copy, mutate_model_file
 
 from .base import command
+from .traces import chosen, with_traces
 
 
 class Seeds:
@@ -25,11 +26,13 @@ class Seeds:
             tiny_bundles.untrained_draft(self._model, 1, self._draft)
 
     def make(self, rng: random.Random, folder: Path) -> Case:
+        chosen(self._model, "--draft", self._draft)
         draft = linked_copy(self._draft, folder / "draft")
         path = rng.choice(sorted(path for path in draft.iterdir() if path.is_file()))
         mutate_model_file(path, rng)
         output = folder / "bundle"
-        return Case(command("build", "--model", self._model, "--draft", draft, "-o", output, "--dry-run"))
+        serve = command("build", "--model", self._model, "--draft", draft, "-o", output, "--dry-run")
+        return Case(with_traces(self._model, serve))
 
 
 def prepare(folder: Path) -> Seeds:
