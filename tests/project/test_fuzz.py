@@ -16,7 +16,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "fuzz"))
 
-from cases import Case, judge  # noqa: E402
+from cases import Case, denied, judge  # noqa: E402
 
 
 def crash() -> int:
@@ -67,6 +67,18 @@ def test_what_counts_as_a_failure(
     quiet = serve in (crash, hang, stumble, devour, chatter)
     verdict = judge(Case(serve if quiet else refusal, wrong, limit=limit), tmp_path)
     assert verdict.problem == problem if problem is None else problem in str(verdict.problem)
+
+
+def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow() -> int:
+        time.sleep(2)
+        return 0
+
+    assert denied(os.getpid()) >= 0.0
+    monkeypatch.setattr("cases.denied", lambda process: 60.0)
+    assert judge(Case(slow, limit=0.5), tmp_path).problem is None
+    monkeypatch.setattr("cases.denied", lambda process: 0.0)
+    assert "hangs" in str(judge(Case(slow, limit=0.5), tmp_path).problem)
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
