@@ -9,7 +9,7 @@ from cases import Case
 from mutate import linked_copy, mutate_model_file
 
 from .base import command
-from .traces import chosen, with_traces
+from .traces import chosen, warm, with_traces
 
 NAMES = ("blip2-t5", "llama", "vit-gpt2", "blip2-opt")
 BUILDS = 0.04
@@ -25,6 +25,7 @@ class Seeds:
     def __init__(self, folder: Path):
         import tiny_models
 
+        warm()
         self._checkpoints = [
             folder / name if (folder / name).is_dir() else tiny_models.checkpoint(name, folder / name)
             for name in NAMES

@@ -9,7 +9,7 @@ from cases import Case
 from mutate import linked_copy, mutate_model_file
 
 from .base import command
-from .traces import chosen, with_traces
+from .traces import chosen, warm, with_traces
 
 
 class Seeds:
@@ -19,6 +19,7 @@ class Seeds:
         import tiny_bundles
         import tiny_models
 
+        warm()
         self._model, self._draft = folder / "target", folder / "draft"
         if not self._model.is_dir():
             tiny_models.checkpoint("llama", self._model)

@@ -25,6 +25,17 @@ _config: bytes | None = None
 """What the model that is exported now declares; None where traces are not kept."""
 
 
+def warm() -> None:
+    """Load what torch loads with its first trace: hundreds of modules and its operators, seconds in every case."""
+    import torch
+    from vlmexport.exporter.graphs.hooks import export_hooks
+    from vlmexport.exporter.graphs.template import TraceInput, trace
+
+    with export_hooks():
+        inputs = [TraceInput("hidden", ("batch", 8))]
+        trace(torch.nn.Linear(8, 8), lambda module, rows: (module(rows),), inputs, ("rows",))
+
+
 def chosen(model: Path, *options: object) -> None:
     """A case begins from the whole checkpoint `model`: trace it in this process when that pays.
 
