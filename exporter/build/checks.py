@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.errors import ExportError, VlmexportError
+from ...runtime.errors import BundleError, ExportError, PromptError, VlmexportError
 from ...runtime.families import FAMILIES, get_family
+from ...runtime.text.chat import render_chat
+from ...runtime.text.sandbox import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
 from ..families.samples import SENTENCE, odd_picture
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 SPARE_BYTES = 16 << 20
 """Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
+
+
+CONVERSATIONS = (("user",), ("system", "user"), ("user", "assistant", "user"))
+"""Roles of the messages that a chat template is tried with."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ def check_requests(prepared: Prepared) -> None:
                 f"the tokenizer of {folder} gives token {int(ids.max())}; the model knows {manifest.text.vocab_size}: "
                 "is it the model's own?"
             )
+        check_chat(manifest, tokenizer, folder)
         if prepared.request.parity and family.name in FAMILIES:
             _try_requests(prepared, Sample(manifest, tokenizer))
     except VlmexportError:
@@ -96,6 +103,23 @@ def check_requests(prepared: Prepared) -> None:
         if not is_panic(error):
             raise
         raise ExportError(f"the tokenizer of {folder} cannot be used: {first_line(error)}") from error
+
+
+def check_chat(manifest: Manifest, tokenizer: Tokenizer, folder: Any) -> None:
+    """The runtime renders the chat template within its bounds, whatever conversation it accepts."""
+    text = manifest.text
+    if not text.chat_template:
+        return
+    bos, eos = tokenizer.token(text.bos_token_id), tokenizer.token(next(iter(text.eos_token_ids), None))
+    for roles in CONVERSATIONS:
+        messages = [{"role": role, "content": SENTENCE} for role in roles]
+        try:
+            render_chat(text.chat_template, messages, bos_token=bos, eos_token=eos)
+        except (BundleError, TooMuch) as error:
+            reason = str(error).removeprefix("manifest field 'text.chat_template': ")
+            raise ExportError(f"the chat template of {folder} cannot be used: {reason}") from error
+        except PromptError:  # no system messages, say: transformers raises there too
+            continue
 
 
 def _try_requests(prepared: Prepared, sample: Sample) -> None:

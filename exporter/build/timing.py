@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
 
 
 class Stages:
@@ -18,6 +21,7 @@ class Stages:
     def __call__(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         yield
+        log.debug("stage %s: %.1f s", name, time.monotonic() - start)
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 2)
 
     @property

@@ -539,6 +539,17 @@ def _template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for %}")
 
 
+def _late_loop(folder: Path) -> None:
+    """Only a conversation that goes on shows it."""
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    text = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
+        + loop
+        + "{% endif %}{% endfor %}"
+    )
+    (folder / "chat_template.jinja").write_text(text)
+
+
 def _wide(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "intermediate_size": 10**15}))
@@ -551,12 +562,13 @@ def _wide(folder: Path) -> None:
         (_tokenizer(_nearly_empty), "is it the model's own"),
         (_tokenizer(_unknown_token), "puts the special token '<nope>' around texts"),
         (_words, "bad_words_ids holds 99999"),
-        (_template, "chat_template.*line 1"),
+        (_template, "chat template of .*model cannot be used: line 1"),
+        (_late_loop, "chat template of .*model cannot be used: "),
         (_lost, r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"),
         (_wide, r"has shape .* not \(1000000000000000, 96\)"),
         (lambda folder: None, "allows 7: shorten it"),
     ],
-    ids=["vocabulary", "empty", "panic", "words", "template", "missing", "shape", "length"],
+    ids=["vocabulary", "empty", "panic", "words", "template", "loop", "missing", "shape", "length"],
 )
 def test_what_showed_only_in_parity_is_found_before_anything_is_read(
     damage: Callable[[Path], None],
