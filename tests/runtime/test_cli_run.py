@@ -416,7 +416,6 @@ def test_bench_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) 
     assert "not text" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() -> None:
     pytest.importorskip("matplotlib")
     arm = {"tokens_per_second": 90.0, "tokens_per_second_min": 80.0, "tokens_per_second_max": 95.0}
@@ -437,6 +436,7 @@ def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() 
     assert BUSY not in {text.get_text() for text in plot.drawn(report).texts}
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_bench_prints_a_table_and_writes_a_plot(
     tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, suffix: str
