@@ -1,6 +1,6 @@
 """How data is named on the command line; read by help texts, so nothing is imported here."""
 
-SCENES = "SPLIT[:COUNT][:offset=N][:seed=N][:form=N][:variant=N]"
+SCENES = "SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]"
 DATA = (
     f"scenes:{SCENES}, scenes-questions:{SCENES}, coco:JSON,IMAGES[,SPLIT], images:FOLDER, FILE.jsonl, "
     "or a folder written by generate-data"

@@ -2,7 +2,7 @@
 
 | D | records |
 |---|---|
-| `scenes:SPLIT[:COUNT][:offset=N][:seed=N][:form=N][:variant=N]` | generated tabletop scenes (train, validation or heldout) with their captions |
+| `scenes:SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]` | generated tabletop scenes (train, validation or heldout) with their captions |
 | `scenes-questions:…` | the same scenes, one question with its answer each |
 | `coco:JSON,IMAGES[,SPLIT]` | COCO captions (`images` + `annotations`), or a Karpathy split file |
 | `images:FOLDER` | every image of a folder, without text (for generate-data) |
@@ -70,7 +70,7 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None) -> RecordSet:
     head, _, rest = data.partition(":")
     generated_by = None
     if head in ("scenes", "scenes-questions"):
-        records = load_scenes(rest, ask=head == "scenes-questions")
+        records = load_scenes(rest, questions=head == "scenes-questions")
     elif head == "coco":
         records = load_coco(rest, prompt, problems)
     elif head == "images":

@@ -13,12 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from vlmexport.calibration.workshop import precision
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.decoder_stage import train_decoder
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.evaluation import bleu4
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import __main__ as recipe
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import vision_stage
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.labels import mirrored, scene_labels
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.optimizer import Muon, newton_schulz, schedule
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.texts import text_table
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.vision_stage import train_vision
 from vlmexport.calibration.workshop.scenes import TRAIN, mirror, sample_scene
 from vlmexport.runtime.errors import OptionError
@@ -65,17 +63,6 @@ def test_the_precision_is_what_the_processor_has_units_for(tmp_path):
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 
 
-def test_text_tables_are_as_wide_as_their_texts(tmp_path):
-    tokenizer = build_tokenizer(0)
-    table = text_table(tmp_path / "texts.npz", 0, TRAIN[:12], tokenizer)
-    for name in ("caption", "question", "answer"):
-        ids = table[name].reshape(-1, table[name].shape[-1])
-        assert (ids[:, -1] != 0).any(), f"{name}: the last column belongs to the longest"
-        assert all(row[np.flatnonzero(row)[-1]] == tokenizer.eos_token_id for row in ids), (
-            f"{name}: nothing is cut"
-        )
-
-
 def test_muon_lowers_a_quadratic():
     torch.manual_seed(0)
     truth, weight = torch.randn(16, 8), torch.nn.Parameter(torch.zeros(16, 8))
@@ -95,20 +82,46 @@ def test_schedule_warms_up_and_decays():
     assert values[-1] < 0.03
 
 
-def test_bleu4():
-    assert bleu4([[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5]]) == pytest.approx(1.0)
-    assert bleu4([[9, 8, 7, 6]], [[1, 2, 3, 4]]) == 0.0
-    assert 0 < bleu4([[1, 2, 3, 4, 9]], [[1, 2, 3, 4, 5]]) < 1
+def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(vision_stage, "CHECKED", 20)
+    small = {"size": 64, "batch_size": 8, "precision": "fp32"}
+    assert train_vision(tmp_path / "one", 6, **small) == 6
+    assert train_vision(tmp_path / "two", 6, stop_at=4, **small) == 4
+    assert train_vision(tmp_path / "two", 6, **small) == 6
+    one, two = (torch.load(tmp_path / n / "vision" / "state.pt", weights_only=True) for n in ("one", "two"))
+    assert one["step"] == two["step"] == 6 and len(one["model"]) > 50
+    assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
+    lines = [
+        json.loads(line) for line in (tmp_path / "two" / "vision" / "log.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines] == [4, 6] and "object" in lines[-1]
 
 
 @pytest.mark.slow
-def test_stages_run_and_resume(tmp_path):
-    train_vision(tmp_path, 4, size=64, batch_size=8)
-    train_vision(tmp_path, 6, size=64, batch_size=8, precision="fp32")
-    train_decoder(tmp_path, 3, tmp_path / "model", size=64, batch_size=4)
-    checkpoint = train_decoder(tmp_path, 5, tmp_path / "model", size=64, batch_size=4, joint=1)
-    assert torch.load(checkpoint, weights_only=False)["step"] == 5
-    lines = [json.loads(line) for line in (tmp_path / "decoder.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [3, 5]
+def test_one_command_makes_a_model_with_its_record_and_evaluation(tmp_path, monkeypatch):
+    words = [
+        "--vision-steps",
+        3,
+        "--pictures",
+        64,
+        "--steps",
+        2,
+        "--captions",
+        2,
+        "--questions",
+        2,
+        "--scenes",
+        4,
+        "--threads",
+        1,
+    ]
+    monkeypatch.setattr(
+        "sys.argv", ["recipe", "--out", str(tmp_path), "--precision", "fp32", *map(str, words)]
+    )
+    recipe.main()
+    record = json.loads((tmp_path / "model" / "recipe.json").read_text())
+    assert record["settings"]["start"] == "none" and record["settings"]["steps"] == 2
+    assert record["vision_curve"][-1]["step"] == 3 and record["curve"][-1]["step"] == 2
     assert (tmp_path / "model" / "model.safetensors").exists()
-    assert len((tmp_path / "STATUS.txt").read_text().splitlines()) == 2
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["scenes"] == 4 and not found["musts"]["facts"]["met"]

@@ -20,18 +20,21 @@ from ....exporter.drafts.imitation import ImitationDraft
 from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
+from ...generation.answers import GenerationOptions
+from ...generation.engine import open_answers
 from ...generation.generate import generate_data
-from ...generation.torch_answers import TorchAnswers
 from ...targets.target import load_target
 from ...training.features import CachedFeatures, build_cache
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.options import LoopOptions
+from .tiny_blip2_flant5.language import LONGEST
 from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
 LAYERS = (3, 6)  # a quarter and a half of the decoder
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
-STEPS = 600
+STEPS = 1500
+TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take later ones
 
 
 def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT) -> Workshop:
@@ -39,14 +42,15 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
     target = load_target(model)
     place = work / target.fingerprint.removeprefix("sha256:")[:12]
     sets = {
-        "captions": f"scenes:train:{captions}",
-        "questions": f"scenes-questions:train:{min(QUESTIONS, captions)}",
+        "captions": f"scenes:train:{captions}:offset={TOLD}",
+        "questions": f"scenes-questions:train:{min(QUESTIONS, captions)}:offset={TOLD}",
         "validation": f"scenes:validation:{min(VALIDATION, captions)}",
         "heldout": f"scenes:heldout:{heldout}",
     }
     told = {}
+    answers = open_answers(model, "auto", "auto", None, LONGEST, None, None, print)
     for name, data in sets.items():
-        generate_data(TorchAnswers(target), load_records(data), place / name)
+        generate_data(answers, load_records(data), place / name, GenerationOptions(LONGEST))
         told[name] = load_records(str(place / name))
     train = RecordSet(
         "captions+questions", [*told["captions"], *told["questions"]], [], told["captions"].generated_by

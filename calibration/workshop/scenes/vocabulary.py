@@ -24,7 +24,6 @@ WALLS: dict[str, tuple[int, int, int]] = {
 LIGHTS: tuple[str, ...] = ("left", "right")
 LANES: tuple[str, ...] = ("back", "middle", "front")
 GAPS: tuple[str, ...] = ("near", "far")
-COUNT_WORDS: dict[int, str] = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 UNSEEN: frozenset[tuple[str, str]] = frozenset(
     {

@@ -26,6 +26,8 @@ PATCH = 12
 QUERIES = 8
 WIDTH = 128
 DECODER_LAYERS = 12
+FROZEN = ("vision_model.", "qformer.", "query_tokens")
+"""Names of the vision side begin with one of these; the language model is trained with it frozen."""
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 

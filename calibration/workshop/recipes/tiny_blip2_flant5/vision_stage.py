@@ -6,8 +6,6 @@ answers for the object that it shows. The heads are dropped afterwards.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from pathlib import Path
 
@@ -17,14 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Blip2ForConditionalGeneration
 
-from .....runtime.measure.machine import cores
-from ...precision import PRECISIONS, computing, dtype_of
+from ...precision import computing, dtype_of
 from ...scenes.dataset import prerender
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
+from ..long_run import LongRun
 from .labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
-from .model import MEAN, SIDE, STD, WIDTH, build_model
+from .model import FROZEN, MEAN, SIDE, STD, WIDTH, build_model
 from .optimizer import build_optimizers, schedule
 from .tokenizer import build_tokenizer
+
+CHECKED = 2000  # validation scenes
 
 
 class VisionHeads(nn.Module):
@@ -122,84 +122,72 @@ def train_vision(
     batch_size: int = 128,
     lr: float = 3e-3,
     seed: int = 0,
-    resume: bool = True,
     precision: str = "auto",
-) -> Path:
-    """Runs or resumes the stage; returns the checkpoint's path. `precision`: see `workshop.precision`."""
+    stop_at: int | None = None,
+    check_every: int = 250,
+) -> int:
+    """Runs or continues the stage; returns the step that was reached.
+
+    `work` receives ``data`` and ``vision`` with ``state.pt`` and ``log.jsonl``; arguments as of `train.train`.
+
+    Raises:
+        OptionError: see `LongRun`.
+    """
     dtype = dtype_of(precision)
-    data = work / "data"
-    pictures = prerender(data / f"train{SIDE}.u8", seed, TRAIN[:size], SIDE)
-    labels = label_table(data / "train_labels.npz", seed, TRAIN[:size])
-    check_pictures = prerender(data / f"val{SIDE}.u8", seed, VALIDATION[:2000], SIDE)
-    check_labels = label_table(data / "val_labels.npz", seed, VALIDATION[:2000])
-    model, heads = build_model(build_tokenizer(seed), seed), VisionHeads()
-    modules = nn.ModuleDict({"vision": model.vision_model, "qformer": model.qformer, "heads": heads})
-    named = [*modules.named_parameters(), ("query_embed", model.query_tokens)]
-    optimizers = build_optimizers(named, lr, dtype)
-    checkpoint, log = work / "vision.pt", work / "vision.jsonl"
-    start = 0
-    if resume and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=False)
-        model.load_state_dict(state["model"])
-        heads.load_state_dict(state["heads"])
-        for optimizer, stored in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(stored)
-        start = state["step"]
-    clock, running = time.time(), 0.0
-    for step in range(start, steps):
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr * schedule(step, steps, 100)
-        rows = np.random.default_rng([seed, 7, step]).integers(0, 2 * len(pictures), batch_size)
-        pixels, truth = batch(pictures, labels, rows)
-        with computing(dtype):
-            patches, queries = encode(model, pixels)
-            loss, _ = vision_loss(heads, patches, queries, truth)
-        loss.backward()
-        nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        running += loss.item()
-        if (step + 1) % 50 == 0 or step + 1 == steps:
-            line = {
-                "step": step + 1,
-                "loss": round(running / 50, 4),
-                "seconds": round(time.time() - clock, 1),
-            }
-            running = 0.0
-            if (step + 1) % 250 == 0 or step + 1 == steps:
-                line |= evaluate(model, heads, check_pictures, check_labels, dtype)
-                state = {"model": model.state_dict(), "heads": heads.state_dict(), "step": step + 1}
-                torch.save(
-                    state | {"optimizers": [o.state_dict() for o in optimizers]},
-                    checkpoint.with_suffix(".new"),
-                )
-                checkpoint.with_suffix(".new").replace(checkpoint)
-            with log.open("a") as out:
-                out.write(json.dumps(line) + "\n")
-    return checkpoint
-
-
-def main() -> None:
-    """Command line of the stage."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1450)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
-    parser.add_argument("--threads", type=int, default=cores())
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    train_vision(
-        options.work,
-        options.steps,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        precision=options.precision,
+    data, settings = (
+        work / "data",
+        {"steps": steps, "pictures": size, "batch": batch_size, "lr": lr, "seed": seed},
     )
-
-
-if __name__ == "__main__":
-    main()
+    with LongRun(work / "vision", settings) as run:
+        pictures = prerender(data / f"train{SIDE}-{size}.u8", seed, TRAIN[:size], SIDE)
+        labels = label_table(data / f"train_labels-{size}.npz", seed, TRAIN[:size])
+        check_pictures = prerender(data / f"val{SIDE}.u8", seed, VALIDATION[:CHECKED], SIDE)
+        check_labels = label_table(data / "val_labels.npz", seed, VALIDATION[:CHECKED])
+        model, heads = build_model(build_tokenizer(), seed), VisionHeads()
+        modules = nn.ModuleDict({"vision": model.vision_model, "qformer": model.qformer, "heads": heads})
+        named = [*modules.named_parameters(), ("query_embed", model.query_tokens)]
+        optimizers = build_optimizers(named, lr, dtype)
+        state = run.load()
+        start = 0
+        if state is not None:
+            model.load_state_dict(state["model"], strict=False)
+            heads.load_state_dict(state["heads"])
+            for optimizer, stored in zip(optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(stored)
+            start = state["step"]
+        clock, running, done = time.time(), 0.0, 0
+        last = min(steps, stop_at or steps)
+        for step in range(start, last):
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * schedule(step, steps, 100)
+            rows = np.random.default_rng([seed, 7, step]).integers(0, 2 * len(pictures), batch_size)
+            pixels, truth = batch(pictures, labels, rows)
+            with computing(dtype):
+                patches, queries = encode(model, pixels)
+                loss, _ = vision_loss(heads, patches, queries, truth)
+            loss.backward()
+            nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            running += loss.item()
+            done, at = done + 1, step + 1
+            ending = at == last or run.stopping
+            if at % 50 == 0 or ending:
+                line = {
+                    "step": at,
+                    "loss": round(running / done, 4),
+                    "seconds": round(time.time() - clock, 1),
+                }
+                running, done = 0.0, 0
+                if at % check_every == 0 or at == last:
+                    line |= evaluate(model, heads, check_pictures, check_labels, dtype)
+                run.log(line)
+            if run.due() or ending:
+                seen = {n: p for n, p in model.state_dict().items() if n.startswith(FROZEN)}
+                learned = {"heads": heads.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+                run.save({"step": at, "model": seen, **learned})
+            if run.stopping:
+                return at
+    return max(start, last)

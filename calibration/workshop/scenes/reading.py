@@ -1,15 +1,14 @@
-"""Reads the facts back out of a caption of the second form; what is missing or unknown stays None."""
+"""Reads the facts back out of a caption; what is missing or unknown stays None."""
 
 from __future__ import annotations
 
 import re
 
-from ..parse import ParsedCaption, ParsedObject
-from ..scene import Relation, Scene
-from ..score import CaptionScore, score_parsed
-from ..vocabulary import COLOURS
 from .caption import in_order
 from .plan import PlanCheck, check_plan, split_plan
+from .scene import Relation, Scene
+from .score import CaptionScore, ParsedCaption, ParsedObject, score_parsed
+from .vocabulary import COLOURS
 from .words import DEPTHS, GAPS, KINDS, LANES, NUMBERS, ORDERS, PATTERNS, SIZES, TABLES, WALLS, meanings
 
 _KIND_OF, _SIZE_OF, _PATTERN_OF = meanings(KINDS), meanings(SIZES), meanings(PATTERNS)
@@ -43,8 +42,8 @@ def announced(text: str) -> str:
 
 
 def score_told(text: str, scene: Scene) -> CaptionScore:
-    """`scenes.score.score_parsed` for a caption of the second form, position by position."""
-    return score_parsed(read_caption(text), scene, strict=True)
+    """`score_parsed` of a caption."""
+    return score_parsed(read_caption(text), scene)
 
 
 def check_told_plan(text: str, scene: Scene) -> PlanCheck:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..scene import Scene
-from ..vocabulary import COLOURS
 from .authors import Pen
+from .scene import Scene
+from .vocabulary import COLOURS
 from .words import ARMS, BECAUSE, KIND_REASONS, KINDS, NUMBERS, REASONS, RULES, SIZES, THEN, meanings
 
 WARM = frozenset({"red", "orange", "yellow", "pink"})

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
-from ....scenes.authored import answer_value, ask, score_told, tell
-from ....scenes.authored.reading import check_told_plan
-from ....scenes.dataset import model_picture
-from ....scenes.grammar import DESCRIBE
-from ....scenes.scene import sample_scene
-from ....scenes.score import total_accuracy
-from ..model import SIDE
+from ...scenes import answer_value, ask, score_told, tell
+from ...scenes.asking import DESCRIBE
+from ...scenes.dataset import model_picture
+from ...scenes.reading import check_told_plan
+from ...scenes.scene import sample_scene
+from ...scenes.score import total_accuracy
 from .batches import padded
 from .early import measure_early
 from .language import cross_entropy, logits, speak
+from .model import SIDE
 from .rows import picture_rows
 
 CHUNK = 64

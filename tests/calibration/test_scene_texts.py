@@ -1,4 +1,4 @@
-"""The second form of the texts: really uncertain wording, facts that can all be read back, plans that are true."""
+"""What is told of the scenes: really uncertain wording, facts that can all be read back, plans that are true."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from vlmexport.calibration.workshop.scenes import (
+    AUTHORS,
     HELDOUT,
     TRAIN,
     VALIDATION,
-    mirror,
-    sample_scene,
-    total_accuracy,
-)
-from vlmexport.calibration.workshop.scenes.authored import (
-    AUTHORS,
     answer_value,
     ask,
     measure_floor,
+    mirror,
     read_caption,
+    sample_scene,
     score_told,
     tell,
+    total_accuracy,
 )
-from vlmexport.calibration.workshop.scenes.authored.asking import QUESTIONS, REPLIES
-from vlmexport.calibration.workshop.scenes.authored.authors import Pen, habits
-from vlmexport.calibration.workshop.scenes.authored.caption import (
+from vlmexport.calibration.workshop.scenes.asking import QUESTIONS, REPLIES
+from vlmexport.calibration.workshop.scenes.authors import Pen, habits
+from vlmexport.calibration.workshop.scenes.caption import (
     clause,
     in_order,
     noun_phrase,
@@ -37,12 +35,12 @@ from vlmexport.calibration.workshop.scenes.authored.caption import (
     tidy,
     write,
 )
-from vlmexport.calibration.workshop.scenes.authored.plan import Named, check_plan, plan, split_plan
-from vlmexport.calibration.workshop.scenes.authored.reading import check_told_plan
-from vlmexport.calibration.workshop.scenes.authored.words import KIND_REASONS, SLOTS
+from vlmexport.calibration.workshop.scenes.plan import Named, check_plan, plan, split_plan
+from vlmexport.calibration.workshop.scenes.reading import check_told_plan
 from vlmexport.calibration.workshop.scenes.scene import Relation
 from vlmexport.calibration.workshop.scenes.text_stats import NgramModel, prompt_lookup_tau
 from vlmexport.calibration.workshop.scenes.vocabulary import COLOURS
+from vlmexport.calibration.workshop.scenes.words import KIND_REASONS, SLOTS
 from vlmexport.runtime.proposers.ngram_index import NgramIndex
 from vlmexport.runtime.speculate.budget import Budget
 
@@ -230,7 +228,7 @@ def test_different_draws_give_different_texts():
 
 
 def test_clauses_are_told_apart(monkeypatch):
-    from vlmexport.calibration.workshop.scenes.authored import caption
+    from vlmexport.calibration.workshop.scenes import caption
 
     item = sample_scene(0, 5).objects[0]
     monkeypatch.setattr(caption, "noun_phrase", lambda item, pen: ("a thing", Named(item.colour, item.kind)))

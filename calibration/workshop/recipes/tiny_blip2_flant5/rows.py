@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import Blip2ForConditionalGeneration
 
-from ....scenes.dataset import model_picture
-from ..model import QUERIES, SIDE, WIDTH
-from ..vision_stage import encode, to_pixels
+from ...scenes.dataset import model_picture
+from .model import QUERIES, SIDE, WIDTH
+from .vision_stage import encode, to_pixels
 
 BLOCK = 500  # pictures between two notes of the progress
 

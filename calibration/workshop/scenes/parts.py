@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..vocabulary import COLOURS
+from .vocabulary import COLOURS
 from .words import ARMS, DEPTHS, GAPS, KINDS, LANES, NUMBERS, PATTERNS, SIZES, TABLES, WALLS
 
 PARTS = ("fact", "style", "plan")

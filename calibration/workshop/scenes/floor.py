@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..scene import Scene
 from .caption import tell
+from .scene import Scene
 
 
 @dataclass(frozen=True)

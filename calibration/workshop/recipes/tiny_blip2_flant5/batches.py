@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ....scenes.authored import ask, tell
-from ....scenes.scene import Scene, mirror, sample_scene
-from ..texts import PROMPTS
+from ...scenes import ask, tell
+from ...scenes.scene import Scene, mirror, sample_scene
+from .prompts import PROMPTS
 
 BUCKETS = 4  # batches that are drawn together and sorted by length
 

@@ -1,4 +1,4 @@
-"""The training of v2: the vision side frozen, projection and language model trained on texts drawn for every step."""
+"""The training of the language model: the vision side frozen, texts drawn anew for every step, no deep supervision."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import nn
 from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
-from ....precision import computing, dtype_of
-from ....scenes.scene import TRAIN, VALIDATION
-from ...long_run import LongRun
-from ..model import save_bundle
-from ..optimizer import build_optimizers, schedule
+from ...precision import computing, dtype_of
+from ...scenes.scene import TRAIN, VALIDATION
+from ..long_run import LongRun
 from .batches import Batches
 from .checks import Checks
 from .language import LONGEST, cross_entropy, logits
+from .model import FROZEN, save_bundle
+from .optimizer import build_optimizers, schedule
 from .rows import image_rows
-from .start import FROZEN, begin
+from .start import begin
 from .tokenizer import build_tokenizer
 
 ANSWERS = 0.3  # weight of the answers' loss
@@ -46,7 +46,7 @@ def train(
 
     Args:
         steps: of the whole schedule.
-        start: see `start.begin`; None takes ``out/vision.pt``, which the vision stage writes.
+        start: see `start.begin`; None takes ``out/vision/state.pt``, which the vision stage writes.
         pictures: training scenes; each is used plain and mirrored.
         captions, questions: of a step. lr: peak learning rate. seed: of weights, scenes and draws.
         precision: see `workshop.precision`.
@@ -59,7 +59,7 @@ def train(
     """
     dtype = dtype_of(precision)
     tokenizer = build_tokenizer()
-    model, begun = begin(tokenizer, seed, start, out / "vision.pt")
+    model, begun = begin(tokenizer, seed, start, out / "vision" / "state.pt")
     settings = {
         "steps": steps,
         "start": begun,

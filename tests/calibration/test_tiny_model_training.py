@@ -1,4 +1,4 @@
-"""The recipe of `tiny-blip2-flant5` v2 at a size that trains in seconds."""
+"""The recipe of `tiny-blip2-flant5` at a size that trains in seconds."""
 
 # ruff: noqa: E402 - the imports need what importorskip checks
 
@@ -19,19 +19,19 @@ pytest.importorskip("transformers")
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.workshop.recipes import long_run
 from vlmexport.calibration.workshop.recipes.long_run import LongRun, recipe_folder
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second import rows as rows_module
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.batches import BUCKETS, Batches
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.checks import Checks
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.early import measure_early, token_parts
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.evaluate import MUSTS, facts, judged
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.rows import image_rows
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.start import FROZEN, begin
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.tokenizer import build_tokenizer
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second.train import train
-from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, sample_scene
-from vlmexport.calibration.workshop.scenes.authored import ask, tell
-from vlmexport.calibration.workshop.scenes.authored.parts import parts_of
-from vlmexport.calibration.workshop.scenes.authored.plan import split_plan
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import rows as rows_module
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.batches import BUCKETS, Batches
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.checks import Checks
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.early import measure_early, token_parts
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.evaluate import MUSTS, facts, judged
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.model import FROZEN
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.rows import image_rows
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.start import begin
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
+from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.train import train
+from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, ask, sample_scene, tell
+from vlmexport.calibration.workshop.scenes.parts import parts_of
+from vlmexport.calibration.workshop.scenes.plan import split_plan
 from vlmexport.exporter.checkpoint.aliases import BUNDLED
 from vlmexport.runtime.errors import OptionError
 
@@ -98,7 +98,7 @@ def test_training_sees_no_scene_of_drafts_or_evaluations(tokenizer):
     used = {batches.scene(int(row)).index for step in range(3) for row in batches.told(step).rows}
     used |= {batches.scene(int(row)).index for row in batches.asked(0).rows}
     assert used <= set(TRAIN[:40])
-    records = load_records("scenes:train:300:offset=40:form=2").records
+    records = load_records("scenes:train:300:offset=40").records
     drafts = {r.image.scene[1] for r in records if r.image and r.image.scene}
     assert len(drafts) == 300
     assert not used & (drafts | set(VALIDATION) | set(HELDOUT))
@@ -212,7 +212,7 @@ def test_checks_tell_a_reader_from_a_blind_guesser(model, tokenizer, monkeypatch
 
 def test_the_last_layer_is_no_early_exit(model, tokenizer, monkeypatch):
     """The full depth agrees with itself everywhere and a quarter of a fresh stack does not."""
-    from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.second import early
+    from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import early
 
     checks = Checks(model, tokenizer, 0, VALIDATION[:3])
     monkeypatch.setattr(early, "EARLY", (3, 12))

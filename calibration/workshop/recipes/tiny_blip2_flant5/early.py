@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
-from .....evaluation.acceptance import Acceptance, Count
-from .....targets.target import Rows
-from .....training.losses import agreement
-from ....scenes.authored.parts import PARTS, parts_of
-from ..model import DECODER_LAYERS
+from ....evaluation.acceptance import Acceptance, Count
+from ....targets.target import Rows
+from ....training.losses import agreement
+from ...scenes.parts import PARTS, parts_of
 from .batches import padded
 from .language import layer_logits
+from .model import DECODER_LAYERS
 
 EARLY = (DECODER_LAYERS // 4, DECODER_LAYERS // 2)
 DRAFT_LENGTH = 5

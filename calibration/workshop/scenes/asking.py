@@ -1,4 +1,4 @@
-"""Questions and answers of the second form: several ways to ask, several ways to reply, one value."""
+"""Questions and answers: several ways to ask, several ways to reply, one value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..scene import Scene
-from ..vocabulary import COLOURS
 from .authors import Pen
 from .caption import tidy
+from .scene import Scene
+from .vocabulary import COLOURS
 from .words import KINDS, LANES, NUMBERS, SIZES, TABLES, WALLS, meanings
+
+DESCRIBE = "describe the scene"
+"""The prompt that asks for a caption."""
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "count": ("how many objects are there?", "how many things do you see?", "count the objects."),

@@ -1,4 +1,4 @@
-"""What v2 keeps of a trained model: the vision side as it is, projection, encoder and embeddings as a beginning."""
+"""What a training keeps of a trained model: the vision side as it is, projection, encoder and embeddings as a beginning."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
-from ..model import build_model
+from .model import FROZEN, build_model
 
-FROZEN = ("vision_model.", "qformer.", "query_tokens")
 _BEGUN = ("language_projection.", "language_model.encoder.block.", "language_model.encoder.final_layer_norm.")
 _STEM = "\u2581"  # begins a word in T5's vocabulary
 
@@ -23,13 +22,13 @@ def begin(
     Args:
         start: folder of a trained model of this architecture: its vision side, projection and encoder are copied, and
             the embeddings of the words that both tokenizers have.
-        vision: instead, a checkpoint of `vision_stage.train_vision`: the vision side alone is copied.
+        vision: instead, the state of `vision_stage.train_vision`: the vision side alone is copied.
     """
     model = build_model(tokenizer, seed)
     if start is None:
         assert vision is not None
-        weights = torch.load(vision, weights_only=False, map_location="cpu")["model"]
-        model.load_state_dict({k: v for k, v in weights.items() if k.startswith(FROZEN)}, strict=False)
+        weights = torch.load(vision, weights_only=True, map_location="cpu")["model"]
+        model.load_state_dict(weights, strict=False)
         return model.eval(), _hash(vision)
     old = Blip2ForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
     kept = {k: v for k, v in old.state_dict().items() if k.startswith((*FROZEN, *_BEGUN))}

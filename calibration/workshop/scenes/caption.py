@@ -1,13 +1,13 @@
-"""Captions of the second form: a setting, every object against the one named before, and a plan of the arm."""
+"""Captions: a setting, every object against the one named before, and a plan of the arm."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from ..scene import Relation, Scene, SceneObject, mirror
 from .authors import Pen
 from .plan import Named, plan
+from .scene import Relation, Scene, SceneObject, mirror
 from .words import NUMBERS
 
 

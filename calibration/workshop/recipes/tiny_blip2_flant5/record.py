@@ -1,21 +1,22 @@
-"""The record of a run that ships with the model: settings and learning curves."""
+"""The record of a run that ships with the model: settings, history and learning curves."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from .evaluate import machine
 
 
-def write_recipe(work: Path, folder: Path, settings: dict[str, object]) -> Path:
+def write_recipe(work: Path, folder: Path, settings: dict[str, Any]) -> Path:
     """Writes ``folder/recipe.json`` from the logs in ``work``; returns its path."""
     record = {
-        "command": "python -m vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 --out DIR",
+        "command": "python -m vlmexport.calibration.workshop.recipes.tiny_blip2_flant5",
         "settings": settings,
         "machine": machine(),
-        "vision_curve": _lines(work / "vision.jsonl"),
-        "decoder_curve": _lines(work / "decoder.jsonl"),
+        "vision_curve": _lines(work / "vision" / "log.jsonl"),
+        "curve": _lines(work / "log.jsonl"),
     }
     path = folder / "recipe.json"
     rows = ",\n".join(f" {json.dumps(name)}: {_compact(value)}" for name, value in record.items())
@@ -23,14 +24,16 @@ def write_recipe(work: Path, folder: Path, settings: dict[str, object]) -> Path:
     return path
 
 
-def _compact(value: object) -> str:
+def _compact(value: Any) -> str:
     """JSON with one line per entry of a list."""
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         return "[\n  " + ",\n  ".join(json.dumps(v) for v in value) + "\n ]"
     return json.dumps(value)
 
 
-def _lines(path: Path) -> list[dict[str, object]]:
-    """The log by step: where a run was resumed, the later line of a step counts."""
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The log by step: where a run was resumed, the later line of a step counts. Empty without a log."""
+    if not path.exists():
+        return []
     by_step = {line["step"]: line for line in map(json.loads, path.read_text().splitlines())}
     return [by_step[step] for step in sorted(by_step)]
