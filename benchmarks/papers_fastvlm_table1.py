@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=CAPTIONS)
     parser.add_argument("--heldout", type=int, default=HELDOUT)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all that were prepared")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
@@ -62,7 +63,7 @@ def main() -> None:
         workshop = prepare(options.model, options.work, options.captions, options.heldout)
         name, data = options.model, "scenes"
     rows, curves = [], {}
-    for layer in workshop.features:
+    for layer in options.layers or workshop.features:
         curves[f"early exit, n={layer}"] = exit_ = workshop.heldout(layer, nn.Identity())
         rows.append(row(layer, "early exit", [exit_]))
         for losses in options.rows:
@@ -74,7 +75,11 @@ def main() -> None:
     plot_by_position(curves, ROOT / "docs" / "images" / f"alpha-by-position-{name}.png")
     result = {
         "script": "benchmarks/papers_fastvlm_table1.py",
-        "model": {**workshop.identity, "layers": workshop.target.num_layers},
+        "model": {
+            "name": workshop.target.name,
+            "fingerprint": workshop.target.fingerprint,
+            "layers": workshop.target.num_layers,
+        },
         "data": {
             "kind": data,
             "train_records": {n: len(f.train) for n, f in workshop.features.items()},
