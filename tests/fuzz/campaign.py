@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,13 @@ def imported() -> None:
     tqdm.tqdm.monitor_interval = 0  # a thread of its own
 
 
-def one(seeds: Any, kind: str, seed: int, number: int, base: Path) -> tuple[Verdict, Path]:
+def one(
+    seeds: Any, kind: str, seed: int, number: int, base: Path, patience: float = 1.0
+) -> tuple[Verdict, Path]:
     """Make and judge one case; returns the folder of what it read, which is the caller's to remove."""
     folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{seed}-{number}-", dir=base))
     made: Case = seeds.make(random.Random(f"{kind}:{seed}:{number}"), folder)
-    return judge(made, folder), folder
+    return judge(replace(made, limit=made.limit * patience), folder), folder
 
 
 def numbered(kinds: list[str]) -> Iterator[tuple[str, int]]:
@@ -75,6 +78,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="end after so many cases, whatever the time")
     parser.add_argument("--first", type=int, default=0, help="begin with this case of the series")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="on a slow machine: how many times longer a case may take"
+    )
     parser.add_argument("--kind", action="append", choices=list(KINDS))
     parser.add_argument("--case", metavar="KIND:SEED:NUMBER")
     parser.add_argument(
@@ -98,7 +104,7 @@ def main() -> int:
         seeds[kind] = KINDS[kind](base / "seeds" / kind)
     if arguments.case:
         kind, seed, number = arguments.case.split(":")
-        verdict, folder = one(seeds[kind], kind, int(seed), int(number), base)
+        verdict, folder = one(seeds[kind], kind, int(seed), int(number), base, arguments.patience)
         print(
             f"{arguments.case}: {verdict.problem or 'well'} after {verdict.seconds:.1f} s; in {folder}\n{verdict.errors}"
         )
@@ -125,7 +131,7 @@ def _run(
         if stopped or (end is not None and time.monotonic() > end):
             break
         begin = time.monotonic()
-        verdict, folder = one(seeds[kind], kind, arguments.seed, number, base)
+        verdict, folder = one(seeds[kind], kind, arguments.seed, number, base, arguments.patience)
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 path.chmod(0o600)

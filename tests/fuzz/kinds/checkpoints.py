@@ -15,8 +15,8 @@ NAMES = ("blip2-t5", "llama", "vit-gpt2", "blip2-opt")
 BUILDS = 0.04
 """Share of the cases that are built: seconds each."""
 
-BUILD_SECONDS = 180.0
-"""A whole build may take this long on a busy machine."""
+TRACING = 180.0
+"""Seconds that a dry run or a build may take: a mutant that changed nothing of weight traces a whole model."""
 
 
 class Seeds:
@@ -41,8 +41,8 @@ class Seeds:
         mutate_model_file(path, rng)
         arguments = ("build", "--model", model, "--draft-layer", 1, "-o", folder / "bundle")
         if rng.random() < BUILDS:
-            return Case(with_traces(model, command(*arguments)), limit=BUILD_SECONDS)
-        return Case(with_traces(model, command(*arguments, "--dry-run")))
+            return Case(with_traces(model, command(*arguments)), limit=TRACING)
+        return Case(with_traces(model, command(*arguments, "--dry-run")), limit=TRACING)
 
 
 def prepare(folder: Path) -> Seeds:
