@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .decode.passes import Decoder
-from .errors import PromptError
+from .errors import NumericsError, PromptError
 from .families.base import Prepared
 from .result import Result
 from .speculate.processors import Processors
@@ -44,7 +44,8 @@ class Running:
         """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
         Not `streamed`: the text is handed out as a whole, by `last`.
 
-        Raises `PromptError` for a prompt that does not fit; the batch is then as before.
+        Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
+        is then as before.
         """
         self._decoder, self._begin = decoder, begin
         self._parts: list[str] = []
@@ -69,9 +70,11 @@ class Running:
         self._push = self._text.push if streamed or settings.stop else self._text.hold
         try:
             self._first = self._prefill(prepared)
-        except BaseException:
+        except BaseException as error:
             self._end_proposer()
             if decoder.batch > self.sequence.row:
+                if isinstance(error, NumericsError):
+                    decoder.clear(self.sequence.row)
                 decoder.remove(self.sequence.row)
             raise
 

@@ -33,6 +33,7 @@ from .speculate.stored_costs import pick_costs
 INT64 = 2**63 - 1
 
 _Piece = TypeVar("_Piece")
+_Outcome = Result | InputError | NumericsError
 _Waiting = tuple[int, Mapping[str, Any], Settings, float]
 """A request that waits for a place: its number, what was asked, its settings, and when it came."""
 
@@ -217,27 +218,28 @@ class Session:
         `on_text`. A finished request makes room for a waiting one at once. Every option is checked before any work;
         a deadline counts from this call. The tokens are those of single requests, but for near-ties of float32 where
         another width adds up in another order (docs/architecture.md, rule 1).
-        Raises `InputError` and `OptionError` with the number of the request.
+        Raises `InputError`, `NumericsError` and `OptionError` with the number of the request.
         """
         begin = time.perf_counter()
         waiting = [self._checked(number, request, begin) for number, request in enumerate(requests)]
         found: list[Result | None] = [None] * len(waiting)
         with contextlib.closing(self._guarded(lambda _: self._run_batch(iter(waiting)))([])) as outcomes:
             for number, outcome in outcomes:
-                if isinstance(outcome, InputError):
+                if isinstance(outcome, InputError | NumericsError):
                     raise type(outcome)(f"requests[{number}]: {outcome}") from None
                 found[number] = outcome
         return cast("list[Result]", found)
 
     def generate_many(
         self, requests: Iterable[Mapping[str, Any]]
-    ) -> Iterator[tuple[int, Result | InputError]]:
+    ) -> Iterator[tuple[int, Result | InputError | NumericsError]]:
         """Like `generate_batch` for requests without end: one is taken from `requests` when there is room for it, and
         (its number, its result) is handed out when it has finished, in the order in which they finish.
 
-        A request that cannot be served (a damaged picture, a prompt that is too long) gives its `InputError` and ends
-        nothing else. Closing the iterator ends the requests that are running. A deadline counts from when its
-        request was taken. Raises `OptionError` with the number of the request.
+        A request that cannot be served (a damaged picture, a prompt that is too long) gives its `InputError`, one whose
+        logits are not finite its `NumericsError`; neither ends anything else. Closing the iterator ends the requests
+        that are running. A deadline counts from when its request was taken. Raises `OptionError` with the number of
+        the request.
         """
         waiting = (
             self._checked(number, request, time.perf_counter()) for number, request in enumerate(requests)
@@ -330,9 +332,6 @@ class Session:
                     raise VlmexportError("this session is closed; load the bundle again")
                 self.decoder.reset(0)
                 yield from pieces(found)
-            except NumericsError:
-                self.decoder.clear()  # the next request must not read what this one left
-                raise
             finally:
                 self._busy.release()
                 if self._closed:
@@ -374,22 +373,25 @@ class Session:
             yield from pieces
             while sequence.finish_reason is None and not sequence.interrupted():
                 pieces = running.take(cycle.run()[0])
+                if sequence.error is not None:
+                    raise sequence.error
                 yield from pieces
             yield from running.last()
         finally:
             pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
             found.append(running.close())
 
-    def _run_batch(self, waiting: Iterator[_Waiting]) -> Iterator[tuple[int, Result | InputError]]:
+    def _run_batch(self, waiting: Iterator[_Waiting]) -> Iterator[tuple[int, _Outcome]]:
         """Requests, a batch at a time: (number, result) of each when it has finished."""
         cycle = Cycle(self.decoder)
         active: dict[Request, tuple[int, Running]] = {}
 
-        def let_go(sequence: Request) -> tuple[int, Result]:
+        def let_go(sequence: Request) -> tuple[int, _Outcome]:
             number, running = active.pop(sequence)
             _exhaust(running.last())
             cycle.leave(sequence)
-            return number, running.close()
+            result = running.close()
+            return number, sequence.error or result
 
         try:
             while True:
@@ -405,7 +407,7 @@ class Session:
                             request.get("image"), request.get("prompt"), request.get("channels", "rgb")
                         )
                         running = self._start(prepared, settings, begin, streamed=False)
-                    except InputError as error:
+                    except (InputError, NumericsError) as error:
                         yield number, error
                         continue
                     cycle.join(running.sequence)

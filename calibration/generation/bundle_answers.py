@@ -14,7 +14,7 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.cores import cores
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
-from ...runtime.errors import InputError, OptionError
+from ...runtime.errors import InputError, NumericsError, OptionError
 from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence
 from ...runtime.result import Result
 from ...runtime.session import Session
@@ -112,7 +112,7 @@ class BundleAnswers:
             session.close()
 
 
-_Outcome = tuple[tuple[int, int], Result | InputError] | BaseException | None
+_Outcome = tuple[tuple[int, int], Result | InputError | NumericsError] | BaseException | None
 """((record, number of the answer), what came of it); what ended a worker; None when one has nothing left to do."""
 
 
@@ -184,6 +184,8 @@ def _gathered(
         if isinstance(outcome, BaseException):
             raise outcome
         (record, number), result = outcome
+        if isinstance(result, NumericsError):
+            raise result  # the target's own: no other answer of it is worth more
         if isinstance(result, InputError):
             if record not in failed:
                 failed.add(record)

@@ -90,11 +90,12 @@ class KVArena:
         self.lengths[:] = [0] * self.max_batch
         self.rows = self.capacity if self._static else min(self._bucket, self.capacity)
 
-    def clear(self) -> None:
-        """Zero everything: a request left numbers that are not finite, and 0 × NaN is NaN where rows are masked."""
+    def clear(self, row: int) -> None:
+        """Zero the place of sequence `row`: it left numbers that are not finite, and 0 × NaN is NaN where rows are
+        masked."""
         for buffer in (*self.keys, *self.values):
-            whole = buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype)
-            self._engine.write(whole, np.zeros(whole.shape, DTYPES[self._dtype]))
+            own = self._view(buffer, row, 1)
+            self._engine.write(own, np.zeros(own.shape, DTYPES[self._dtype]))
 
     def add(self) -> int:
         """A further sequence with nothing cached; returns its place, the last one."""

@@ -180,11 +180,12 @@ class Decoder:
         self.exit_count = 0
         self._moved = True
 
-    def clear(self) -> None:
-        """Forget every number that a request left: one was not finite."""
-        self.arena.clear()
+    def clear(self, row: int) -> None:
+        """Zero what is cached of sequence `row`, of which numbers are not finite: who has its place next, or grows into
+        it, reads none of them."""
+        self.arena.clear(row)
         if self._encoder is not None:
-            self._encoder.arena.clear()
+            self._encoder.arena.clear(row)
 
     def add(self) -> int:
         """A further sequence; returns its place."""
@@ -328,7 +329,10 @@ class Decoder:
         width = len(tokens)
         if batch > 1:
             width = max(map(len, trees))
-            tokens = [token for tree in trees for token in (*tree.tokens, *[0] * (width - len(tree)))]
+            # Scratch rows repeat a token of their own sequence: its numbers are as finite as the sequence is.
+            tokens = [
+                token for tree in trees for token in (*tree.tokens, *tree.tokens[-1:] * (width - len(tree)))
+            ]
         run = self._passes.get((0, end, width, 0, 0, batch)) or self._prepare(0, end, width, 0)
         self._pass(run, tokens, trees)
 

@@ -12,7 +12,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ..decode.passes import Decoder
+from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
+from ..errors import NumericsError
 from .acceptance import Verdict
 from .budget import NOTHING, Budget
 from .on_trunk import draft_on_trunk
@@ -21,6 +23,9 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from .policy import DraftPolicy
     from .proposer import Proposer
+
+NOT_JUDGED = Verdict([], -1, 0)
+"""Of a sequence that failed: it emits nothing."""
 
 
 class Cycle:
@@ -49,7 +54,8 @@ class Cycle:
         self._group()
 
     def run(self) -> list[list[int]]:
-        """One cycle: per sequence its tokens, accepted drafts first. At least one each."""
+        """One cycle: per sequence its tokens, accepted drafts first. At least one each, but none for a sequence whose
+        numbers are not finite: that has its `error` then, and nothing is left of it in the caches."""
         decoder, sequences = self.decoder, self.sequences
         begin = perf_counter()
         trees, cut = self._propose()
@@ -66,7 +72,7 @@ class Cycle:
         paths: list[list[int]] = []
         first = 0
         for sequence, tree in zip(sequences, trees, strict=True):
-            verdict = sequence.judge(tree, rows, first)
+            verdict = self._judge(sequence, tree, rows, first)
             verdicts.append(verdict)
             paths.append(verdict.path)
             first += len(tree.tokens)
@@ -76,6 +82,16 @@ class Cycle:
         for sequence in sequences:
             sequence.stats.seconds.add(*taken)
         return emitted
+
+    def _judge(self, sequence: Sequence, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
+        """The sequence's verdict. Numbers that are not finite show in its first row already: what is masked is
+        multiplied by zero, and 0 × NaN is NaN."""
+        if sequence.error is None:
+            try:
+                return sequence.judge(tree, rows, first)
+            except NumericsError as error:
+                sequence.fail(error)
+        return NOT_JUDGED
 
     def _group(self) -> None:
         policies: dict[int, tuple[DraftPolicy, list[Sequence]]] = {}
@@ -127,6 +143,9 @@ class Cycle:
 
     def _tell(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> list[int]:
         """Count, and let the policy and the proposer know; returns what the sequence emits."""
+        if sequence.error is not None:
+            self.decoder.clear(sequence.row)
+            return []
         path, token, evaluated = verdict
         proposed, proposer = len(tree.tokens) - 1, sequence.proposer
         sequence.stats.count(proposed, len(path), evaluated, proposed if tree.is_chain else tree.depth)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..decode.tree import TokenTree
+from ..errors import NumericsError
 from .budget import Budget
 from .sequence import Sequence
 
@@ -42,7 +43,8 @@ def draft_on_trunk(
 ) -> int:
     """Fill in the missing `trees` (chains) and leave the exit rows of every node; returns the cut they lie at.
 
-    Rows beyond a sequence's own nodes repeat its last token: they are scratch.
+    Rows beyond a sequence's own nodes repeat its last token: they are scratch. A sequence whose draft is not finite
+    fails, and passes on with what it drafted until then.
     """
     if len(sequences) == 1:
         only: TrunkProposer = sequences[0].proposer  # type: ignore[assignment]
@@ -68,7 +70,12 @@ def draft_on_trunk(
             rows = proposer.rows(step)
             for row in [row for row in drafting if proposers[row] is proposer]:
                 chain = chains[row]
-                token = proposer.choose(sequences[row], rows, row, chain[1:])
+                try:
+                    token = proposer.choose(sequences[row], rows, row, chain[1:])
+                except NumericsError as error:
+                    sequences[row].fail(error)
+                    drafting.discard(row)
+                    continue
                 chain.append(token)
                 if len(chain) > budgets[row].depth or endings[row](rows, row, token):
                     drafting.discard(row)
@@ -88,7 +95,11 @@ def _one(
     for step in range(budget.depth):
         decoder.trunk(cut, tokens)
         rows = proposer.rows(step)
-        token = proposer.choose(sequence, rows, 0, drafted)
+        try:
+            token = proposer.choose(sequence, rows, 0, drafted)
+        except NumericsError as error:
+            sequence.fail(error)
+            return TokenTree.chain([pending, *drafted])  # all of it has passed
         drafted.append(token)
         tokens = [token]
         if ends(rows, 0, token):

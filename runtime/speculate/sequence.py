@@ -11,6 +11,7 @@ import numpy as np
 
 from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
+from ..errors import NumericsError
 from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
 from .sampling import Sampling, counter_uniform
 from .stats import Stats
@@ -52,6 +53,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     """Emitted so far; the last one is pending: not in the cache yet."""
     finish_reason: str | None = None
+    error: NumericsError | None = None
+    """Why it ended without a result: a graph gave numbers of its own that are not finite."""
 
     @property
     def left(self) -> int:
@@ -61,6 +64,10 @@ class Sequence:
     def stop(self, reason: str) -> None:
         """End after the token just emitted, whatever else ends there."""
         self.finish_reason = reason
+
+    def fail(self, error: NumericsError) -> None:
+        """End without a result; the others of the batch go on."""
+        self.error, self.finish_reason = error, "error"
 
     def interrupted(self) -> bool:
         """Ask between cycles: cancelled, or past the deadline; sets `finish_reason`."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from oracle import NEVER, Request
 from rig import Rig
 from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.engines.base import DTYPES
+from vlmexport.runtime.errors import NumericsError
 from vlmexport.runtime.proposers.wrong import Wrong
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.cycle import Cycle
@@ -135,6 +138,7 @@ class Run:
     tokens: tuple[int, ...]
     reason: str
     stats: Stats
+    error: NumericsError | None = None
 
 
 def generate(
@@ -143,7 +147,10 @@ def generate(
 ) -> Run:  # fmt: skip
     """One request through the cycle."""
     one = Ask(request, limit, proposer, length, tuple(eos), sampling or Sampling(), threshold)
-    return generate_batch(rig, [one])[0]
+    run = generate_batch(rig, [one])[0]
+    if run.error is not None:
+        raise run.error
+    return run
 
 
 @dataclass
@@ -186,7 +193,8 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
                 ask.proposer.end(sequence)
             sequence.finish()
             check_stats(sequence.stats, sequence.tokens, ask.length)
-            runs[number] = Run(tuple(sequence.tokens), sequence.finish_reason or "", sequence.stats)
+            reason, error = sequence.finish_reason or "", sequence.error
+            runs[number] = Run(tuple(sequence.tokens), reason, sequence.stats, error)
         if cycle.sequences:
             for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
                 list(sequence.emit(tokens))
@@ -290,6 +298,44 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
         assert run.tokens == want, (
             f"{draft}, {together} together, request {number}: {run.tokens}, wanted {want}"
         )
+
+
+def one_ends(rig: Rig, draft: str) -> None:
+    """Numbers of one sequence of a batch that are not finite end that one; the others, and who joins in its place, get
+    what each gets alone."""
+    cycle = Cycle.run
+    for place in (1, 2):
+        asked, wanted = [], []
+        for number in range(5):
+            request, limit = rig.request(90 + number, 3 + 5 * number % 13), 5 + 4 * number % 9
+            truth = rig.oracle.greedy(request, limit)
+            proposer = None if number == 0 else DRAFTS[draft](rig, truth)
+            asked.append(Ask(request, limit, proposer, 0 if proposer is None else 3))
+            wanted.append(truth)
+        cycles = 0
+
+        def damaged(self: Cycle, place: int = place) -> Any:
+            nonlocal cycles
+            cycles += 1
+            if cycles == 2:
+                encoder = rig.decoder._encoder
+                for arena in (rig.decoder.arena, *([] if encoder is None else [encoder.arena])):
+                    for layer in range(len(arena.keys)):
+                        for view in arena.view(layer, place, 1):
+                            rig.engine.write(view, np.full(view.shape, np.nan, DTYPES[view.dtype]))
+            return cycle(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Cycle, "run", damaged)
+            runs = generate_batch(rig, asked, 3)
+        for number, (run, want) in enumerate(zip(runs, wanted, strict=True)):
+            if number == place:
+                assert run.reason == "error" and "not finite" in str(run.error), f"request {number}: {run}"
+                assert run.tokens == want[: len(run.tokens)] and len(run.tokens) < len(want)
+            else:
+                assert (run.tokens, run.error) == (want, None), (
+                    f"{draft}, request {number} after {place} failed"
+                )
 
 
 def image_array(seed: int, height: int = 40, width: int = 52) -> np.ndarray:

@@ -44,6 +44,11 @@ def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft
     lossless.batch(rigs(family, engine), draft, together, 20 if engine == "onnxruntime" else 7)
 
 
+@in_pairs(family=FAMILIES, engine=ENGINES, draft=("early-exit", "prompt-lookup", "tree"))
+def test_who_fails_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
+    lossless.one_ends(rigs(family, engine), draft)
+
+
 @in_pairs(family=FAMILIES, threshold=(0.0, 0.3, 1.0))
 def test_confidence_threshold(rigs: Callable, family: str, threshold: float) -> None:
     rig = rigs(family, "onnxruntime")

@@ -248,6 +248,11 @@ def keys_of_who_left_kept(patch: Patch) -> None:
     patch.setattr(KVArena, "remove", wrong)
 
 
+def numbers_of_who_failed_kept(patch: Patch) -> None:
+    """Who fails leaves its keys and values, behind the rows of whoever comes into its place."""
+    patch.setattr(Decoder, "clear", lambda self, row: None)
+
+
 def batch_in_steps_of_one(patch: Patch) -> None:
     """Exit rows of a batch lie step after step; the tail takes them sequence after sequence."""
     gather = Decoder._gather_exits
@@ -292,6 +297,11 @@ def generation(draft: str, *lengths: int, engine: str = "onnxruntime") -> Guard:
 def not_finite(rigs: Callable, family: str) -> None:
     """Logits that are not finite end a request, on the recording device."""
     device.not_finite(rigs(family, "device"))
+
+
+def one_ends(rigs: Callable, family: str) -> None:
+    """A sequence that fails, and who takes its place."""
+    lossless.one_ends(rigs(family, "onnxruntime"), "tree")
 
 
 def captured(rigs: Callable, family: str) -> None:
@@ -460,6 +470,9 @@ MUTANTS = {
         device.nan_logits,
         {"device": on_device("one_token"), "generation": generation("perfect", 3, engine="device")},
         refused_by=(NumericsError,),
+    ),
+    "numbers of who failed kept": Mutant(
+        numbers_of_who_failed_kept, {"one ends": one_ends}, refused_by=(NumericsError,)
     ),
     "finite always true": Mutant(device.finite_always_true, {"not finite": not_finite}),
     "finite not asked": Mutant(device.finite_not_asked, {"not finite": not_finite}),

@@ -1,4 +1,5 @@
-"""One NaN or infinity in a weight ends a request with an error that names the graph, on every way to a token."""
+"""One NaN or infinity in a weight ends a request with an error that names the graph, on every way to a token, and no
+other request that is decoded beside it."""
 
 from __future__ import annotations
 
@@ -48,13 +49,26 @@ def damaged(bundle: Path, folder: Path, graph: str, value: float) -> Path:
         if tensor.external_data and tensor.data_type == onnx.TensorProto.FLOAT
     ]
     place = max(stored, key=lambda entry: int(entry["length"]))
+    write_number(path, int(place["offset"]), value)
+    return path
+
+
+def without_token(bundle: Path, folder: Path, token: int) -> Path:
+    """A copy of a bundle whose embedding of `token` is NaN; its checksums fit."""
+    path = Path(shutil.copytree(bundle, folder))
+    table = json.loads((path / "manifest.json").read_text("utf-8"))["tensors"]["embedding_table"]
+    write_number(path, table["offset"] + token * table["bytes"] // table["shape"][0], float("nan"))
+    return path
+
+
+def write_number(path: Path, offset: int, value: float) -> None:
+    """Write a float32 into a bundle's weights, and the checksums anew."""
+    document = json.loads((path / "manifest.json").read_text("utf-8"))
     content = bytearray((path / "weights.bin").read_bytes())
-    offset = int(place["offset"])
     content[offset : offset + 4] = np.float32(value).tobytes()
     (path / "weights.bin").write_bytes(content)
     document["files"]["weights.bin"]["sha256"] = hashlib.sha256(content).hexdigest()
     (path / "manifest.json").write_text(manifest_text(document), "utf-8")
-    return path
 
 
 def request_for(session: Session) -> dict[str, Any]:
@@ -106,3 +120,59 @@ def test_what_one_request_left_does_not_end_the_next(tiny_bundle: Callable, fami
                 for view in decoder.arena.view(0):
                     decoder.engine.read(view)[0, :, 0] = np.nan
         assert session.generate(**request).tokens == want
+
+
+PROMPTS = ("a red cup a red cup", "the robot", "what is on the table", "a blue ball", "describe the scene")
+LIMITS = (14, 30, 9, 20, 12)
+
+
+@pytest.mark.parametrize("family", GRAPHS)
+def test_who_meets_such_a_number_ends_alone(tiny_bundle: Callable, tmp_path: Path, family: str) -> None:
+    """The embedding of one token is NaN: of what one request of a batch says after a while, or of its prompt."""
+    bundle = tiny_bundle(family).path
+    with Session.load(bundle, max_batch=3) as whole:
+        asked = [
+            request_for(whole) | {"prompt": prompt, "max_new_tokens": limit}
+            for prompt, limit in zip(PROMPTS, LIMITS, strict=True)
+        ]
+        want = [whole.generate(**request, **PLAIN).tokens for request in asked]
+        prompts = [set(map(int, whole.bundle.tokenizer.encode(prompt))) for prompt in PROMPTS]
+    said = next(token for token in want[1][3:-1] if not any(token in want[n] for n in (0, 2, 3, 4)))
+    asks = min(prompts[2].difference(*want, *prompts[:2], *prompts[3:]))
+    for victim, token in ((1, said), (2, asks)):
+        with Session.load(without_token(bundle, tmp_path / f"{victim}", token), max_batch=3) as session:
+            for name, options in WAYS.items():
+                requests = [request | options for request in asked]
+                outcomes = dict(session.generate_many(requests))
+                assert sorted(outcomes) == [0, 1, 2, 3, 4]
+                for number, outcome in outcomes.items():
+                    if name == "imitation, confidence":  # what it drafts depends on who drafts beside it
+                        continue
+                    if name in ("plain", "prompt lookup", "controller"):
+                        assert isinstance(outcome, NumericsError) == (number == victim), (name, number)
+                        assert number == victim or outcome.tokens == want[number], (name, number)
+                        continue
+                    try:  # other tokens, or drafts that propose the damaged one: what each request meets alone
+                        alone = session.generate(**requests[number]).tokens
+                    except NumericsError as error:
+                        assert str(outcome) == str(error), (name, number)
+                    else:
+                        assert outcome.tokens == alone, (name, number)
+                if name == "plain":
+                    with pytest.raises(NumericsError, match=rf"requests\[{victim}\]: graph head gave logits"):
+                        session.generate_batch(requests)
+                assert session.generate(**asked[0], **PLAIN).tokens == want[0], "the session is whole"
+
+
+def test_padding_of_a_batch_is_of_nobody_elses_token(tiny_bundle: Callable, tmp_path: Path) -> None:
+    """Sequences that draft less than the widest of a batch are padded: not with a token that nobody asked for."""
+    bundle = tiny_bundle("t5").path
+    with Session.load(bundle) as whole:
+        draft = {"draft": "prompt-lookup", "draft_length": 5, "max_new_tokens": 12}
+        asked = [request_for(whole) | {"prompt": "the robot"} | PLAIN, request_for(whole) | draft]
+        want = [whole.generate(**request).tokens for request in asked]
+        assert whole.generate(**asked[1]).stats.proposed > 0
+    assert not any(0 in tokens for tokens in want)
+    with Session.load(without_token(bundle, tmp_path / "bundle", 0), max_batch=2) as session:
+        assert [session.generate(**request).tokens for request in asked[:1]] == want[:1]
+        assert [result.tokens for result in session.generate_batch(asked)] == want
