@@ -28,6 +28,7 @@ class RequestOptions:
     draft: str | None = None
     speculative: bool = True
     draft_length: int | None = None
+    draft_nodes: int | None = None
     confidence_threshold: float | None = None
     temperature: float = 0.0
     top_k: int = 0
@@ -55,8 +56,9 @@ class RequestOptions:
                 raise OptionError(f"{name}: {getattr(self, name)!r:.80} is not True or False")
         if self.draft is not None and not isinstance(self.draft, str):
             raise OptionError(f"draft: {self.draft!r:.80} is not the name or kind of a draft")
-        if self.draft_length is not None:
-            found["draft_length"] = integer("draft_length", self.draft_length, 0)
+        for name in ("draft_length", "draft_nodes"):
+            if getattr(self, name) is not None:
+                found[name] = integer(name, getattr(self, name), 0)
         if self.adaptive not in (None, *ADAPTIVE):
             raise OptionError(f"adaptive: {self.adaptive!r:.80} is not one of {', '.join(ADAPTIVE)}")
         if self.channels not in CHANNELS:
@@ -102,10 +104,10 @@ def resolve(
     """Fill in what the manifest decides; `controller(learn, threshold)` gives the policy of a request that neither
     fixes a length nor brings a policy. Raises `OptionError` for a draft or a length that the bundle has not."""
     widest = manifest.limits.max_width
-    if options.draft_length is not None and options.draft_length >= widest:
-        raise OptionError(
-            f"draft_length: {options.draft_length} is above {widest - 1} (the bundle's max_width is {widest})"
-        )
+    for name in ("draft_length", "draft_nodes"):
+        given = getattr(options, name)
+        if given is not None and given >= widest:
+            raise OptionError(f"{name}: {given} is above {widest - 1} (the bundle's max_width is {widest})")
     sampling = Sampling(
         options.temperature, options.top_k, options.top_p, 0 if options.seed is None else options.seed
     )
@@ -123,13 +125,15 @@ def resolve(
     if chosen is None:
         return Settings(**request)
     defaults, length, threshold = manifest.policy, options.draft_length, options.confidence_threshold
+    nodes = options.draft_nodes
     if threshold is None:
         threshold = defaults.confidence_threshold
     learn = options.adaptive or ("off" if options.force_acceptance is not None else defaults.adaptive)
     if options.policy is not None:
         return Settings(**request, draft=chosen, policy=options.policy)
-    if length is None and learn != "off":
+    if length is None and nodes is None and learn != "off":
         return Settings(**request, draft=chosen, policy=controller(learn, threshold))
     if length is None:
-        length = min(defaults.draft_length, widest - 1)
-    return Settings(**request, draft=chosen, draft_length=length, policy=FixedLength(length, threshold))
+        length = min(defaults.draft_length if chosen.heads is None else chosen.heads, widest - 1)
+    policy = FixedLength(length, threshold, nodes)
+    return Settings(**request, draft=chosen, draft_length=length, policy=policy)

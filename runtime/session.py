@@ -133,6 +133,7 @@ class Session:
         draft: str | None = None,
         speculative: bool = True,
         draft_length: int | None = None,
+        draft_nodes: int | None = None,
         confidence_threshold: float | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -154,14 +155,15 @@ class Session:
         bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
-        ("off": the bundle's length). `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
+        ("off": the bundle's length). `draft_nodes` above the length asks drafts that propose trees for so many tokens a
+        cycle, at most `draft_length` of them on one path. `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
         between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
         at this rate whatever they are: for timing only, the output is not text.
         Raises `InputError` for the request, `OptionError` for an option.
         """
         options = RequestOptions(
             max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
-            confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+            draft_nodes=draft_nodes, confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
             stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
             channels=channels,
         )  # fmt: skip

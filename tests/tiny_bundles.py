@@ -12,6 +12,8 @@ import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.bundle.folder import Bundle
 
@@ -21,7 +23,8 @@ class Recipe:
     """A checkpoint of `tiny_models.BUILDERS`, changes of its options, and what to build from it; `precision` is that of
     the bundle and of the checkpoint's numbers.
 
-    At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights.
+    At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, and
+    three Medusa heads, random too, with a projection as `head` says.
     """
 
     checkpoint: str
@@ -31,6 +34,7 @@ class Recipe:
         default_factory=lambda: {"max_length": 160, "max_batch": 16, "max_width": 20, "max_source": 32}
     )
     precision: str = "float32"
+    head: str = "own"
 
 
 BUNDLES = {
@@ -40,8 +44,8 @@ BUNDLES = {
         "blip2-t5",
         changes={"num_heads": 4, "vision_layers": 1, "qformer_layers": 1, "decoder_start_token_id": 2},
     ),
-    "t5-text": Recipe("t5", changes={"num_heads": 4, "decoder_start_token_id": 2}),
-    "llama": Recipe("llama"),
+    "t5-text": Recipe("t5", changes={"num_heads": 4, "decoder_start_token_id": 2}, head="shared"),
+    "llama": Recipe("llama", head="trimmed"),
     "blip2-opt": Recipe(
         "blip2-opt",
         changes={
@@ -52,6 +56,7 @@ BUNDLES = {
             "vision_layers": 1,
             "qformer_layers": 1,
         },
+        head="shared",
     ),
     "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "seed": 18, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
@@ -82,6 +87,7 @@ class TinyBundle:
     checkpoint: Path
     path: Path
     draft_folders: dict[int, Path]
+    medusa: Path
 
     @cached_property
     def bundle(self) -> Bundle:
@@ -89,11 +95,13 @@ class TinyBundle:
         return Bundle.open(self.path)
 
     def networks(self) -> dict[str, torch.nn.Module]:
-        """Graph name → imitation network in PyTorch, with its weights as the bundle holds them."""
-        return {
-            f"imitation.{n}": ImitationDraft.load(folder).stored_as(BUNDLES[self.name].precision).network
+        """Graph name → a draft's network in PyTorch, with its weights as the bundle holds them."""
+        precision = BUNDLES[self.name].precision
+        found: dict[str, torch.nn.Module] = {
+            f"imitation.{n}": ImitationDraft.load(folder).stored_as(precision).network
             for n, folder in self.draft_folders.items()
         }
+        return found | {"medusa": MedusaDraft.load(self.medusa).stored_as(precision).network}
 
 
 def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
@@ -107,14 +115,40 @@ def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) 
         for value in network.parameters():
             value.add_(torch.randn(value.shape, generator=generator), alpha=0.5 / width**0.5)
     target = {"name": checkpoint.name, "fingerprint": fingerprint(source), "num_layers": layers}
-    ImitationDraft(network.eval(), layer, target).save(folder)
+    ImitationDraft(network=network.eval(), layer=layer, target=target).save(folder)
+    return folder
+
+
+def untrained_heads(checkpoint: Path, folder: Path, head: str = "own", seed: int = 12) -> Path:
+    """Writes Medusa heads for `checkpoint` with random weights and invented hits, so that there is a tree."""
+    source = open_checkpoint(str(checkpoint))
+    language = family_for(source).language
+    vocabulary, width = language.head.shape
+    trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
+    network = MedusaHeads(MedusaConfig(width, vocabulary, 3, 2, head, trimmed))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in network.named_parameters():
+            value.add_(
+                torch.randn(value.shape, generator=generator),
+                alpha=(1.0 if "bias" in name else 3.0) / width**0.5,
+            )
+        if trimmed is not None:
+            network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
+    target = {
+        "name": checkpoint.name,
+        "fingerprint": fingerprint(source),
+        "num_layers": language.decoder.num_layers,
+    }
+    hits = [[0.4, 0.2, 0.1, 0.05], [0.3, 0.2, 0.1], [0.25, 0.15]]
+    MedusaDraft(network=network.eval(), target=target, evaluation={"hits": hits}).save(folder)
     return folder
 
 
 def load(name: str, folder: Path) -> TinyBundle | None:
     """The bundle that `build` left in `folder`, or None when there is none."""
     drafts = {n: folder / f"draft-{n}" for n in BUNDLES[name].draft_layers}
-    made = TinyBundle(name, folder / "checkpoint", folder / "bundle", drafts)
+    made = TinyBundle(name, folder / "checkpoint", folder / "bundle", drafts, folder / "medusa")
     return made if (made.path / "manifest.json").is_file() else None
 
 
@@ -126,6 +160,7 @@ def build(name: str, folder: Path) -> TinyBundle:
         recipe.checkpoint, folder / "checkpoint", dtype=dtype, **recipe.changes
     )
     drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
+    drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
         BuildRequest(

@@ -47,6 +47,31 @@ class Acceptance:
         """Mean tokens per cycle, the bonus included, also one that follows the end."""
         return Stats(accepted=self.accepted, cycles=self.cycles).tau
 
+    @classmethod
+    def of(
+        cls,
+        stats: Stats,
+        draft_length: int,
+        tokens: int,
+        shared: float,
+        hits: np.ndarray,
+        answers: np.ndarray,
+    ) -> Acceptance:
+        """From the cycles of all answers, the sum of Σ min(p, q), and right and all proposals by position."""
+        total = max(1, int(answers.sum()))
+        depths = zip(stats.accepted_by_depth, stats.evaluated_by_depth, strict=True)
+        return cls(
+            draft_length, stats.proposed, stats.evaluated, stats.accepted, stats.cycles, tokens,
+            float(hits.sum() / total),
+            shared / total,
+            [(i, round(h / n, 5), int(n)) for i, (h, n) in enumerate(zip(hits, answers, strict=True)) if n],
+            [
+                (i, round(accepted / evaluated, 5), evaluated)
+                for i, (accepted, evaluated) in enumerate(depths, 1)
+                if evaluated
+            ],
+        )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """All fields with alpha and tau."""
         return {"alpha": self.alpha, "tau": self.tau, **asdict(self)}
@@ -112,26 +137,8 @@ class Count:
 
     def result(self) -> Acceptance:
         """The figures over everything that was added."""
-        stats, total = self.cycles, max(1, int(self.answers.sum()))
-        depths = zip(stats.accepted_by_depth, stats.evaluated_by_depth, strict=True)
-        return Acceptance(
-            self.draft_length,
-            stats.proposed,
-            stats.evaluated,
-            stats.accepted,
-            stats.cycles,
-            self.tokens,
-            float(self.hits.sum() / total),
-            self.shared / total,
-            [
-                (i, round(h / n, 5), int(n))
-                for i, (h, n) in enumerate(zip(self.hits, self.answers, strict=True))
-                if n
-            ],
-            [
-                (i, round(accepted / evaluated, 5), evaluated)
-                for i, (accepted, evaluated) in enumerate(depths, 1)
-            ],
+        return Acceptance.of(
+            self.cycles, self.draft_length, self.tokens, self.shared, self.hits, self.answers
         )
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
 from ...exporter.drafts.base import SelfDraft
+from ...exporter.drafts.medusa import MedusaDraft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
-from ..targets.target import Target
+from ..targets.target import Rows, Target
+from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
 from .acceptance import Acceptance, Count
+from .heads import HeadCount
 
 _BATCH = 64
 
@@ -45,20 +50,19 @@ def evaluate_drafts(
             target has not.
     """
     say = report or (lambda line: None)
-    found = {name: open_self_draft(target, name) for name in drafts}
+    found = {name: open_measured(target, name, draft_length) for name in drafts}
     check_writer(target, records)
     if max_new_tokens is not None:
         records = answered(target, records, max_new_tokens, say)
-    layers = sorted({draft.layer for draft in found.values()})
-    counts = {name: Count(draft_length, target.eos_token_ids) for name in found}
+    layers = sorted({measured.layer for measured in found.values()})
     for at in range(0, len(records), _BATCH):
         rows, trunks = target.rows(records[at : at + _BATCH], layers)
         if len(rows):
             own = target.head(rows.residuals[:, -1])
-            for name, draft in found.items():
-                counts[name].add(target.head(draft.network(trunks[draft.layer])), own, rows)
+            for measured in found.values():
+                measured.add(trunks[measured.layer], own, rows)
         say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
-    return {name: count.result() for name, count in counts.items()}
+    return {name: measured.result() for name, measured in found.items()}
 
 
 def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Report) -> RecordSet:
@@ -79,7 +83,55 @@ def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Re
     return replace(records, records=told)
 
 
-def open_self_draft(target: Target, name: str) -> SelfDraft:
+class Measured(Protocol):
+    """A draft that is being measured: it reads the rows after `layer`."""
+
+    layer: int
+
+    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+        """Rows [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
+        ...
+
+    def result(self) -> Acceptance:
+        """The figures over everything that was added."""
+        ...
+
+
+class MeasuredSelfDraft:
+    """A draft on the target's trunk."""
+
+    def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
+        self.layer, self._target, self._network = draft.layer, target, draft.network.to(target.device).eval()
+        self._count = Count(draft_length, target.eos_token_ids)
+        self.result = self._count.result
+
+    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+        self._count.add(self._target.head(self._network(trunk)), own, rows)
+
+
+class MeasuredHeads:
+    """Medusa heads; chains of their best tokens."""
+
+    def __init__(self, target: Target, draft: MedusaDraft, draft_length: int) -> None:
+        self.layer, self._target, self._network = (
+            target.num_layers,
+            target,
+            draft.network.to(target.device).eval(),
+        )
+        self._count = HeadCount(draft_length, target.eos_token_ids)
+        self.result = self._count.result
+
+    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+        network, lm_head = self._network, self._target.lm_head.weight
+        logits = network(self._target.features(trunk), lm_head)
+        best, first = logits.argmax(-1), logits[:, 0]
+        if network.config.trimmed is not None:
+            best = network.d2t[best]
+            first = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, first)
+        self._count.add(best, ahead(rows, network.config.heads), first, own, rows)
+
+
+def open_measured(target: Target, name: str, draft_length: int) -> Measured:
     """A draft folder, or `KIND@N` of an untrained kind, checked against the target and on its device."""
     kind, at, layer = name.partition("@")
     if kind in KINDS and not draft_kind(kind).trained:
@@ -94,9 +146,10 @@ def open_self_draft(target: Target, name: str) -> SelfDraft:
     else:
         draft = open_draft(Path(name))
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
-    if not isinstance(draft, SelfDraft):
-        raise OptionError(
-            f"--draft {name!r}: {draft.kind} does not branch off the target, so eval cannot measure it"
-        )
-    draft.network.to(target.device).eval()
-    return draft
+    if isinstance(draft, MedusaDraft):
+        return MeasuredHeads(target, draft, draft_length)
+    if isinstance(draft, SelfDraft):
+        return MeasuredSelfDraft(target, draft, draft_length)
+    raise OptionError(
+        f"--draft {name!r}: eval does not know how {draft.kind} is measured; use vlmexport bench"
+    )

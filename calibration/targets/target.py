@@ -84,8 +84,12 @@ class Target:
 
     def head(self, rows: Tensor) -> Tensor:
         """The target's own final norm and LM head, [..., E] to logits [..., V]."""
+        return self.lm_head(self.features(rows))
+
+    def features(self, rows: Tensor) -> Tensor:
+        """What the LM head reads: rows [..., E] through the final norm, scaled where the model does that."""
         normed = self.final_norm(rows)
-        return self.lm_head(normed if self.logit_scale == 1.0 else normed * self.logit_scale)
+        return normed if self.logit_scale == 1.0 else normed * self.logit_scale
 
     def answer(self, record: Record) -> tuple[int, ...]:
         """The record's token ids, ending in the end token where the text ends.

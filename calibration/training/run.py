@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from accelerate import PartialState
 
 from ...exporter.disk import full_disk_in
@@ -51,7 +52,7 @@ def train_draft(
             records, validation = records.split(0.05)
         records, validation = (usable_records(target, part) for part in (records, validation))
         trainer = Trainer(
-            partial(objective_for, kind_options),
+            partial(objective_for, kind_options, counts=lambda: token_counts(target, records)),
             options,
             target,
             feature_source(target, records, layer, cache, cache_dtype),
@@ -63,6 +64,14 @@ def train_draft(
             device=target.device,
         )
         return trainer.train(restart)
+
+
+def token_counts(target: Target, records: RecordSet) -> torch.Tensor:
+    """How often the texts of `records` have every token, int64 [V]."""
+    counts = torch.zeros(target.vocabulary, dtype=torch.long)
+    for record in records:
+        counts += torch.bincount(torch.tensor(target.answer(record)), minlength=target.vocabulary)
+    return counts
 
 
 def usable_records(target: Target, records: RecordSet) -> RecordSet:

@@ -122,8 +122,14 @@ class Trainer:
         if board is not None:
             board.close()
         self.accelerator.wait_for_everyone()
-        complete = self.step == options.steps
-        return open_draft(self.out / "best") if complete else self._draft({})
+        if self.step < options.steps:
+            return self._draft({})
+        best = open_draft(self.out / "best")
+        found = self.objective.finished(best, self.validation, self.target)
+        if found is not best and self.accelerator.is_main_process:
+            found.save(self.out / "best")
+        self.accelerator.wait_for_everyone()
+        return found
 
     def _one_step(self, optimizer: Any) -> tuple[dict[str, float], int]:
         """(parts of the loss over this process's rows, rows of all processes); nothing is learned from records without

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, tuple[str, str]] = {
     "imitation": ("imitation", "ImitationKind"),
+    "medusa": ("medusa", "MedusaKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
 }
@@ -36,13 +37,17 @@ def draft_kinds() -> list[DraftKind]:
 
 
 def open_draft(folder: Path) -> Draft:
-    """The trained draft in `folder`, of whatever kind; a training run's folder gives its best one.
+    """The trained draft in `folder`, of whatever kind; a training run's folder gives its best one, and checkpoints that
+    others publish are read as their kind does.
 
     Raises:
         ExportError: a file is missing or damaged, or the kind is not one of this version's trained ones.
     """
     from .files import draft_folder, read_document
 
+    for found in draft_kinds():
+        if found.recognises(folder):
+            return found.load(folder)
     folder = draft_folder(folder)
     name = read_document(folder)["kind"]
     kind = draft_kind(name) if name in KINDS else None

@@ -27,6 +27,8 @@ class Draft(ABC):
 
     kind: ClassVar[str]
     layer: int | None
+    reads_lm_head: bool = False
+    """Whether `parity` needs the target's LM head."""
 
     @property
     def name(self) -> str:
@@ -115,6 +117,10 @@ class DraftKind(ABC):
     @abstractmethod
     def at(self, layer: int | None) -> Draft:
         """The untrained draft at `layer` (None for a kind without one). Raises ExportError for a trained kind."""
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether `folder` holds a draft of this kind in somebody else's format, which `load` reads too."""
+        return False
 
     def train_command(self, model: str, layer: int | None) -> str:
         """The command that trains such a draft for `model`."""

@@ -82,7 +82,7 @@ def write_document(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """The tensors in float32, which must have exactly these names and shapes.
+    """The tensors, which must have exactly these names and shapes; numbers in float32, integers as they are.
 
     Only the header is read before they are compared. Raises ExportError with one line.
     """
@@ -103,16 +103,20 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
                         f"the draft {folder} cannot be read: {name} has shape {list(found[name])}, "
                         f"{DESCRIPTION} implies {list(shape)}"
                     )
-            return {name: file.get_tensor(name).float() for name in shapes}
+            found_tensors = {name: file.get_tensor(name) for name in shapes}
+        return {k: v.float() if v.is_floating_point() else v for k, v in found_tensors.items()}
     except (SafetensorError, OSError, TypeError, ValueError, RuntimeError, MemoryError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ExportError(f"the draft {folder} cannot be read: {reason:.200}") from error
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Replaces `draft.safetensors` atomically."""
+    """Replaces `draft.safetensors` atomically; `dtype` is that of numbers, integers stay."""
     from safetensors.torch import save
 
-    stored = {k: v.detach().to("cpu", dtype).contiguous() for k, v in tensors.items()}
+    stored = {
+        k: v.detach().to("cpu", dtype if v.is_floating_point() else v.dtype).contiguous()
+        for k, v in tensors.items()
+    }
     with replacing(folder / TENSORS) as out:
         out.write(save(stored))  # save_file would make it unreadable to others

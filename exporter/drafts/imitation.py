@@ -7,11 +7,8 @@ In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after laye
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...runtime.errors import ExportError, OptionError
-from ..graphs.dtypes import TORCH
+from ...runtime.errors import OptionError
 from .base import Run, SelfDraft, TrainedKind
-from .files import draft_folder, read_document, read_tensors, write_document, write_tensors
 from .tensors import DraftTensors
+from .trained import TrainedDraft, check_width
 
 if TYPE_CHECKING:
     from ..families.base import Family, GraphSpec
@@ -37,8 +33,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "none": nn.Identity,
 }
 NORMS = ("layer_norm", "rms_norm", "none")
-WIDEST = 1 << 17
-"""Largest width of a decoder that is believed."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +46,7 @@ class ImitationConfig:
     residual: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.hidden_size) is not int or not 1 <= self.hidden_size <= WIDEST:
-            raise OptionError(
-                f"an imitation network needs a hidden size in 1..{WIDEST}, not {self.hidden_size!r:.40}"
-            )
+        check_width("an imitation network", self.hidden_size)
         if self.num_linear not in (1, 2) or type(self.num_linear) is not int:
             raise OptionError(f"an imitation network has 1 or 2 linear layers, not {self.num_linear!r:.40}")
         if self.activation not in ACTIVATIONS:
@@ -110,82 +101,19 @@ class ImitationNetwork(nn.Module):
         return hidden + rows if self.residual else rows
 
 
-@dataclass
-class ImitationDraft(SelfDraft):
-    """A trained network with the identity of the one target it fits."""
+@dataclass(kw_only=True)
+class ImitationDraft(TrainedDraft, SelfDraft):
+    """A trained network after decoder layer `layer`."""
 
     network: ImitationNetwork
-    layer: int
-    target: dict[str, Any]  # name, fingerprint, num_layers
-    provenance: dict[str, Any] = field(default_factory=dict)
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    layer: int  # pyright: ignore[reportGeneralTypeIssues]  # has no default here: it is always given
 
     kind = "imitation"
-
-    @property
-    def fingerprint(self) -> str:
-        """`sha256:` of the network: its options, names, shapes and float32 values."""
-        digest = hashlib.sha256(json.dumps(asdict(self.network.config), sort_keys=True).encode())
-        for name, value in sorted(self.network.state_dict().items()):
-            digest.update(f"{name}{tuple(value.shape)}".encode())
-            digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-        return f"sha256:{digest.hexdigest()}"
-
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Writes the draft folder; each file is replaced atomically, the description last."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder, self.network.state_dict(), dtype)
-        document = {
-            "kind": self.kind,
-            "layer": self.layer,
-            "network": asdict(self.network.config),
-            "target": self.target,
-            "provenance": self.provenance,
-            "evaluation": self.evaluation,
-        }
-        write_document(folder, document)
+    has_layer = True
 
     @classmethod
-    def load(cls, folder: Path) -> ImitationDraft:
-        """Reads a draft folder, or the best draft of a training run's folder; weights in float32.
-
-        Raises:
-            ExportError: a file is missing, unreadable, of another format, or its tensors do not fit.
-        """
-        folder = draft_folder(folder)
-        document = read_document(folder)
-        if document["kind"] != cls.kind or document["layer"] is None:
-            found = f"{document['kind']!r:.80} at layer {document['layer']}"
-            raise ExportError(f"{folder} holds a draft of kind {found}, not {cls.kind!r} at a layer")
-        try:
-            config = ImitationConfig(**document["network"])
-            with torch.device("meta"):  # nothing is allocated before the file is known to hold it
-                network = ImitationNetwork(**asdict(config))
-        except (OptionError, TypeError) as error:
-            raise ExportError(f"{folder / 'draft.json'}: {error}") from error
-        shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-        network.load_state_dict(read_tensors(folder, shapes), assign=True)
-        return cls(
-            network.eval(),
-            document["layer"],
-            document["target"],
-            document.get("provenance") or {},
-            document.get("evaluation") or {},
-        )
-
-    def check_target(self, name: str, fingerprint: str, num_layers: int, hidden_size: int) -> None:
-        """Raises ExportError, naming both targets, unless the draft was trained for this one."""
-        if self.target.get("fingerprint") != fingerprint:
-            raise ExportError(
-                f"this draft was trained for {self.target.get('name')!r:.80} ({_short(self.target.get('fingerprint'))}), "
-                f"not for {name!r} ({_short(fingerprint)}); train one with: "
-                f"{ImitationKind().train_command(name, self.layer)}"
-            )
-        if not 0 < self.layer < num_layers or self.network.config.hidden_size != hidden_size:
-            raise ExportError(
-                f"this draft (layer {self.layer}, width {self.network.config.hidden_size}) does not fit "
-                f"{name!r} ({num_layers} layers, width {hidden_size})"
-            )
+    def untrained(cls, options: Mapping[str, Any]) -> ImitationNetwork:
+        return ImitationNetwork(**asdict(ImitationConfig(**options)))
 
     def graph_names(self) -> dict[str, str]:
         return {"imitation": f"imitation.{self.layer}"}
@@ -211,11 +139,6 @@ class ImitationDraft(SelfDraft):
         graph.output("hidden_out", out)
         return [GraphSpec(name, role, graph.model())]
 
-    def stored_as(self, dtype: str) -> ImitationDraft:
-        from ..parity.reference import rounded
-
-        return replace(self, network=rounded(copy.deepcopy(self.network), TORCH[dtype]))
-
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -235,7 +158,3 @@ class ImitationKind(TrainedKind):
 
     def load(self, folder: Path) -> ImitationDraft:
         return ImitationDraft.load(folder)
-
-
-def _short(fingerprint: object) -> str:
-    return str(fingerprint)[:19]

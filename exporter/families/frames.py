@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -115,18 +116,29 @@ def build_embed(store: WeightStore) -> GraphSpec:
     return GraphSpec("embed", "embed", graph.model())
 
 
-def build_head(
-    store: WeightStore, norm: Template, norm_name: Named, table: WeightRef, scale: float = 1.0
-) -> GraphSpec:
+@dataclass(frozen=True)
+class FinalNorm:
+    """What stands between the last layer's rows [.., `width`] and the LM head: a norm, and in some models a scale."""
+
+    template: Template
+    names: Named
+    width: int
+    scale: float = 1.0
+
+    def rows(self, graph: Composer) -> ir.Value:
+        """Declares the inputs `hidden` and `row_index`; the rows that those select, [rows, width], normalised."""
+        hidden, index = graph.input("hidden"), graph.input("row_index")
+        flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, self.width], np.int64))], "flat")
+        rows = graph.node("Gather", [flat, index], "rows", axis=0)
+        normed = graph.call(self.template, "norm", {"hidden": rows}, self.names)["hidden_out"]
+        if self.scale == 1.0:
+            return normed
+        return graph.node("Mul", [normed, graph.constant(np.array(self.scale, np.float32))], "scale")
+
+
+def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef) -> GraphSpec:
     """The `head` graph: rows are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
-    width = table.shape[1]
     graph = Composer("head", store, "head")
-    hidden, index = graph.input("hidden"), graph.input("row_index")
-    flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, width], np.int64))], "flat")
-    rows = graph.node("Gather", [flat, index], "rows", axis=0)
-    normed = graph.call(norm, "norm", {"hidden": rows}, norm_name)["hidden_out"]
-    if scale != 1.0:
-        normed = graph.node("Mul", [normed, graph.constant(np.array(scale, np.float32))], "scale")
-    logits = graph.node("Gemm", [normed, graph.weight(table)], "logits_gemm", transB=1)
+    logits = graph.node("Gemm", [norm.rows(graph), graph.weight(table)], "logits_gemm", transB=1)
     graph.output("logits", logits)
     return GraphSpec("head", "head", graph.model())

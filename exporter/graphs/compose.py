@@ -55,11 +55,23 @@ class Composer:
         self, op_type: str, inputs: Sequence[ir.Value | None], name: str = "", **attributes: object
     ) -> ir.Value:
         """Appends one node with one output."""
-        node = ir.node(op_type, inputs, attributes, num_outputs=1)  # type: ignore[arg-type]
+        return self.nodes(op_type, inputs, 1, name, **attributes)[0]
+
+    def nodes(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        count: int,
+        name: str = "",
+        **attributes: object,
+    ) -> list[ir.Value]:
+        """Appends one node with `count` outputs."""
+        node = ir.node(op_type, inputs, attributes, num_outputs=count)  # type: ignore[arg-type]
         node.name = name or f"{op_type}_{len(self._graph)}"
-        node.outputs[0].name = f"{node.name}_out"
+        for index, output in enumerate(node.outputs):
+            output.name = f"{node.name}_out" if count == 1 else f"{node.name}_out{index}"
         self._graph.append(node)
-        return node.outputs[0]
+        return list(node.outputs)
 
     def constant(self, array: np.ndarray) -> ir.Value:
         """A small constant, shared by value."""

@@ -23,6 +23,7 @@ WIDE_OPS = frozenset(
             "InstanceNormalization",
             "GroupNormalization",
             "Pow",
+            "ReduceLogSumExp",
             "ReduceMean",
         ),
         *("ReduceSum", "ReduceSumSquare", "ReduceL2", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos"),
@@ -34,6 +35,7 @@ MOVING_OPS = frozenset(
     (
         *("Reshape", "Transpose", "Identity", "Split", "Slice", "Unsqueeze", "Squeeze", "Expand", "Gather"),
         *("GatherElements", "GatherND", "Flatten", "Tile", "Concat", "Pad", "DepthToSpace", "SpaceToDepth"),
+        "TopK",
     )
 )
 """Move numbers without computing: they keep the type of their first input."""

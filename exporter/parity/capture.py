@@ -42,19 +42,31 @@ class Captured:
     source_lengths: list[int] = field(default_factory=list)
     cross_keys: list[Array] = field(default_factory=list)
     cross_values: list[Array] = field(default_factory=list)
+    final_rows: Array | None = None
+    """[B, N, E] after the final norm and the model's scale of it: what the LM head reads."""
+    lm_head: Array | None = None
+    """[V, E], where it was asked for."""
 
 
 def capture(
-    model: Any, family: Family, kind: str, cuts: Sequence[int], rows: int, seed: int = 11
+    model: Any,
+    family: Family,
+    kind: str,
+    cuts: Sequence[int],
+    rows: int,
+    seed: int = 11,
+    lm_head: bool = False,
 ) -> Captured:
-    """Runs the reference on the `random` (batch 2, padded source) or `realistic` (batch 1) input."""
+    """Runs the reference on the `random` (batch 2, padded source) or `realistic` (batch 1) input. `lm_head`: keep a copy
+    of the LM head's table."""
     inputs = family.reference_inputs(kind, seed, rows)
     parts = family.parts(model)
     crossing = family.decoder.cross_attention
     ids = inputs["decoder_input_ids"] if crossing else inputs["input_ids"]
     seen: dict[str, torch.Tensor] = {}
-    watched = {"image": parts.vision_output, "encoder": parts.encoder}
-    with torch.no_grad(), _residuals(parts.layers, parts.final_norm, cuts) as residuals:
+    watched = {"image": parts.vision_output, "encoder": parts.encoder, "norm": parts.final_norm}
+    tables = _tables([parts.lm_head] if lm_head else [], seen)
+    with torch.no_grad(), tables, _residuals(parts.layers, parts.final_norm, cuts) as residuals:
         with _outputs({name: module for name, module in watched.items() if module is not None}, seen):
             output = model(**inputs, use_cache=True)
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
@@ -69,6 +81,8 @@ def capture(
             _array(output.logits),
             vision={name: inputs[name].numpy() for name in _vision_names(family, inputs)},
             image_rows=_array(seen["image"]) if "image" in seen else None,
+            final_rows=_array(seen["norm"] * parts.logit_scale),
+            lm_head=_array(seen["lm_head"]) if lm_head else None,
         )
         cache = (getattr(output, "language_model_outputs", None) or output).past_key_values
         if crossing:
@@ -151,6 +165,21 @@ def _outputs(modules: Mapping[str, nn.Module], seen: dict[str, torch.Tensor]) ->
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _tables(modules: Sequence[nn.Module], seen: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Copies the weight of the LM head, if that is in `modules`, while it is there: a streamed reference drops it."""
+
+    def hook(module: Any, _args: Any, _output: Any) -> None:
+        seen["lm_head"] = module.weight.detach().float().clone()
+
+    hooks = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()
 
 
 def _array(tensor: torch.Tensor) -> Array:

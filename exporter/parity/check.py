@@ -55,7 +55,11 @@ def check_parity(
     streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, manifest.weights.bytes)
     rows = compared_rows(manifest)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
-    captures = [capture(model, family, kind, manifest.decoder.cuts, rows) for kind in ("random", "realistic")]
+    lm_head = any(draft.reads_lm_head for draft in drafts)
+    captures = [
+        capture(model, family, kind, manifest.decoder.cuts, rows, lm_head=lm_head)
+        for kind in ("random", "realistic")
+    ]
     runner = GraphRunner(bundle.path, piecewise=streamed)
     found = compare_graphs(bundle, runner, captures, drafts, progress)
     runnable = manifest.model.family in FAMILIES

@@ -18,7 +18,7 @@ Shape: TypeAlias = "tuple[int | str, ...]"
 Values: TypeAlias = "dict[str, tuple[str, Shape]]"
 """Name → (dtype, shape)."""
 
-ROLES = ("vision", "encoder", "cross_kv", "embed", "segment", "head", "imitation", "commit")
+ROLES = ("vision", "encoder", "cross_kv", "embed", "segment", "head", "imitation", "medusa", "commit")
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
 
@@ -70,6 +70,15 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         return (
             {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
             {"logits": ("float32", ("rows", table.shape[0]))},
+        )
+    if role == "medusa":
+        draft = next((draft for draft in manifest.drafts if role in draft.graphs), None)
+        if draft is None or draft.heads is None or draft.ranks is None:
+            raise BundleError("manifest field 'drafts': no draft names heads and ranks of the graph 'medusa'")
+        found: Shape = ("rows", draft.heads, draft.ranks)
+        return (
+            {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
+            {"token_ids": ("int64", found), "log_probabilities": ("float32", found)},
         )
     if role == "imitation":
         return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}

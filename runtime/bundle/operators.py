@@ -17,15 +17,15 @@ from ..errors import BundleError
 
 STRUCTURE = frozenset((
     "Add", "Attention", "Cast", "Concat", "Conv", "Cos", "Expand", "Gather", "GatherElements", "Gelu",
-    "Gemm", "Identity", "LayerNormalization", "MatMul", "Mul", "RMSNormalization", "Relu", "Reshape",
-    "RotaryEmbedding", "Shape", "Sigmoid", "Sin", "Slice", "Split", "Squeeze", "TensorScatter", "Transpose",
-    "Unsqueeze",
+    "Gemm", "Identity", "LayerNormalization", "MatMul", "Mul", "RMSNormalization", "ReduceLogSumExp", "Relu",
+    "Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Sin", "Slice", "Split", "Squeeze", "Sub", "TensorScatter",
+    "TopK", "Transpose", "Unsqueeze",
 ))  # fmt: skip
 """What the graphs of the supported families are made of."""
 
 ACTIVATIONS = {
     "Clip": "relu6", "Div": "gelu_python", "Erf": "gelu_python", "HardSwish": "hardswish",
-    "LeakyRelu": "leaky_relu", "Mish": "mish", "Pow": "relu2", "Sub": "laplace", "Tanh": "tanh",
+    "LeakyRelu": "leaky_relu", "Mish": "mish", "Pow": "relu2", "Tanh": "tanh",
 }  # fmt: skip
 """What other activations in a model's configuration add → one activation (transformers' name) that needs it."""
 

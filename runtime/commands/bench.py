@@ -31,6 +31,7 @@ def bench(
     repeats: int = typer.Option(5, "--repeats", min=1, help="Measurements of each arm, interleaved."),
     draft: str = typer.Option(None, "--draft", metavar="KIND", help="Draft to use. Default: the bundle's."),
     draft_length: options.DraftLength = None,
+    draft_nodes: options.DraftNodes = None,
     force_acceptance: float = typer.Option(
         None, "--force-acceptance", metavar="A", min=0.0, max=1.0,
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
@@ -64,7 +65,7 @@ def bench(
     for request in requests:  # refused before a large model is loaded for nothing
         prepared = get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
         tell_request(prepared)
-    asked = draft_options(opened.manifest, draft, draft_length)
+    asked = draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with Session.load(opened, threads=threads) as session, _progress(as_json) as progress:

@@ -16,3 +16,11 @@ Threads = Annotated[
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")
 ]
+DraftNodes = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-nodes",
+        metavar="N",
+        help="Of drafts that propose trees: tokens per cycle, at most --draft-length on one path.",
+    ),
+]

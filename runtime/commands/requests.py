@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
 
 
-def draft_options(manifest: Manifest, draft: str | None, draft_length: int | None) -> dict[str, Any]:
-    """Keyword arguments of `Session.generate` for `--draft` and `--draft-length`, checked before a model is loaded.
+def draft_options(
+    manifest: Manifest, draft: str | None, draft_length: int | None, draft_nodes: int | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of `Session.generate` for `--draft`, `--draft-length` and `--draft-nodes`, checked before a
+    model is loaded.
 
     Raises `OptionError` naming what the bundle has.
     """
@@ -21,13 +24,15 @@ def draft_options(manifest: Manifest, draft: str | None, draft_length: int | Non
 
     chosen = manifest.choose_draft(draft)
     options: dict[str, Any] = {}
-    if draft_length is not None:
-        if not 1 <= draft_length < manifest.limits.max_width:
+    for name, value in (("draft_length", draft_length), ("draft_nodes", draft_nodes)):
+        if value is None:
+            continue
+        if not 1 <= value < manifest.limits.max_width:
             raise OptionError(
-                f"--draft-length {draft_length}: this bundle allows 1 to {manifest.limits.max_width - 1} "
+                f"--{name.replace('_', '-')} {value}: this bundle allows 1 to {manifest.limits.max_width - 1} "
                 "(max_width less the pending token)"
             )
-        options["draft_length"] = draft_length
+        options[name] = value
     if draft is not None:
         options["draft"] = "none" if chosen is None else chosen.name
     return options

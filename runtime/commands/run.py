@@ -32,6 +32,7 @@ def run(
         None, "--draft", metavar="KIND|none", help="Draft to use; none decodes plainly."
     ),
     draft_length: options.DraftLength = None,
+    draft_nodes: options.DraftNodes = None,
     confidence_threshold: float = typer.Option(
         None,
         "--confidence-threshold",
@@ -94,7 +95,7 @@ def run(
     # A request that cannot be served is refused before a large model is loaded for nothing.
     prepared = get_family(opened.manifest.model.family).prepare(opened, picture, text)
     tell_request(prepared, picture, read)
-    asked |= draft_options(opened.manifest, draft, draft_length)
+    asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with Session.load(opened, threads=threads, max_length=max_length) as session:

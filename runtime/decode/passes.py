@@ -411,9 +411,11 @@ class Decoder:
         view = self._head_buffers["logits"].view((1, self._vocabulary), "float32")
         return np.array(self.engine.read(view)[0])
 
-    def verified_rows(self, row: int, nodes: Sequence[int]) -> np.ndarray:
-        """Rows [n, E] before the final norm of some nodes of sequence `row`, after `full` or `tail`; a copy."""
-        return np.array(self.engine.read(self._last.result)[row, list(nodes)])
+    def verified_rows(self, row: int, nodes: int) -> View:
+        """Rows [1, nodes, E] before the final norm of the first nodes of sequence `row`, after `full` or `tail`: where
+        they lie until the next pass."""
+        result, size = self._last.result, self._size
+        return result.buffer.view((1, nodes, size), self.dtype, result.offset + row * self._last.width * size)
 
     # --- private ---
 

@@ -56,8 +56,8 @@ class GraphTimer:
     def costs(self, drafts: Iterable[DraftInfo], widths: Iterable[int]) -> CostTable:
         """Median seconds of the passes of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
-        Drafts that branch off after a layer get tail, trunk and proposal; one without graphs runs on the host and
-        costs nothing. A draft of another kind is left out: its default share stands until it is timed.
+        Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle; a
+        draft without graphs runs on the host and costs nothing. Another kind is left out: its default share stands.
         """
         manifest, segments = self._manifest, self._manifest.segments
         # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
@@ -74,6 +74,8 @@ class GraphTimer:
         for draft in found:
             if draft.layer:
                 arms["propose", draft.name, 1] = self.calls([*draft.graphs.values(), "head"], 1)
+            elif draft.heads:
+                arms["once", draft.name, 1] = self.calls(draft.graphs.values(), 1)
         seconds = median_seconds(arms)
 
         def curve(what: str, which: Any) -> Curve:
@@ -87,6 +89,8 @@ class GraphTimer:
                     seconds["trunk", draft.layer, 1],
                     seconds["propose", draft.name, 1],
                 )
+            elif draft.heads:
+                costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
         return CostTable(curve("plain", None), costs)
 
     def _bind(self, graph: str, width: int) -> Call:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 KINDS = {
     "early-exit": ("self_draft", "SelfDraft"),
     "imitation": ("self_draft", "SelfDraft"),
+    "medusa": ("medusa", "Medusa"),
     "prompt-lookup": ("prompt_lookup", "PromptLookup"),
 }
 """Draft kind → (module, class). A class is made with (draft, decoder), once per session."""

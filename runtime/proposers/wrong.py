@@ -36,6 +36,17 @@ class Wrong(Proposer):
         """The least likely token."""
         return int(rows.logits(row).argmin())
 
+    @property
+    def needs_prompt_rows(self) -> bool:  # type: ignore[override]
+        return self._inner.needs_prompt_rows
+
+    @property
+    def needs_rows(self) -> bool:  # type: ignore[override]
+        return self._inner.needs_rows
+
+    def on_rows(self, sequence: Sequence, slot: int, rows: Any) -> None:
+        self._inner.on_rows(sequence, slot, rows)
+
     def begin(self, sequence: Sequence) -> None:
         self._inner.begin(sequence)
 

@@ -55,11 +55,13 @@ class DraftCosts:
 
     `tail[q]`: the layers after the trunk over q positions, head included; None when the verifier runs all layers.
     `trunk`: embedding and trunk over one position. `propose`: what else one drafted token takes, its head included.
+    `once`: what a proposal takes whatever its depth (heads that look several tokens ahead).
     """
 
     tail: Curve | None = None
     trunk: float = 0.0
     propose: float = 0.0
+    once: float = 0.0
 
 
 FREE = DraftCosts()
@@ -90,7 +92,7 @@ class CostTable:
             return self.plain(batch)
         costs = self.drafts.get(draft, FREE)
         wider = self.plain(batch) / self.plain(1)
-        drafting = depth * (costs.trunk + costs.propose) * wider
+        drafting = (costs.once + depth * (costs.trunk + costs.propose)) * wider
         if costs.tail is None:
             return drafting + self.plain(batch * width)
         # The last draft passes the trunk too, so that the tail sees all rows.

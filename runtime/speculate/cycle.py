@@ -154,7 +154,7 @@ class Cycle:
         if proposer is not None:
             rows = None
             if proposer.needs_rows:
-                rows = self.decoder.verified_rows(sequence.row, [0, *path])
+                rows = self.decoder.verified_rows(sequence.row, len(tree.tokens))
             proposer.advance(sequence, tree, verdict, rows)
         tokens = [tree.tokens[node] for node in path]
         tokens.append(token)

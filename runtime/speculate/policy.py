@@ -41,17 +41,23 @@ class DraftPolicy(Protocol):
 
 @dataclass
 class FixedLength:
-    """Always `length` tokens; optionally stop after a token whose draft probability is below the threshold."""
+    """Always `length` tokens; optionally stop after a token whose draft probability is below the threshold.
+
+    `nodes` above `length` leave room for branches, for drafts that propose trees; None asks for a chain.
+    """
 
     length: int
     confidence_threshold: float | None = None
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
         self.length = integer("draft_length", self.length, 0)
         if self.confidence_threshold is not None:
             self.confidence_threshold = number("confidence_threshold", self.confidence_threshold, 0, 1)
         self.needs_confidence = self.confidence_threshold is not None
-        self._budget = Budget.chain(self.length)
+        nodes = self.length if self.nodes is None else integer("draft_nodes", self.nodes, 0)
+        depth = min(self.length, nodes)
+        self._budget = Budget(nodes if depth else 0, depth)
 
     def allot(self, sequences: Items[Sequence]) -> list[Budget]:
         return [self._budget] * len(sequences)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from ..decode.tree import TokenTree
 from .acceptance import Verdict
 from .budget import Budget
@@ -30,7 +28,7 @@ class Proposer:
     needs_prompt_rows: ClassVar[bool] = False
     """Whether `on_rows` is called."""
     needs_rows: ClassVar[bool] = False
-    """Whether `advance` gets rows; reading them costs a copy from the engine."""
+    """Whether `advance` gets rows."""
 
     @property
     def cut(self) -> int | None:
@@ -55,8 +53,9 @@ class Proposer:
         """`propose` for one sequence: what a proposer without a pass over the batch overrides."""
         raise NotImplementedError
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: np.ndarray | None) -> None:
-        """The outcome of a cycle; `rows` [1 + path, E] of the root and the accepted nodes, if `needs_rows`."""
+    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+        """The outcome of a cycle; if `needs_rows`, the rows [1, n, E] before the final norm of the tree's n nodes, where
+        the engine has them until the next pass."""
 
     def end(self, sequence: Sequence) -> None:
         """A request ended, also before its first token."""

@@ -51,6 +51,7 @@ class _StoredDraft(Part):
     tail: dict[int, float] | None = checked(optional(_seconds), default=None)
     trunk: float = checked(number(0, 1e4), default=0.0)
     propose: float = checked(number(0, 1e4), default=0.0)
+    once: float = checked(number(0, 1e4), default=0.0)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +78,7 @@ class StoredCosts(Part):
                 tail=None if costs.tail is None else costs.tail.measured,
                 trunk=costs.trunk,
                 propose=costs.propose,
+                once=costs.once,
             )
             for name, costs in table.drafts.items()
         }
@@ -93,7 +95,9 @@ class StoredCosts(Part):
     def table(self) -> CostTable:
         """The table without its provenance."""
         drafts = {
-            name: DraftCosts(None if entry.tail is None else Curve(entry.tail), entry.trunk, entry.propose)
+            name: DraftCosts(
+                None if entry.tail is None else Curve(entry.tail), entry.trunk, entry.propose, entry.once
+            )
             for name, entry in self.drafts.items()
         }
         return CostTable(Curve(self.plain), drafts)
@@ -131,12 +135,14 @@ def default_costs(manifest: Manifest) -> CostTable:
 
 def _default_draft(manifest: Manifest, draft: DraftInfo, plain: Curve) -> DraftCosts:
     one = plain(1)
-    if draft.layer is None:
-        return DraftCosts(propose=OWN_GRAPH * one) if draft.graphs else FREE
     decoder, words = manifest.decoder, manifest.text.vocab_size
     layer = 12 * decoder.hidden_size  # parameters of a layer per hidden unit: attention 4, feed-forward 8
     all_layers = layer * decoder.num_layers
     head = words / (words + all_layers)
+    if draft.heads is not None:
+        return DraftCosts(once=draft.heads * head * one)
+    if draft.layer is None:
+        return DraftCosts(propose=OWN_GRAPH * one) if draft.graphs else FREE
     trunk = (1 - head) * draft.layer / decoder.num_layers
     network = (
         (1 - head) * layer / (6 * all_layers) * len(draft.graphs)

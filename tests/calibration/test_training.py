@@ -369,7 +369,9 @@ def test_a_damaged_draft_folder_is_refused(tmp_path: Path):
     with pytest.raises(ExportError, match=r"draft\.json"):
         ImitationDraft.load(tmp_path)
     network = ImitationNetwork(8, 1, "silu", "rms_norm", residual=False)
-    ImitationDraft(network, 1, {"name": "x", "fingerprint": "sha256:1"}).save(tmp_path, torch.float16)
+    ImitationDraft(network=network, layer=1, target={"name": "x", "fingerprint": "sha256:1"}).save(
+        tmp_path, torch.float16
+    )
     loaded = ImitationDraft.load(tmp_path)
     rows = torch.randn(2, 8)
     torch.testing.assert_close(loaded.network(rows), network(rows), rtol=1e-3, atol=1e-3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from vlmexport.runtime.speculate.stats import Stats
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
 LIMITS = (1, 2, 3, 40)
+NODES = 11
+"""Drafted tokens of a tree, for drafts that have a `nodes` here; the length is then the depth."""
 
 
 class Scripted(Proposer):
@@ -103,6 +105,19 @@ def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
+    """Medusa with room for branches: of the bundle's tree, or of the likeliest paths by its own probabilities."""
+
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        draft = next(d for d in rig.manifest.drafts if d.kind == "medusa")
+        assert draft.tree is not None
+        proposer = proposers.create(draft if tree else replace(draft, tree=None), rig.decoder)
+        proposer.nodes = NODES  # type: ignore[attr-defined]
+        return proposer
+
+    return make
+
+
 def _wrong(rig: Rig, truth: Items[int]) -> Any:
     return Wrong(_early_exit(rig), rig.manifest.text.vocab_size)
 
@@ -114,6 +129,9 @@ def _at(truth: Items[int], index: int) -> int:
 DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "early-exit": _bundled("early-exit"),
     "imitation": _bundled("imitation"),
+    "medusa": _bundled("medusa"),
+    "medusa-tree": _branching(tree=True),
+    "medusa-likeliest": _branching(tree=False),
     "prompt-lookup": _bundled("prompt-lookup"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
@@ -127,7 +145,15 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
 }
 """What proposes: given the rig and the true output, a `Proposer`. A new draft is one line here."""
 
-SHARED = ("early-exit", "imitation", "always-wrong", "prompt-lookup")
+SHARED = (
+    "early-exit",
+    "imitation",
+    "medusa",
+    "medusa-tree",
+    "medusa-likeliest",
+    "always-wrong",
+    "prompt-lookup",
+)
 """Drafts of a bundle: one proposer for all sequences."""
 
 
@@ -175,12 +201,14 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
     while waiting or cycle.sequences:
         while waiting and len(cycle.sequences) < together:
             number, ask = waiting.pop(0)
-            policy = FixedLength(ask.length, ask.threshold) if ask.proposer is not None else None
+            policy = None
+            if ask.proposer is not None:
+                policy = FixedLength(ask.length, ask.threshold, getattr(ask.proposer, "nodes", None))
             sequence = Sequence(
                 rig.first_ids(ask.request), SequenceLimits(ask.limit, ask.eos), Stats(), ask.sampling,
                 ask.proposer, policy,
             )  # fmt: skip
-            rows = rig.join(ask.request)
+            rows = rig.join(ask.request, sequence)
             if ask.proposer is not None:
                 ask.proposer.begin(sequence)
             cycle.join(sequence)
@@ -192,7 +220,8 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
             if ask.proposer is not None:
                 ask.proposer.end(sequence)
             sequence.finish()
-            check_stats(sequence.stats, sequence.tokens, ask.length)
+            most = ask.length if ask.length == 0 else max(ask.length, getattr(ask.proposer, "nodes", 0))
+            check_stats(sequence.stats, sequence.tokens, most)
             reason, error = sequence.finish_reason or "", sequence.error
             runs[number] = Run(tuple(sequence.tokens), reason, sequence.stats, error)
         if cycle.sequences:

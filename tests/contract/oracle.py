@@ -123,6 +123,17 @@ class Oracle:
         out = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
         return out[0, -1:].clone()
 
+    def final_row(self, request: Request, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the LM head reads for the token after `tokens`, [1, E], and its table [V, E]."""
+        seen: list[torch.Tensor] = []
+        hook = self.text.lm_head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
+        try:
+            with torch.inference_mode():
+                self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
+        finally:
+            hook.remove()
+        return seen[0][0, -1:].clone(), self.text.lm_head.weight
+
     def judge(self, rows: torch.Tensor) -> np.ndarray:
         """Rows [n, E] through the final norm and the head; float32 [n, V]."""
         with torch.inference_mode():

@@ -122,14 +122,16 @@ class Rig:
             rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
         return decoder.prefill(rows).logits(0)[None].copy()
 
-    def join(self, request: Request) -> TargetRows:
-        """Prefill a further sequence of the batch."""
-        decoder = self.decoder
+    def join(self, request: Request, sequence: Any = None) -> TargetRows:
+        """Prefill a further sequence of the batch; its proposer sees the prompt's rows if it wants them."""
+        decoder, on_rows = self.decoder, None
+        if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_prompt_rows:
+            on_rows = lambda slot, rows: sequence.proposer.on_rows(sequence, slot, rows)  # noqa: E731
         row, rows = decoder.add(), self.source(request)
         if self.manifest.decoder.cross_attention:
             decoder.encode(row, rows)
             rows = decoder.embed(np.array(self.first_ids(request), np.int64))
-        return decoder.prefill(rows, row)
+        return decoder.prefill(rows, row, on_rows=on_rows)
 
     def start_batch(self, requests: Sequence[Request]) -> None:
         """A ragged batch without its prompts: the first `full` pass carries them (`batch_ids`). Image rows in front of

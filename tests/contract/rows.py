@@ -6,7 +6,9 @@ with the decorator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +18,11 @@ from rig import Rig, close
 from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import CapacityError, PromptError
+from vlmexport.runtime.proposers.rank_tree import grow, within
+from vlmexport.runtime.speculate.acceptance import Verdict
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.sequence import Sequence, SequenceLimits
+from vlmexport.runtime.speculate.stats import Stats
 
 RigFor = Callable[[str], Rig]
 ROWS: dict[str, Callable[[RigFor, str], None]] = {}
@@ -32,7 +39,7 @@ def other(rig: Rig, token: int, step: int = 1) -> int:
     return 3 + (token - 3 + 17 * step) % (rig.manifest.text.vocab_size - 8)
 
 
-def node_logits(rig: Rig, request: Request, before: Sequence[int], tree: TokenTree) -> np.ndarray:
+def node_logits(rig: Rig, request: Request, before: Items[int], tree: TokenTree) -> np.ndarray:
     """The oracle's logits after every node, one causal forward over the path from the root to each leaf."""
     parents = list(map(int, tree.parents))
     want: dict[int, np.ndarray] = {}
@@ -49,7 +56,7 @@ def node_logits(rig: Rig, request: Request, before: Sequence[int], tree: TokenTr
     return np.stack([want[node] for node in range(len(tree))])
 
 
-def branching(rig: Rig, request: Request, before: Sequence[int], pending: int) -> tuple[TokenTree, list[int]]:
+def branching(rig: Rig, request: Request, before: Items[int], pending: int) -> tuple[TokenTree, list[int]]:
     """A tree around the true continuation, never the first child; returns it with the true path (4 nodes)."""
     true = rig.oracle.greedy(request, len(before) + 5)[len(before) + 1 :][:4]
     tokens, parents, path, node = [pending], [-1], [], 0
@@ -144,7 +151,9 @@ def drafts(rig_for: RigFor, family: str) -> None:
     rig.start(request)
     rig.decoder.begin_cycle(5)
     network = rig.tiny.networks()["imitation.1"]
-    drafts = {draft.kind: proposers.create(draft, rig.decoder) for draft in rig.manifest.drafts}
+    drafts = {
+        draft.kind: proposers.create(draft, rig.decoder) for draft in rig.manifest.drafts if draft.layer
+    }
     for index, token in enumerate(tokens[:5]):
         rig.decoder.trunk(1, [token])
         hidden = rig.oracle.hidden(request, tokens[: index + 1], 1)
@@ -152,6 +161,68 @@ def drafts(rig_for: RigFor, family: str) -> None:
             with torch.inference_mode():
                 want = rig.oracle.judge(rows)
             close(drafts[kind].rows(index).logits(0)[None], want, f"draft {kind} at {index}")
+
+
+def heads_say(rig: Rig, request: Request, tokens: Items[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Best ids and log-probabilities [heads, ranks] of the checkpoint's Medusa heads, where `tokens` were decoded and
+    the last one is pending."""
+    network = rig.tiny.networks()["medusa"]
+    normed, table = rig.oracle.final_row(request, tokens[:-1])
+    with torch.inference_mode():
+        values, ids = network(normed, table).log_softmax(-1).topk(10)
+    d2t = getattr(network, "d2t", None)
+    return (ids if d2t is None else d2t[ids])[0].numpy(), values[0].numpy()
+
+
+@row
+def medusa(rig_for: RigFor, family: str) -> None:
+    """The heads read the row that the pending token was chosen from: of the prompt, of a chain, of a tree's leaf."""
+    rig = rig_for(family)
+    asked = next(draft for draft in rig.manifest.drafts if draft.kind == "medusa")
+    proposer = proposers.create(asked, rig.decoder)
+    requests = [rig.request(seed, length) for seed, length in ((50, 5), (51, 9))]
+    want = [rig.oracle.greedy(request, 30) for request in requests]
+    sequences = [
+        Sequence(rig.first_ids(request), SequenceLimits(40), Stats(), proposer=proposer)
+        for request in requests
+    ]
+    rig.decoder.reset(0)
+    for request, sequence in zip(requests, sequences, strict=True):
+        rig.join(request, sequence)
+        proposer.begin(sequence)
+        sequence.tokens.append(want[sequences.index(sequence)][0])
+    for keep in (0, 3, 4, 1):
+        proposed = proposer.propose(sequences, [Budget.chain(3)] * 2)
+        trees, paths = [], []
+        for i, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+            done = len(sequence.tokens) - 1
+            ids, _ = heads_say(rig, request, want[i][: done + 1])
+            assert proposed[i].tokens == [want[i][done], *ids[:, 0]], f"sequence {i} after {done} tokens"
+            nodes, path = branching(rig, request, want[i][:done], want[i][done])
+            trees.append(nodes)
+            paths.append(path[: keep - i] if keep > i else [])
+        rig.full(*trees)
+        for i, sequence in enumerate(sequences):
+            token = want[i][len(sequence.tokens) + len(paths[i])]
+            rows = rig.decoder.verified_rows(i, len(trees[i]))
+            proposer.advance(sequence, trees[i], Verdict(paths[i], token, len(paths[i])), rows)
+            sequence.tokens += [*(trees[i].tokens[node] for node in paths[i]), token]
+        rig.decoder.accept_all(trees, paths)
+    ids, values = heads_say(rig, requests[0], want[0][: len(sequences[0].tokens)])
+    (found,) = proposer.propose(sequences[:1], [Budget(7, 2)])
+    parents, depths, ranks = within(asked.tree, Budget(7, 2))
+    assert found.tokens[1:] == ids[depths, ranks].tolist() and len(found) == 8
+    likeliest = proposers.create(replace(asked, tree=None), rig.decoder)
+    rig.join(
+        requests[0],
+        alone := Sequence(rig.first_ids(requests[0]), SequenceLimits(9), Stats(), proposer=likeliest),
+    )
+    alone.tokens.append(want[0][0])
+    ids, values = heads_say(rig, requests[0], want[0][:1])
+    parents, depths, ranks = within(grow(values.tolist(), 6), Budget(6, 3))
+    (found,) = likeliest.propose([alone], [Budget(6, 3)])
+    assert found.tokens[1:] == ids[depths, ranks].tolist()
+    assert found.parents[1:] == [parent + 1 for parent in parents]
 
 
 @row

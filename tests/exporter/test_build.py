@@ -190,7 +190,7 @@ def imitation(checkpoint: Path, folder: Path, layer: int, width: int = 96) -> Pa
     network = ImitationNetwork(width)
     torch.nn.init.normal_(network.linear[-1].weight, std=0.1)
     identity = {"name": "tiny", "fingerprint": fingerprint(open_checkpoint(checkpoint)), "num_layers": 4}
-    ImitationDraft(network, layer, identity).save(folder)
+    ImitationDraft(network=network, layer=layer, target=identity).save(folder)
     return folder
 
 

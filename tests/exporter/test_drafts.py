@@ -30,7 +30,9 @@ def names(selection: DraftSelection) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     """A draft at layer 1 for a target of width 8."""
     network = ImitationNetwork(8, 1, "silu", "rms_norm", residual=False)
-    ImitationDraft(network, 1, {"name": "x", "fingerprint": "sha256:1"}).save(tmp_path / "n1")
+    ImitationDraft(network=network, layer=1, target={"name": "x", "fingerprint": "sha256:1"}).save(
+        tmp_path / "n1"
+    )
     return tmp_path / "n1"
 
 
@@ -172,7 +174,7 @@ def test_an_absurdly_long_description_is_not_read(folder: Path) -> None:
 def test_what_is_loaded_is_what_was_saved(folder: Path, tmp_path: Path) -> None:
     network = ImitationNetwork(8)
     torch.nn.init.normal_(network.linear[-1].weight)  # type: ignore[arg-type]
-    draft = ImitationDraft(network, 1, {"name": "x", "fingerprint": "sha256:1"})
+    draft = ImitationDraft(network=network, layer=1, target={"name": "x", "fingerprint": "sha256:1"})
     for dtype, tolerance in ((torch.float32, 0.0), (torch.float16, 2e-3)):
         draft.save(tmp_path / "again", dtype)
         loaded = ImitationDraft.load(tmp_path / "again")

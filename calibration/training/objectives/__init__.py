@@ -12,10 +12,11 @@ from ....runtime.errors import OptionError
 
 if TYPE_CHECKING:
     from ..options import Options
-    from .base import LearnedTarget, Objective
+    from .base import Counts, LearnedTarget, Objective
 
 KINDS: dict[str, tuple[str, str, str]] = {
     "imitation": ("imitation", "ImitationObjective", "ImitationOptions"),
+    "medusa": ("medusa", "MedusaObjective", "MedusaOptions"),
 }
 """Kind → (module, class, options class in `<module>_options`). Options are read without importing PyTorch."""
 
@@ -28,10 +29,10 @@ def options_of(kind: str) -> type[Options]:
     return getattr(import_module(f".{module}_options", __name__), options)
 
 
-def objective_for(options: Options, target: LearnedTarget) -> Objective:
-    """A new, untrained draft of the kind that `options` belong to."""
+def objective_for(options: Options, target: LearnedTarget, counts: Counts | None = None) -> Objective:
+    """A new, untrained draft of the kind that `options` belong to; `counts` are of the training data's tokens."""
     for module, name, own in KINDS.values():
         if type(options).__name__ == own:
             found: Any = getattr(import_module(f".{module}", __name__), name)
-            return found(options, target)
+            return found(options, target, counts)
     raise TypeError(f"{type(options).__name__} are no options of a draft kind")

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from ....exporter.drafts.base import Draft
 from ...targets.target import Rows
+from ..features import FeatureSource
 from ..options import Options
+
+Counts = Callable[[], Tensor]
+"""How often every token of the vocabulary stands in the training data, int64 [V]; counted when asked."""
 
 
 class LearnedTarget(Protocol):
     """The frozen target as an objective sees it."""
 
     name: str
+    lm_head: Any
+    """A linear layer without bias, [V, E]."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -26,6 +32,10 @@ class LearnedTarget(Protocol):
     def hidden_size(self) -> int: ...
     def head(self, rows: Tensor) -> Tensor:
         """[..., E] before the final norm to logits [..., V]."""
+        ...
+
+    def features(self, rows: Tensor) -> Tensor:
+        """[..., E] before the final norm to what the LM head reads."""
         ...
 
 
@@ -64,6 +74,11 @@ class Objective(nn.Module, ABC):
             {"params": [p for p in own if p.ndim > 1]},
             {"params": [*(p for p in own if p.ndim <= 1), *rest], "weight_decay": 0.0},
         ]
+
+    def finished(self, draft: Draft, source: FeatureSource, target: LearnedTarget) -> Draft:
+        """What a complete run gives: its best `draft`, perhaps with what can only be measured at the end, on the
+        validation's rows."""
+        return draft
 
     @abstractmethod
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Draft:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ....exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from ...targets.target import FUSED, Rows
 from .. import losses
-from .base import LearnedTarget, Objective
+from .base import Counts, LearnedTarget, Objective
 from .imitation_options import ImitationOptions
 
 
@@ -29,7 +29,9 @@ class ImitationObjective(Objective):
     kind = ImitationDraft.kind
     shown = {"Σmin(p,q)": "overlap", "agreement": "agreement"}
 
-    def __init__(self, options: ImitationOptions, target: LearnedTarget) -> None:
+    def __init__(
+        self, options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
+    ) -> None:
         super().__init__()
         self.options: ImitationOptions = options
         self.target = {
@@ -103,5 +105,9 @@ class ImitationObjective(Objective):
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> ImitationDraft:
         return ImitationDraft(
-            self.network, self.options.layer, self.target, dict(provenance), dict(evaluation)
+            network=self.network,
+            layer=self.options.layer,
+            target=self.target,
+            provenance=dict(provenance),
+            evaluation=dict(evaluation),
         )

@@ -18,7 +18,7 @@ from ...graphs.hooks import ATTENTION, export_hooks
 from ...graphs.template import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
 from ..base import DecoderShape, GraphSpec, Parts, check_common
-from ..frames import Named, Prologue, build_embed, build_head, build_segment, layer_inputs
+from ..frames import FinalNorm, Named, Prologue, build_embed, build_head, build_segment, layer_inputs
 from ..tables import embedding_tensor, head_tensor
 
 SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
@@ -164,8 +164,14 @@ class Language:
         prologue = self.prologue()
         for index, (first, last) in enumerate(itertools.pairwise(cuts)):
             yield build_segment(store, index, first, last, self.decoder, layer, prologue)
-        norm = self.trace_rows(self.model.get_submodule(self.norm_path), ("rows",))
-        yield build_head(store, norm, self.named(f"{self.norm_path}."), self.head, self.logit_scale)
+        yield build_head(store, self.final_norm, self.head)
+
+    @functools.cached_property
+    def final_norm(self) -> FinalNorm:
+        """What the LM head, and a draft's own heads, read rows through; ask for it inside `hooks`."""
+        template = self.trace_rows(self.model.get_submodule(self.norm_path), ("rows",))
+        names = self.named(f"{self.norm_path}.")
+        return FinalNorm(template, names, self.decoder.hidden_size, self.logit_scale)
 
     def trace_rows(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
         """A module that maps rows [*dims, E] to rows."""

@@ -75,16 +75,34 @@ def _additive(mask: torch.Tensor) -> torch.Tensor:
 class _Model:
     """What every family shares: embed, head, commit, drafts."""
 
-    def __init__(self, model: Any, imitations: Mapping[str, torch.nn.Module]) -> None:
-        self.model, self.imitations = model.eval(), dict(imitations)
+    def __init__(self, model: Any, networks: Mapping[str, torch.nn.Module]) -> None:
+        self.model, self.networks = model.eval(), dict(networks)
 
     def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
-        if name in self.imitations:
-            network = self.imitations[name]
+        if name == "medusa":
+            return self.medusa
+        if name in self.networks:
+            network = self.networks[name]
             return lambda io: {"hidden_out": network(io["hidden"])}
         if layers is not None:
             return lambda io: self.segment(io, *layers)
         return getattr(self, name)
+
+    def medusa(self, io: Tensors) -> Tensors:
+        rows: list[torch.Tensor] = []
+        head = self.lm_head
+        hook = head.register_forward_pre_hook(lambda _module, given: rows.append(given[0]))
+        self.head(io)
+        hook.remove()
+        network = self.networks["medusa"]
+        logits = network(rows[0], head.weight)
+        values, ids = logits.log_softmax(-1).topk(10)
+        d2t = getattr(network, "d2t", None)
+        return {"token_ids": ids if d2t is None else d2t[ids], "log_probabilities": values}
+
+    @property
+    def lm_head(self) -> torch.nn.Module:
+        return self.model.lm_head
 
     def embed(self, io: Tensors) -> Tensors:
         table = io["embedding_table"]
@@ -170,6 +188,10 @@ class _Blip2Vision:
     def text(self) -> Any:
         return self.model.language_model
 
+    @property
+    def lm_head(self) -> torch.nn.Module:
+        return self.text.lm_head
+
     def vision(self, io: Tensors) -> Tensors:
         states = self.model.vision_model(io["pixel_values"]).last_hidden_state
         queries = self.model.query_tokens.expand(states.shape[0], -1, -1)
@@ -199,6 +221,10 @@ class Blip2OptModel(_Blip2Vision, _Model):
 
 class ViTGPT2Model(_Model):
     """Graphs of a `vit-gpt2` bundle."""
+
+    @property
+    def lm_head(self) -> torch.nn.Module:
+        return self.model.decoder.lm_head
 
     def vision(self, io: Tensors) -> Tensors:
         rows = self.model.encoder(io["pixel_values"]).last_hidden_state
@@ -267,10 +293,10 @@ class TorchReference(Engine):
     name = "torch-reference"
 
     def __init__(
-        self, manifest: Any, model: Any, imitations: Mapping[str, torch.nn.Module] | None = None
+        self, manifest: Any, model: Any, networks: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
         super().__init__(widened(manifest).graphs)
-        self._model = FAMILIES[manifest.model.family, manifest.model.decoder](model, imitations or {})
+        self._model = FAMILIES[manifest.model.family, manifest.model.decoder](model, networks or {})
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         return memory.allocate(name, nbytes, zeroed)

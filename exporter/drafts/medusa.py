@@ -1,0 +1,174 @@
+"""The draft kind `medusa`: heads on the target's last row (Cai et al., arXiv 2401.10774; on ViT-GPT2 captioning too).
+
+In a bundle it is the graph `medusa`: `hidden` [batch, width, E] before the final norm and `row_index` [rows] → the best
+`token_ids` and their `log_probabilities`, both [rows, heads, ranks]. The heads read the target's own norm, and with
+`shared` its LM head, as weights that are stored once. The manifest's `tree` grows from the hits that were measured by
+rank after training; without them the runtime grows trees by the heads' own probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...runtime.errors import ExportError
+from ...runtime.proposers.rank_tree import grow
+from .base import Run, TrainedKind
+from .files import DESCRIPTION
+from .medusa_checkpoint import is_published, read_published
+from .medusa_network import MedusaConfig, MedusaHeads
+from .tensors import DraftTensors
+from .trained import TrainedDraft
+
+if TYPE_CHECKING:
+    from ..families.base import Family, GraphSpec
+    from ..graphs.weights import WeightStore
+    from ..parity.capture import Captured
+
+ROLE = "medusa"
+RANKS = 10
+"""Proposals of each head, as in the published trees."""
+
+NODES = 63
+"""Nodes of the tree in a manifest: that of the paper has so many; smaller budgets take the first ones."""
+
+
+@dataclass(kw_only=True)
+class MedusaDraft(TrainedDraft):
+    """Trained heads. `evaluation["hits"][k][r]` is how often rank r of head k + 1 was right, where it was measured."""
+
+    network: MedusaHeads
+
+    kind = "medusa"
+    has_layer = False
+
+    @classmethod
+    def untrained(cls, options: Mapping[str, Any]) -> MedusaHeads:
+        return MedusaHeads(MedusaConfig(**options))
+
+    @property
+    def reads_lm_head(self) -> bool:  # type: ignore[override]
+        return self.network.config.head == "shared"
+
+    @property
+    def ranks(self) -> int:
+        """Proposals of each head."""
+        return min(RANKS, self.network.config.proposed or RANKS)
+
+    @property
+    def tree(self) -> list[int] | None:
+        """Parents of the likeliest paths by measured hits, in their order of growth; None where none were measured."""
+        hits = self.evaluation.get("hits")
+        if hits is None:
+            return None
+        heads = self.network.config.heads
+        known = isinstance(hits, list) and len(hits) == heads and all(isinstance(h, list) for h in hits)
+        if not known or not all(type(x) in (int, float) and 0 <= x <= 1 for head in hits for x in head):
+            raise ExportError(
+                f"the draft's evaluation: hits {hits!r:.80} are not shares by rank of {heads} heads"
+            )
+        scores = [[math.log(x) if x else -math.inf for x in head[: self.ranks]] for head in hits]
+        return grow(scores, NODES) or None
+
+    def graph_names(self) -> dict[str, str]:
+        return {ROLE: ROLE}
+
+    def entry(self, weights_dtype: str) -> dict[str, Any]:
+        heads = self.network.config.heads
+        return super().entry(weights_dtype) | {"heads": heads, "ranks": self.ranks, "tree": self.tree}
+
+    def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
+        from ..families.base import GraphSpec
+        from ..graphs.compose import Composer
+        from ..graphs.template import TraceInput, trace
+        from ..graphs.weights import WeightRef
+
+        config, language = self.network.config, family.language
+        if config.vocab_size not in (None, language.head.shape[0]):
+            raise ExportError(
+                f"this draft was made for {config.vocab_size} tokens, the model has {language.head.shape[0]}"
+            )
+        tensors = DraftTensors(ROLE, self.network.state_dict())
+        store.add_reader(tensors)
+        with language.hooks():
+            norm = language.final_norm
+            blocks = trace(
+                self.network.blocks(0).eval().requires_grad_(False),
+                lambda m, rows: (m(rows),),
+                [TraceInput("hidden", ("rows", config.hidden_size))],
+                ("hidden_out",),
+            )
+        graph = Composer(ROLE, store, ROLE)
+        rows, found = norm.rows(graph), []
+        axis = graph.constant(np.array([1], np.int64))
+        for k in range(config.heads):
+            named = f"{tensors.prefix}{k}."
+            own = graph.call(blocks, f"head.{k}", {"hidden": rows}, named.__add__)["hidden_out"]
+            table = language.head
+            if config.head != "shared":
+                shape = (config.proposed or 0, config.hidden_size)
+                table = WeightRef((f"{named}{config.layers}.weight",), False, shape)
+            logits = graph.node("Gemm", [own, graph.weight(table)], f"head.{k}/logits", transB=1)
+            found.append(graph.node("Unsqueeze", [logits, axis], f"head.{k}/one"))
+        logits = found[0] if len(found) == 1 else graph.node("Concat", found, "heads", axis=1)
+        count = graph.constant(np.array([self.ranks], np.int64))
+        values, ids = graph.nodes("TopK", [logits, count], 2, "ranked", axis=-1, largest=1, sorted=1)
+        last = graph.constant(np.array([-1], np.int64))
+        total = graph.node("ReduceLogSumExp", [logits, last], "total", keepdims=1)
+        if config.trimmed is not None:
+            d2t = WeightRef((f"{tensors.prefix}d2t",), False, (config.trimmed,), "int64")
+            ids = graph.node("Gather", [graph.weight(d2t), ids], "d2t", axis=0)
+        graph.output("token_ids", ids)
+        graph.output("log_probabilities", graph.node("Sub", [values, total], "log_softmax"))
+        return [GraphSpec(ROLE, ROLE, graph.model())]
+
+    def parity(
+        self, graph: str, run: Run, captures: Sequence[Captured]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for captured in captures:
+            hidden, rows = captured.residuals[max(captured.residuals)], captured.final_rows
+            assert rows is not None
+            index = np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64)[::-3].copy()
+            found = run({"hidden": hidden, "row_index": index})
+            table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
+            with torch.no_grad():
+                logits = self.network(torch.from_numpy(rows.reshape(-1, rows.shape[-1])[index]), table)
+            wanted = logits.log_softmax(-1).numpy()
+            # Near-ties may be ranked otherwise: the best values must agree, and each id must have its value.
+            best = -np.sort(-wanted, -1)[..., : self.ranks]
+            yield found["log_probabilities"], best
+            ids = found["token_ids"]
+            if self.network.config.trimmed is not None:
+                places = np.full(self.network.config.vocab_size or 0, -1)
+                places[self.network.d2t.numpy()] = np.arange(self.network.config.trimmed)
+                ids = places[ids]
+            yield found["log_probabilities"], np.take_along_axis(wanted, ids, -1)
+
+
+class MedusaKind(TrainedKind):
+    """See the module."""
+
+    name = MedusaDraft.kind
+    title = "heads on the last row that look several tokens ahead"
+    has_layer = False
+    draft_length = 4
+
+    def load(self, folder: Path) -> MedusaDraft:
+        """A folder of `vlmexport train`, or a checkpoint as the authors of Medusa publish them."""
+        if not self.recognises(folder):
+            return MedusaDraft.load(folder)
+        network, document = read_published(folder)
+        return MedusaDraft(
+            network=network,
+            target={"name": str(document.get("base_model_name_or_path", ""))[:200], "fingerprint": None},
+            provenance={"checkpoint": folder.name},
+        )
+
+    def recognises(self, folder: Path) -> bool:
+        return not (folder / DESCRIPTION).exists() and is_published(folder)

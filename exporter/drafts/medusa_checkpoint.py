@@ -1,0 +1,105 @@
+"""Medusa checkpoints as they are published (github.com/FasterDecoding/Medusa): `config.json` with `medusa_num_heads`, and
+`medusa_lm_head.safetensors` or `.pt`.
+
+Keys are `{head}.{layer}.linear.weight [E, E]`, `.bias [E]` and `{head}.{layers}.weight [V, E]`; newer code writes
+`medusa_head.` before each. The oldest trainer left the projection out: such heads share the target's LM head. Where a
+checkpoint has several layers their weights are tied, and stored for each. Nothing in a folder is trusted: `.pt` files are
+read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime.errors import ExportError, OptionError
+from .files import DESCRIPTION_LIMIT
+from .medusa_network import MedusaConfig, MedusaHeads
+
+CONFIG = "config.json"
+WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+PREFIX = "medusa_head."
+
+
+def is_published(folder: Path) -> bool:
+    """Whether `folder` looks like such a checkpoint."""
+    return _weights(folder) is not None and (folder / CONFIG).is_file()
+
+
+def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any]]:
+    """(the heads in float32, `config.json`). Raises ExportError naming the first thing that does not fit."""
+    document = _document(folder / CONFIG)
+    path = _weights(folder)
+    assert path is not None, "ask is_published first"
+    tensors = {name.removeprefix(PREFIX): value for name, value in _tensors(path).items()}
+    heads: Any = document.get("medusa_num_heads")
+    layers: Any = document.get("medusa_num_layers", 1)
+    first = tensors.get("0.0.linear.weight")
+    if first is None or first.dim() != 2:
+        raise ExportError(f"{path}: there is no matrix 0.0.linear.weight, so these are no Medusa heads")
+    table = tensors.get(f"0.{layers}.weight")
+    shared = table is None
+    try:
+        config = MedusaConfig(
+            first.shape[0], None if shared else table.shape[0], heads, layers, "shared" if shared else "own"
+        )
+    except OptionError as error:
+        raise ExportError(f"{folder / CONFIG}: {error}") from error
+    with torch.device("meta"):
+        network = MedusaHeads(config)
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        what = "misses" if name in wanted else "holds, beside the heads that config.json names,"
+        raise ExportError(f"{path}: {what} the tensor {name:.80}")
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ExportError(f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
+    network.load_state_dict({name: tensors[name].float() for name in wanted}, assign=True)
+    return network.eval(), document
+
+
+def _weights(folder: Path) -> Path | None:
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > DESCRIPTION_LIMIT:
+            raise ExportError(f"{path} has {path.stat().st_size} bytes; no configuration is so long")
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ExportError(f"{path} is not a JSON object")
+    return found
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        SafetensorError,
+        OSError,
+        EOFError,
+        pickle.UnpicklingError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+    ) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ExportError(f"{path} cannot be read: {reason:.200}") from error
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise ExportError(f"{path} is not a mapping of names to tensors")
+    return {str(name): value for name, value in found.items()}

@@ -1,0 +1,136 @@
+"""What trained drafts share: a network that fits one target, its identity, and its folder (see `files`)."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+
+from ...runtime.errors import ExportError, OptionError
+from ..graphs.dtypes import TORCH
+from .base import Draft
+from .files import draft_folder, read_document, read_tensors, write_document, write_tensors
+
+WIDEST = 1 << 17
+"""Largest width of a decoder that is believed."""
+
+
+D = TypeVar("D", bound="TrainedDraft")
+
+
+@dataclass(kw_only=True)
+class TrainedDraft(Draft):
+    """A trained network with the identity of the one target it fits.
+
+    `network.config` is a dataclass of the network's options, which raises OptionError for ones that do not fit. A
+    subclass names its `kind`, whether it `has_layer`, and makes a network from options.
+    """
+
+    network: Any
+    layer: int | None = None
+    target: dict[str, Any]
+    """name, fingerprint, num_layers"""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+
+    has_layer: ClassVar[bool]
+
+    @classmethod
+    @abstractmethod
+    def untrained(cls, options: Mapping[str, Any]) -> nn.Module:
+        """A network of these options. OptionError or TypeError for ones that do not fit."""
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:` of the network: its options, names, shapes and values (float32)."""
+        digest = hashlib.sha256(json.dumps(asdict(self.network.config), sort_keys=True).encode())
+        for name, value in sorted(self.network.state_dict().items()):
+            digest.update(f"{name}{tuple(value.shape)}".encode())
+            value = value.detach().cpu()
+            value = value.float() if value.is_floating_point() else value
+            digest.update(value.contiguous().numpy().tobytes())
+        return f"sha256:{digest.hexdigest()}"
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Writes the draft folder; each file is replaced atomically, the description last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder, self.network.state_dict(), dtype)
+        document = {
+            "kind": self.kind,
+            "layer": self.layer,
+            "network": asdict(self.network.config),
+            "target": self.target,
+            "provenance": self.provenance,
+            "evaluation": self.evaluation,
+        }
+        write_document(folder, document)
+
+    @classmethod
+    def load(cls: type[D], folder: Path) -> D:
+        """Reads a draft folder, or the best draft of a training run's folder; weights in float32.
+
+        Raises:
+            ExportError: a file is missing, unreadable, of another format, or its tensors do not fit.
+        """
+        folder = draft_folder(folder)
+        document = read_document(folder)
+        if document["kind"] != cls.kind or (document["layer"] is not None) != cls.has_layer:
+            found = f"{document['kind']!r:.80} at layer {document['layer']}"
+            wanted = f"{cls.kind!r} at a layer" if cls.has_layer else f"{cls.kind!r} without a layer"
+            raise ExportError(f"{folder} holds a draft of kind {found}, not {wanted}")
+        try:
+            with torch.device("meta"):  # nothing is allocated before the file is known to hold it
+                network = cls.untrained(document["network"])
+        except (OptionError, TypeError) as error:
+            raise ExportError(f"{folder / 'draft.json'}: {error}") from error
+        shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        network.load_state_dict(read_tensors(folder, shapes), assign=True)
+        return cls(
+            network=network.eval(),
+            layer=document["layer"],
+            target=document["target"],
+            provenance=document.get("provenance") or {},
+            evaluation=document.get("evaluation") or {},
+        )
+
+    def check_target(self, name: str, fingerprint: str, num_layers: int, hidden_size: int) -> None:
+        """Raises ExportError, naming both targets, unless the draft was trained for this one; one of a published
+        checkpoint, which does not know its target's weights, must fit its width only."""
+        from . import draft_kind
+
+        if self.target.get("fingerprint", "") not in (fingerprint, None):
+            raise ExportError(
+                f"this draft was trained for {self.target.get('name')!r:.80} ({_short(self.target.get('fingerprint'))}), "
+                f"not for {name!r} ({_short(fingerprint)}); train one with: "
+                f"{draft_kind(self.kind).train_command(name, self.layer)}"
+            )
+        outside = self.layer is not None and not 0 < self.layer < num_layers
+        if outside or self.network.config.hidden_size != hidden_size:
+            place = "" if self.layer is None else f"layer {self.layer}, "
+            raise ExportError(
+                f"this draft ({place}width {self.network.config.hidden_size}) does not fit "
+                f"{name!r} ({num_layers} layers, width {hidden_size})"
+            )
+
+    def stored_as(self: D, dtype: str) -> D:
+        from ..parity.reference import rounded
+
+        return replace(self, network=rounded(copy.deepcopy(self.network), TORCH[dtype]))
+
+
+def check_width(what: str, width: object) -> None:
+    """OptionError unless `width` can be that of a decoder."""
+    if type(width) is not int or not 1 <= width <= WIDEST:
+        raise OptionError(f"{what} needs a hidden size in 1..{WIDEST}, not {width!r:.40}")
+
+
+def _short(fingerprint: object) -> str:
+    return str(fingerprint)[:19]

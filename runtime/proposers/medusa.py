@@ -1,0 +1,136 @@
+"""Medusa: heads on the target's last row propose several tokens ahead at once (Cai et al., arXiv 2401.10774).
+
+The target chose the pending token from the row before it; head k reads that same row and proposes the k-th token after
+the pending one. One run of the graph `medusa` per cycle and batch gives the best tokens of every head with their
+log-probabilities; they make a chain, or a tree where the budget has room for branches: of the shape that was measured
+at training (`tree` in the manifest), or else the likeliest paths by the heads' own probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from math import isfinite
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ..decode.tree import TokenTree
+from ..engines.base import DTYPES, Call, View
+from ..engines.buffers import HostBuffer
+from ..errors import BundleError, NumericsError
+from ..speculate.budget import Budget
+from ..speculate.proposer import Proposer
+from .rank_tree import Parents, grow, within
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftInfo
+    from ..decode.passes import Decoder
+    from ..speculate.acceptance import Verdict
+    from ..speculate.sequence import Sequence
+
+
+class Medusa(Proposer):
+    """The draft kind `medusa`. Keeps one row per open sequence: the one that the pending token was chosen from.
+
+    Raises `BundleError` for a draft without its graph, `NumericsError` where a head gives no numbers.
+    """
+
+    needs_prompt_rows: ClassVar[bool] = True
+    needs_rows: ClassVar[bool] = True
+
+    def __init__(self, draft: DraftInfo, decoder: Decoder):
+        graph = draft.graphs.get("medusa")
+        if graph is None or draft.heads is None or draft.ranks is None:
+            raise BundleError(f"manifest: draft {draft.name!r} has no graph of heads; build the bundle again")
+        self.name, self._graph, self._tree = draft.name, graph, draft.tree
+        self._heads, self._ranks = draft.heads, draft.ranks
+        self._vocabulary = decoder.manifest.text.vocab_size
+        if self._tree and max(np.bincount([parent + 1 for parent in self._tree])) > draft.ranks:
+            raise BundleError(f"manifest: the tree of draft {draft.name!r} has more branches than ranks")
+        self._engine, batch = decoder.engine, decoder.arena.max_batch
+        self._size, self._dtype, self._batch = decoder.manifest.decoder.hidden_size, decoder.dtype, batch
+        self._rows = self._engine.allocate(
+            f"{draft.name}.rows", batch * self._size * DTYPES[self._dtype].itemsize, zeroed=True
+        )
+        self._index = HostBuffer(self._engine, f"{draft.name}.row_index", batch, "int64")
+        found = batch * self._heads * self._ranks
+        self._tokens = self._engine.allocate(f"{draft.name}.token_ids", found * DTYPES["int64"].itemsize)
+        self._scores = self._engine.allocate(
+            f"{draft.name}.log_probabilities", found * DTYPES["float32"].itemsize
+        )
+        self._places: dict[Sequence, int] = {}
+        self._free = list(range(batch))
+        self._calls: dict[int, tuple[Call, View, View]] = {}
+
+    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+        """Keep the last row of a chunk; that of the last chunk is the one the first token is chosen from."""
+        if sequence not in self._places:
+            self._places[sequence] = self._free.pop()
+        self._keep(sequence, rows, rows.shape[1] - 1)
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
+        """Chains and trees of the heads' best tokens, no deeper than there are heads."""
+        count = len(sequences)
+        call, token_ids, log_probabilities = self._calls.get(count) or self._bind(count)
+        self._index.host((count,))[:] = [self._places[sequence] for sequence in sequences]
+        self._index.push((count,))
+        call.run()
+        scores, tokens = self._engine.read(log_probabilities), self._engine.read(token_ids)
+        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary:
+            raise BundleError(
+                f"draft {self.name!r} proposes ids outside the vocabulary; build the bundle again"
+            )
+        trees = []
+        for row, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
+            mine = scores[row].tolist()
+            # NaN or +inf anywhere in a head's logits makes the sum of its exponentials that, and all its values NaN.
+            if not all(isfinite(head[0]) for head in mine):
+                raise NumericsError(
+                    f"graph {self._graph} gave log-probabilities that are not finite: the weights are damaged, or a value "
+                    "left the range of its type; compare the bundle's checksums with `vlmexport inspect --check`"
+                )
+            trees.append(self._shape(sequence.tokens[-1], tokens[row], mine, budget))
+        return trees
+
+    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+        """Keep the row of the last accepted node."""
+        assert rows is not None
+        self._keep(sequence, rows, verdict.path[-1] if verdict.path else 0)
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        place = self._places.pop(sequence, None)
+        if place is not None:
+            self._free.append(place)
+
+    def _shape(
+        self, pending: int, tokens: np.ndarray, scores: list[list[float]], budget: Budget
+    ) -> TokenTree:
+        """The tree of one sequence from ids and log-probabilities [heads, ranks]."""
+        if budget.nodes <= budget.depth:
+            return TokenTree.chain([pending, *tokens[: budget.nodes, 0].tolist()])
+        order: Parents = grow(scores, budget.nodes) if self._tree is None else self._tree
+        parents, depths, ranks = within(order, budget.within(budget.nodes, self._heads))
+        chosen = tokens[depths, ranks].tolist()
+        try:
+            return TokenTree([pending, *chosen], [-1, *(parent + 1 for parent in parents)])
+        except ValueError as error:  # a vocabulary of its own that names a token twice
+            raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
+
+    def _keep(self, sequence: Sequence, rows: View, row: int) -> None:
+        """Copy `row` of `rows` [1, n, E] to the sequence's place; where the buffers are."""
+        size = self._size
+        source = rows.buffer.view((1, 1, size), self._dtype, rows.offset + row * size)
+        target = self._rows.view((1, 1, size), self._dtype, self._places[sequence] * size)
+        self._engine.copy(target, source).run()
+
+    def _bind(self, count: int) -> tuple[Call, View, View]:
+        shape = (count, self._heads, self._ranks)
+        tokens, scores = self._tokens.view(shape, "int64"), self._scores.view(shape, "float32")
+        inputs = {
+            "hidden": self._rows.view((self._batch, 1, self._size), self._dtype),
+            "row_index": self._index.view((count,)),
+        }
+        call = self._engine.bind(self._graph, inputs, {"token_ids": tokens, "log_probabilities": scores})
+        found = self._calls[count] = (call, tokens, scores)
+        return found
