@@ -22,10 +22,57 @@ from vlmexport.runtime.decode.masks import CausalMask, Seen
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import NumericsError, PromptError
+from vlmexport.runtime.proposers import medusa
+from vlmexport.runtime.proposers.medusa import Medusa
+from vlmexport.runtime.proposers.rank_tree import within
 from vlmexport.runtime.speculate import sequence
 from vlmexport.runtime.speculate.acceptance import Verdict
 
 Patch = pytest.MonkeyPatch
+
+
+def heads_read_the_root(patch: Patch) -> None:
+    """Medusa keeps the row of the tree's root in place of the last accepted node's."""
+    patch.setattr(
+        Medusa, "advance", lambda self, sequence, tree, verdict, rows: self._keep(sequence, rows, 0)
+    )
+
+
+def heads_read_the_first_prompt_row(patch: Patch) -> None:
+    """Medusa keeps the first row of a prompt in place of the last."""
+    keep, on_rows = Medusa._keep, Medusa.on_rows
+
+    def wrong(self: Any, sequence: Any, slot: int, rows: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Medusa, "_keep", lambda self, sequence, rows, row: keep(self, sequence, rows, 0))
+            on_rows(self, sequence, slot, rows)
+
+    patch.setattr(Medusa, "on_rows", wrong)
+
+
+def heads_of_another_sequence(patch: Patch) -> None:
+    """Medusa takes the places of its rows for the order of the sequences."""
+    propose = Medusa.propose
+
+    def wrong(self: Any, sequences: Any, budgets: Any) -> Any:
+        places = dict(self._places)
+        self._places.update({sequence: number for number, sequence in enumerate(sequences)})
+        try:
+            return propose(self, sequences, budgets)
+        finally:
+            self._places.update(places)
+
+    patch.setattr(Medusa, "propose", wrong)
+
+
+def siblings_in_another_order(patch: Patch) -> None:
+    """A tree's second child takes the third rank."""
+
+    def wrong(order: Any, budget: Any) -> Any:
+        parents, depths, ranks = within(order, budget)
+        return parents, depths, [rank + 1 if rank else 0 for rank in ranks]
+
+    patch.setattr(medusa, "within", wrong)
 
 
 def _before_every_pass(patch: Patch, change: Callable[[Any], None]) -> None:
@@ -410,6 +457,12 @@ MUTANTS = {
         batch_in_steps_of_one,
         {"batch": table("batch_on_the_trunk"), "join and leave": table("join_and_leave")},
     ),
+    "heads read the root's row": Mutant(heads_read_the_root, {"medusa": table("medusa")}),
+    "heads read the prompt's first row": Mutant(
+        heads_read_the_first_prompt_row, {"medusa": table("medusa")}, ("llama",)
+    ),
+    "heads read another sequence's row": Mutant(heads_of_another_sequence, {"medusa": table("medusa")}),
+    "siblings in another order": Mutant(siblings_in_another_order, {"medusa": table("medusa")}),
     "growth without moving rows": Mutant(
         rows_left_over_by_growth,
         {"last positions": table("last_positions"), "growing device": growing("last_positions")},

@@ -123,8 +123,9 @@ def _nested(depth: int) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "medusa"}, "of kind 'medusa'; this version knows imitation"),
-        ({"kind": "early-exit"}, "of kind 'early-exit'; this version knows imitation"),
+        ({"kind": "eagle"}, "of kind 'eagle'; this version knows imitation, medusa"),
+        ({"kind": "early-exit"}, "of kind 'early-exit'; this version knows imitation, medusa"),
+        ({"kind": "medusa"}, "of kind 'medusa' at layer 1, not 'medusa' without a layer"),
         ({"kind": 3}, "field 'kind' is 3"),
         ({"layer": True}, "field 'layer' is True"),
         ({"layer": None}, "at layer None, not 'imitation' at a layer"),
