@@ -194,6 +194,7 @@ def _report(
             "tail": {} if costs.tail is None else _by_width(costs.tail),
             "trunk": costs.trunk,
             "propose": costs.propose,
+            "once": costs.once,
         },
         "bound": bound,
         "achieved": None if bound is None else achieved / bound["decode"],

@@ -17,9 +17,11 @@ from vlmexport.calibration.training.objectives.medusa import ahead, frequent, he
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.session import Session
 
 HEADS, NEW = 3, 14
 
@@ -154,3 +156,34 @@ def test_options_that_do_not_fit_are_named() -> None:
     ):  # fmt: skip
         with pytest.raises(OptionError, match=message):
             MedusaOptions(**options)
+
+
+def test_a_trained_draft_is_built_and_drafts(
+    target: Target, told: RecordSet, run: Path, tmp_path: Path
+) -> None:
+    """Parity compares the graph with PyTorch; what was learned is accepted; trees have more right than chains."""
+    draft = MedusaDraft.load(run)
+    precision = "float16" if draft.network.config.head == "trimmed" else "float32"
+    request = BuildRequest(
+        model=str(target.checkpoint.folder),
+        output=tmp_path / "b",
+        drafts=[str(run)],
+        max_length=64,
+        precision=precision,
+    )
+    report = build_bundle(request)
+    assert "medusa" in {row["graph"] for row in report.parity} and report.cuts == [0, target.num_layers]
+    with Session.load(tmp_path / "b") as session:
+        info = session.bundle.manifest.draft("medusa")
+        assert info is not None and (info.heads, info.ranks, info.tree) == (HEADS, 10, draft.tree)
+        assert session.bundle.manifest.policy.draft == "medusa" and info.fingerprint == draft.fingerprint
+        accepted = {}
+        for name, options in (("chain", {"draft_length": HEADS}), ("tree", {"draft_nodes": 12})):
+            accepted[name] = 0
+            for record in list(told)[:4]:
+                image = None if record.image is None else record.image.load()
+                asked = {"image": image, "prompt": record.prompt, "max_new_tokens": NEW}
+                found = session.generate(**asked, draft="medusa", **options)
+                assert found.tokens == session.generate(**asked, draft="none").tokens
+                accepted[name] += found.stats.accepted
+    assert 0 < accepted["chain"] <= accepted["tree"]
