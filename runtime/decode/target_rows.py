@@ -93,7 +93,12 @@ class TargetRows:
         return self._answers[name]
 
     def _not_finite(self, value: float) -> NumericsError:
-        return NumericsError(
-            f"graph {self._graph} gave logits that are not finite ({value}): the weights are damaged, or a value left "
-            "the range of its type; compare the bundle's checksums with `vlmexport inspect --check`"
-        )
+        return not_finite(self._graph, value)
+
+
+def not_finite(graph: str, value: float) -> NumericsError:
+    """The error of a request whose numbers, which `graph` gave, are not finite."""
+    return NumericsError(
+        f"graph {graph} gave logits that are not finite ({value}): the weights are damaged, or a value left "
+        "the range of its type; compare the bundle's checksums with `vlmexport inspect --check`"
+    )

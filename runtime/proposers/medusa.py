@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
-from ..errors import BundleError, NumericsError
+from ..errors import BundleError
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
 from .rank_tree import Parents, grow, within
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Medusa(Proposer):
     """The draft kind `medusa`. Keeps one row per open sequence: the one that the pending token was chosen from.
 
-    Raises `BundleError` for a draft without its graph, `NumericsError` where a head gives no numbers.
+    Raises `BundleError` for a draft without its graph. A sequence whose heads give no numbers ends with that error.
     """
 
     needs_prompt_rows: ClassVar[bool] = True
@@ -84,12 +85,11 @@ class Medusa(Proposer):
         for row, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             mine = scores[row].tolist()
             # NaN or +inf anywhere in a head's logits makes the sum of its exponentials that, and all its values NaN.
-            if not all(isfinite(head[0]) for head in mine):
-                raise NumericsError(
-                    f"graph {self._graph} gave log-probabilities that are not finite: the weights are damaged, or a value "
-                    "left the range of its type; compare the bundle's checksums with `vlmexport inspect --check`"
-                )
-            trees.append(self._shape(sequence.tokens[-1], tokens[row], mine, budget))
+            if all(isfinite(head[0]) for head in mine):
+                trees.append(self._shape(sequence.tokens[-1], tokens[row], mine, budget))
+                continue
+            sequence.fail(not_finite(self._graph, mine[0][0]))
+            trees.append(TokenTree.chain(sequence.tokens[-1:]))
         return trees
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
