@@ -43,6 +43,16 @@ class TokenTree:
         tree.tokens, tree.is_chain = list(tokens), True
         return tree
 
+    def with_tokens(self, tokens: Sequence[int]) -> TokenTree:
+        """A tree of this shape over other tokens: what follows from the shape is not worked out again. Raises
+        `ValueError` where two children of a node are the same."""
+        tree = TokenTree.__new__(TokenTree)
+        tree.tokens, tree.is_chain = list(tokens), self.is_chain
+        tree.parents, tree.depths, tree.ancestors = self.parents, self.depths, self.ancestors
+        if sum(map(len, tree.children)) != tree.proposed:
+            raise ValueError("a node has two children with the same token")
+        return tree
+
     @cached_property
     def parents(self) -> list[int]:
         """Those of a chain, made when asked for; a tree has its own."""

@@ -30,6 +30,17 @@ if TYPE_CHECKING:
     from ..speculate.sequence import Sequence
 
 
+_Places = tuple[np.ndarray, np.ndarray]
+"""Head and rank of every drafted node of a tree."""
+
+
+def _shape(order: Parents, budget: Budget) -> tuple[TokenTree, _Places]:
+    """The shape of a tree within a budget, with stand-ins for tokens, and what stands where in it."""
+    parents, depths, ranks = within(order, budget)
+    tree = TokenTree(range(-1, len(parents)), [-1, *(parent + 1 for parent in parents)])
+    return tree, (np.array(depths, np.intp), np.array(ranks, np.intp))
+
+
 class Medusa(Proposer):
     """The draft kind `medusa`. Keeps one row per open sequence: the one that the pending token was chosen from.
 
@@ -59,6 +70,7 @@ class Medusa(Proposer):
         self._scores = self._engine.allocate(
             f"{draft.name}.log_probabilities", found * DTYPES["float32"].itemsize
         )
+        self._shapes: dict[Budget, tuple[TokenTree, _Places]] = {}
         self._places: dict[Sequence, int] = {}
         self._free = list(range(batch))
         self._calls: dict[int, tuple[Call, View, View]] = {}
@@ -86,7 +98,7 @@ class Medusa(Proposer):
             mine = scores[row].tolist()
             # NaN or +inf anywhere in a head's logits makes the sum of its exponentials that, and all its values NaN.
             if all(isfinite(head[0]) for head in mine):
-                trees.append(self._shape(sequence.tokens[-1], tokens[row], mine, budget))
+                trees.append(self._tree_of(sequence.tokens[-1], tokens[row], mine, budget))
                 continue
             sequence.fail(not_finite(self._graph, mine[0][0]))
             trees.append(TokenTree.chain(sequence.tokens[-1:]))
@@ -103,17 +115,20 @@ class Medusa(Proposer):
         if place is not None:
             self._free.append(place)
 
-    def _shape(
+    def _tree_of(
         self, pending: int, tokens: np.ndarray, scores: list[list[float]], budget: Budget
     ) -> TokenTree:
         """The tree of one sequence from ids and log-probabilities [heads, ranks]."""
         if budget.nodes <= budget.depth:
             return TokenTree.chain([pending, *tokens[: budget.nodes, 0].tolist()])
-        order: Parents = grow(scores, budget.nodes) if self._tree is None else self._tree
-        parents, depths, ranks = within(order, budget.within(budget.nodes, self._heads))
-        chosen = tokens[depths, ranks].tolist()
+        if self._tree is None:
+            shape, places = _shape(grow(scores, budget.nodes), budget)
+        else:
+            shape, places = self._shapes.get(budget) or self._shapes.setdefault(
+                budget, _shape(self._tree, budget)
+            )
         try:
-            return TokenTree([pending, *chosen], [-1, *(parent + 1 for parent in parents)])
+            return shape.with_tokens([pending, *tokens[places].tolist()])
         except ValueError as error:  # a vocabulary of its own that names a token twice
             raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
 

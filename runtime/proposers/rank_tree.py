@@ -43,7 +43,9 @@ def grow(scores: Sequence[Sequence[float]], nodes: int) -> Parents:
 def within(parents: Sequence[int], budget: Budget) -> tuple[Parents, list[int], list[int]]:
     """(parents, depths from 0, ranks) of the first nodes of an order of growth that a budget has room for.
 
-    A budget without room for branches takes the best path alone.
+    They are handed out path by path, the path of first children first: where that is accepted, which is the likeliest,
+    its rows lie one behind the other already and need not be moved. A budget without room for branches takes that path
+    alone.
     """
     chain = budget.nodes <= budget.depth
     kept: Parents = []
@@ -66,4 +68,20 @@ def within(parents: Sequence[int], budget: Budget) -> tuple[Parents, list[int], 
         kept.append(place)
         depths.append(depth)
         ranks.append(rank)
-    return kept, depths, ranks
+    order = _path_by_path(kept)
+    moved = {-1: -1} | {node: place for place, node in enumerate(order)}
+    return [moved[kept[node]] for node in order], [depths[n] for n in order], [ranks[n] for n in order]
+
+
+def _path_by_path(parents: Parents) -> list[int]:
+    """The nodes in depth-first order, first children first."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    waiting = children.get(-1, [])[::-1]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        waiting += children.get(node, [])[::-1]
+    return order
