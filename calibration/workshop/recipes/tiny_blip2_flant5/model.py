@@ -19,6 +19,7 @@ from transformers import (
     T5Config,
 )
 
+from ..common.folder import replace_files
 from .tokenizer import IMAGE_TOKEN
 
 SIDE = 96  # pixels
@@ -116,20 +117,15 @@ def save_bundle(
 
     `max_new_tokens`: what ``generation_config.json`` allows an answer.
     """
-    scratch = folder.with_name(folder.name + ".new")
-    half = copy.deepcopy(model).half()
-    half.generation_config = GenerationConfig(
-        decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_new_tokens=max_new_tokens
-    )
-    half.save_pretrained(scratch)
-    build_processor(tokenizer).save_pretrained(scratch)
-    config = json.loads((scratch / "config.json").read_text())
-    config["text_config"]["tie_word_embeddings"] = (
-        False  # as FlanT5's own file says; the class would write true
-    )
-    (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    for item in sorted(scratch.iterdir()):
-        item.chmod(0o644)
-        item.replace(folder / item.name)
-    scratch.rmdir()
+    with replace_files(folder) as scratch:
+        half = copy.deepcopy(model).half()
+        half.generation_config = GenerationConfig(
+            decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_new_tokens=max_new_tokens
+        )
+        half.save_pretrained(scratch)
+        build_processor(tokenizer).save_pretrained(scratch)
+        config = json.loads((scratch / "config.json").read_text())
+        config["text_config"]["tie_word_embeddings"] = (
+            False  # as FlanT5's own file says; the class would write true
+        )
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")

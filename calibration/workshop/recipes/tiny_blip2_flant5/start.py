@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
+from ..common.words import STEM
 from .model import FROZEN, build_model
 
 _BEGUN = ("language_projection.", "language_model.encoder.block.", "language_model.encoder.final_layer_norm.")
-_STEM = "\u2581"  # begins a word in T5's vocabulary
 
 
 def begin(
@@ -34,7 +34,7 @@ def begin(
     kept = {k: v for k, v in old.state_dict().items() if k.startswith((*FROZEN, *_BEGUN))}
     model.load_state_dict(kept, strict=False)
     before, after = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
-    common = [(before[w], after[w]) for w in after if w in before and w.startswith(_STEM)]
+    common = [(before[w], after[w]) for w in after if w in before and w.startswith(STEM)]
     with torch.no_grad():
         table = model.language_model.shared.weight
         table[[new for _, new in common]] = old.language_model.shared.weight[[known for known, _ in common]]

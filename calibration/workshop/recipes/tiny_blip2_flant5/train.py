@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
+from torch import Tensor
 
 from ...precision import computing, dtype_of
 from ...scenes.scene import TRAIN, VALIDATION
-from ..long_run import LongRun
-from .batches import Batches
-from .checks import Checks
-from .language import LONGEST, cross_entropy, logits
+from ..common.batches import Batches
+from ..common.captioner import LONGEST, cross_entropy
+from ..common.checks import Checks
+from ..common.long_run import LongRun
+from ..common.loop import Schedule, run_steps
+from ..common.rows import image_rows
+from .captioner import Blip2T5
 from .model import FROZEN, save_bundle
-from .optimizer import build_optimizers, schedule
-from .rows import image_rows
+from .prompts import PROMPTS
 from .start import begin
 from .tokenizer import build_tokenizer
 
 ANSWERS = 0.3  # weight of the answers' loss
-WARMUP = 100
 
 
 def train(
@@ -45,13 +46,12 @@ def train(
     `out` receives ``data`` (image rows), ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
 
     Args:
-        steps: of the whole schedule.
+        steps, lr, stop_at, check_every: see `Schedule`.
         start: see `start.begin`; None takes ``out/vision/state.pt``, which the vision stage writes.
         pictures: training scenes; each is used plain and mirrored.
-        captions, questions: of a step. lr: peak learning rate. seed: of weights, scenes and draws.
+        captions, questions: of a step. seed: of weights, scenes and draws.
         precision: see `workshop.precision`.
-        stop_at: end, with the state saved, after so many steps of the schedule.
-        check_every: steps between two lines of `Checks` in the log. checked: validation scenes of a check.
+        checked: validation scenes of a check.
         save_every: seconds between two saves of the state.
 
     Raises:
@@ -60,6 +60,7 @@ def train(
     dtype = dtype_of(precision)
     tokenizer = build_tokenizer()
     model, begun = begin(tokenizer, seed, start, out / "vision" / "state.pt")
+    captioner = Blip2T5(model, tokenizer)
     settings = {
         "steps": steps,
         "start": begun,
@@ -72,76 +73,26 @@ def train(
     }
     indices = TRAIN[:pictures]
     with LongRun(out, settings, save_every) as run:
-        rows = image_rows(out / "data" / f"rows-{begun}-{seed}-{pictures}.f16", model, seed, indices)
-        batches = Batches(tokenizer, seed, indices, captions, questions)
-        checks = Checks(model, tokenizer, seed, VALIDATION[:checked])
+        rows = image_rows(out / "data" / f"rows-{begun}-{seed}-{pictures}.f16", captioner, seed, indices)
+        batches = Batches(captioner, seed, indices, captions, questions, PROMPTS)
+        checks = Checks(captioner, seed, VALIDATION[:checked])
         model.requires_grad_(False)
         trained = [(n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(FROZEN)]
-        optimizers = build_optimizers(trained, lr, dtype)
-        first = _resume(run, model, optimizers)
-        clock, busy = time.time(), time.process_time()
-        sums = {"caption": 0.0, "answer": 0.0}
-        done, last = 0, min(steps, stop_at or steps)
-        for step in range(first, last):
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * schedule(step, steps, WARMUP)
-            loss = torch.zeros(())
+
+        def losses(step: int) -> Iterator[tuple[str, float, Tensor]]:
             for name, weight, batch in (
                 ("caption", 1.0, batches.told(step)),
                 ("answer", ANSWERS, batches.asked(step)),
             ):
                 with computing(dtype):
                     seen = torch.from_numpy(rows[batch.rows]).float()
-                    part = cross_entropy(logits(model, seen, batch.prompts, batch.targets), batch.targets)
-                loss = loss + weight * part
-                sums[name] += part.item()
-            loss.backward()
-            nn.utils.clip_grad_norm_([p for _, p in trained], 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            done, at = done + 1, step + 1
-            ending = at == last or run.stopping
-            if at % 25 == 0 or ending:
-                line = {"step": at} | {n: round(v / done, 4) for n, v in sums.items()}
-                line |= {
-                    "seconds": round(time.time() - clock, 1),
-                    "cpu_seconds": round(time.process_time() - busy, 1),
-                    "seconds_per_step": round((time.time() - clock) / done, 3),
-                }
-                if at % check_every == 0 or at == last:
-                    line |= checks.figures(model)
-                    publish(model, tokenizer, out / "model")
-                run.log(line)
-                clock, busy, done = time.time(), time.process_time(), 0
-                sums = dict.fromkeys(sums, 0.0)
-            if run.due() or ending:
-                run.save(
-                    {
-                        "step": at,
-                        "model": {n: p.detach() for n, p in trained},
-                        "optimizers": [o.state_dict() for o in optimizers],
-                    }
-                )
-            if run.stopping:
-                return at
-    return max(first, last)
+                    loss = cross_entropy(captioner.logits(seen, batch.prompts, batch.targets), batch.targets)
+                yield name, weight, loss
 
+        def check() -> dict[str, Any]:
+            found = checks.figures()
+            save_bundle(model, tokenizer, out / "model", LONGEST)
+            return found
 
-def publish(model: Blip2ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes the model folder as it stands."""
-    save_bundle(model, tokenizer, folder, LONGEST)
-
-
-def _resume(
-    run: LongRun, model: Blip2ForConditionalGeneration, optimizers: list[torch.optim.Optimizer]
-) -> int:
-    """Loads the state if there is one; no draw has a state of its own, all are keyed by the step."""
-    state = run.load()
-    if state is None:
-        return 0
-    model.load_state_dict(state["model"], strict=False)
-    for optimizer, stored in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(stored)
-    return state["step"]
+        plan = Schedule(steps, lr, stop_at, check_every)
+        return run_steps(run, plan, model, trained, losses, check, dtype)

@@ -18,10 +18,11 @@ from transformers import Blip2ForConditionalGeneration
 from ...precision import computing, dtype_of
 from ...scenes.dataset import prerender
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
-from ..long_run import LongRun
+from ..common.captioner import to_pixels
+from ..common.long_run import LongRun
+from ..common.optimizer import build_optimizers, schedule
 from .labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
 from .model import FROZEN, MEAN, SIDE, STD, WIDTH, build_model
-from .optimizer import build_optimizers, schedule
 from .tokenizer import build_tokenizer
 
 CHECKED = 2000  # validation scenes
@@ -47,12 +48,6 @@ def encode(model: Blip2ForConditionalGeneration, pixels: Tensor) -> tuple[Tensor
     return patches, queries
 
 
-def to_pixels(pictures: np.ndarray) -> Tensor:
-    """uint8 (B, side, side, 3) to normalised float [B, 3, side, side]."""
-    x = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
-    return (x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-
-
 def batch(
     pictures: np.ndarray, labels: dict[str, np.ndarray], rows: np.ndarray
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -61,7 +56,9 @@ def batch(
     chosen = pictures[rows % count]
     flip = rows >= count
     chosen[flip] = chosen[flip][:, :, ::-1]
-    return to_pixels(chosen), {name: torch.from_numpy(value[rows]) for name, value in labels.items()}
+    return to_pixels(chosen, MEAN, STD), {
+        name: torch.from_numpy(value[rows]) for name, value in labels.items()
+    }
 
 
 def vision_loss(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ...scenes import ask, tell
 from ...scenes.scene import Scene, mirror, sample_scene
-from .prompts import PROMPTS
+from .captioner import Captioner, padded
 
 BUCKETS = 4  # batches that are drawn together and sorted by length
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids padded with 0, and the rows of the pictures they belong to."""
+    """Token ids as `padded` fills them up, and the rows of the pictures they belong to."""
 
     rows: np.ndarray  # [B]
     prompts: Tensor  # int64 [B, p]
@@ -29,20 +28,23 @@ class Batches:
     """The batches of a training, by step.
 
     Args:
-        tokenizer: of the model. seed: of scenes and draws. indices: the training scenes.
+        captioner: whose ids they are. seed: of scenes and draws. indices: the training scenes.
         captions, questions: how many of each a step has; the questions are of other pictures.
+        prompts: what asks for a caption, the usual one first; none for a model that takes none.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        captioner: Captioner,
         seed: int,
         indices: range,
         captions: int = 64,
         questions: int = 64,
+        prompts: Sequence[str] = (),
     ) -> None:
-        self.tokenizer, self.seed, self.indices = tokenizer, seed, indices
+        self.captioner, self.seed, self.indices = captioner, seed, indices
         self.captions, self.questions = captions, questions
+        self.prompts = prompts
         self._block = -1
         self._drawn: list[tuple[np.ndarray, list[list[int]]]] = []
 
@@ -57,9 +59,8 @@ class Batches:
         if block != self._block:
             self._drawn, self._block = self._draw(block), block
         rows, ids = self._drawn[place]
-        rng = np.random.default_rng([self.seed, 17, step])
-        prompt = PROMPTS[0] if rng.random() < 0.6 else PROMPTS[int(rng.integers(len(PROMPTS)))]
-        return Batch(rows, padded(self.tokenizer([prompt] * len(rows))["input_ids"]), padded(ids))
+        prompt = self.captioner.prompt_ids(self._prompt(step)) if self.prompts else []
+        return Batch(rows, padded([prompt] * len(rows)), padded(ids))
 
     def asked(self, step: int) -> Batch:
         """Questions with their answers."""
@@ -68,21 +69,17 @@ class Batches:
         items = [ask(self.scene(int(row)), step + 1) for row in rows]
         upper = rng.random(len(items)) < 0.3
         texts = [i.text.capitalize() if up else i.text for i, up in zip(items, upper, strict=True)]
-        answers = [item.answer for item in items]
-        return Batch(
-            rows, padded(self.tokenizer(texts)["input_ids"]), padded(self.tokenizer(answers)["input_ids"])
-        )
+        prompts = [self.captioner.prompt_ids(text) for text in texts]
+        return Batch(rows, padded(prompts), padded(self.captioner.text_ids([item.answer for item in items])))
+
+    def _prompt(self, step: int) -> str:
+        rng = np.random.default_rng([self.seed, 17, step])
+        return self.prompts[0] if rng.random() < 0.6 else self.prompts[int(rng.integers(len(self.prompts)))]
 
     def _draw(self, block: int) -> list[tuple[np.ndarray, list[list[int]]]]:
         rng = np.random.default_rng([self.seed, 13, block])
         rows = rng.integers(0, 2 * len(self.indices), BUCKETS * self.captions)
-        ids = self.tokenizer([tell(self.scene(int(row)), block + 1).text for row in rows])["input_ids"]
+        ids = self.captioner.text_ids([tell(self.scene(int(row)), block + 1).text for row in rows])
         by_length = np.argsort([len(text) for text in ids], kind="stable")
         parts = by_length.reshape(BUCKETS, self.captions)[rng.permutation(BUCKETS)]
         return [(rows[part], [ids[i] for i in part]) for part in parts]
-
-
-def padded(lists: list[list[int]]) -> Tensor:
-    """Rows of ids as one int64 tensor, as wide as the longest and filled with 0."""
-    width = max(1, *map(len, lists))
-    return torch.tensor([row + [0] * (width - len(row)) for row in lists])

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ....runtime.errors import OptionError
-from ....runtime.files import cache_folder, replacing
+from .....runtime.errors import OptionError
+from .....runtime.files import cache_folder, replacing
 
 
 def recipe_folder(name: str) -> Path:

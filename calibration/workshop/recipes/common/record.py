@@ -9,15 +9,17 @@ from typing import Any
 from .evaluate import machine
 
 
-def write_recipe(work: Path, folder: Path, settings: dict[str, Any]) -> Path:
+def write_recipe(work: Path, folder: Path, settings: dict[str, Any], command: str) -> Path:
     """Writes ``folder/recipe.json`` from the logs in ``work``; returns its path."""
     record = {
-        "command": "python -m vlmexport.calibration.workshop.recipes.tiny_blip2_flant5",
+        "command": command,
         "settings": settings,
         "machine": machine(),
         "vision_curve": _lines(work / "vision" / "log.jsonl"),
         "curve": _lines(work / "log.jsonl"),
     }
+    if not record["vision_curve"]:  # the vision side came from elsewhere
+        del record["vision_curve"]
     path = folder / "recipe.json"
     rows = ",\n".join(f" {json.dumps(name)}: {_compact(value)}" for name, value in record.items())
     path.write_text("{\n" + rows + "\n}\n")

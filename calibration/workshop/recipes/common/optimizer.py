@@ -33,6 +33,8 @@ class Muon(torch.optim.Optimizer):
         momentum: Nesterov momentum.
         weight_decay: decoupled decay.
         dtype: in which the orthogonalisation is computed.
+        joined: which of the parameters hold several matrices [rows, n * rows] side by side, as GPT-2's query, key and
+            value; each is orthogonalised by itself.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.01,
         dtype: torch.dtype = torch.bfloat16,
+        joined: Iterable[Tensor] = (),
     ) -> None:
         self.dtype = dtype
+        self._joined = set(map(id, joined))
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -53,32 +57,43 @@ class Muon(torch.optim.Optimizer):
             by_shape: dict[tuple[int, ...], list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    by_shape.setdefault(tuple(p.shape), []).append(p)
-            for shape, members in by_shape.items():
+                    by_shape.setdefault((*p.shape, id(p) in self._joined), []).append(p)
+            for members in by_shape.values():
                 updates = []
                 for p in members:
                     assert p.grad is not None
                     velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
                     velocity.lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(velocity, group["momentum"]))
-                directions = newton_schulz(torch.stack(updates), dtype=self.dtype) * (
-                    0.2 * math.sqrt(max(shape))
-                )
+                directions = self._directions(members, updates)
                 for p, direction in zip(members, directions, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
+
+    def _directions(self, members: list[Tensor], updates: list[Tensor]) -> Iterable[Tensor]:
+        """The step of each parameter, all of one shape."""
+        rows, columns = members[0].shape
+        stack = torch.stack(updates)
+        if id(members[0]) in self._joined:  # [N, rows, n * rows] -> [N * n, rows, rows]
+            parts = stack.view(len(members), rows, columns // rows, rows).transpose(1, 2)
+            found = newton_schulz(parts.reshape(-1, rows, rows), dtype=self.dtype) * (0.2 * math.sqrt(rows))
+            return found.view(len(members), columns // rows, rows, rows).transpose(1, 2).reshape(stack.shape)
+        return newton_schulz(stack, dtype=self.dtype) * (0.2 * math.sqrt(max(rows, columns)))
 
 
 def build_optimizers(
     named: Iterable[tuple[str, Tensor]], lr: float, dtype: torch.dtype = torch.bfloat16
 ) -> list[torch.optim.Optimizer]:
     """Muon over the inner matrices, AdamW over embeddings, heads, norms and biases."""
-    matrices, rest = [], []
-    outside = ("shared", "lm_head", "heads", "relative_attention_bias", "embed")
+    matrices, rest, joined = [], [], []
+    outside = ("shared", "lm_head", "heads", "relative_attention_bias", "embed", "wte", "wpe")
     for name, p in named:
         if not p.requires_grad:
             continue
         (matrices if p.ndim == 2 and not any(o in name for o in outside) else rest).append(p)
-    return [Muon(matrices, lr, dtype=dtype), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
+        if name.endswith("c_attn.weight"):  # GPT-2's query, key and value
+            joined.append(p)
+    muon = Muon(matrices, lr, dtype=dtype, joined=joined)
+    return [muon, torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
 def schedule(step: int, steps: int, warmup: int, floor: float = 0.02) -> float:

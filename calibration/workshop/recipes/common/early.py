@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
 from ....evaluation.acceptance import Acceptance, Count
 from ....targets.target import Rows
 from ....training.losses import agreement
 from ...scenes.parts import PARTS, parts_of
-from .batches import padded
-from .language import layer_logits
-from .model import DECODER_LAYERS
+from .captioner import Captioner, padded
+from .words import STEM
 
-EARLY = (DECODER_LAYERS // 4, DECODER_LAYERS // 2)
 DRAFT_LENGTH = 5
-_STEM = "\u2581"
 
 
 @dataclass
@@ -49,27 +46,29 @@ class Early:
 
 @torch.no_grad()
 def measure_early(
-    model: Blip2ForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
+    captioner: Captioner,
     rows: Tensor,
     prompt: list[int],
     texts: list[list[int]],
+    layers: Sequence[int] | None = None,
     chunk: int = 64,
 ) -> Early:
     """Teacher-forced on the model's own greedy texts, which is what chain drafting meets there.
 
     Args:
-        rows: image rows [N, 8, width]. prompt: ids of the prompt that was answered. texts: N lists of ids with </s>.
+        rows: of the pictures [N, rows, width]. prompt: ids of the prompt that was answered.
+        texts: N lists of ids with the end token. layers: a quarter and a half of the decoder unless given.
     """
-    counts = {layer: Count(DRAFT_LENGTH, [1]) for layer in EARLY}
-    hits: dict[int, dict[str, list[Tensor]]] = {n: defaultdict(list) for n in EARLY}
+    exits = captioner.early if layers is None else tuple(layers)
+    counts = {layer: Count(DRAFT_LENGTH, [1]) for layer in exits}
+    hits: dict[int, dict[str, list[Tensor]]] = {n: defaultdict(list) for n in exits}
     entropies: dict[str, list[Tensor]] = defaultdict(list)
     top: list[Tensor] = []
     for at in range(0, len(texts), chunk):
         own = texts[at : at + chunk]
         ids = padded(own)
-        *drafted, final = layer_logits(
-            model, rows[at : at + chunk], padded([prompt] * len(own)), ids, [*EARLY, DECODER_LAYERS]
+        *drafted, final = captioner.layer_logits(
+            rows[at : at + chunk], padded([prompt] * len(own)), ids, [*exits, len(captioner.layers)]
         )
         lengths = torch.tensor([len(text) for text in own])[:, None]  # a raw model may say the pad token too
         places = torch.arange(ids.shape[1])
@@ -77,13 +76,13 @@ def measure_early(
         record, position = where.nonzero(as_tuple=True)
         none = torch.zeros(len(record), 0)
         known = Rows(none, none, ids[where], record, position)
-        part = torch.tensor([PARTS.index(p) for text in own for p in token_parts(tokenizer, text)[1:]])
+        part = torch.tensor([PARTS.index(p) for text in own for p in token_parts(captioner, text)[1:]])
         chances = final[where].float().softmax(-1)
         entropy = torch.special.entr(chances).sum(-1)
         top.append(chances.max(-1).values)
         for number, name in enumerate(PARTS):
             entropies[name].append(entropy[part == number])
-        for layer, found in zip(EARLY, drafted, strict=True):
+        for layer, found in zip(exits, drafted, strict=True):
             counts[layer].add(found[where], final[where], known)
             matches = agreement(found[where], final[where]).float()
             for number, name in enumerate(PARTS):
@@ -91,7 +90,7 @@ def measure_early(
     total = sum(len(value) for values in entropies.values() for value in values)
     return Early(
         layers={n: count.result() for n, count in counts.items()},
-        agreement_by_part={n: {name: _mean(values) for name, values in hits[n].items()} for n in EARLY},
+        agreement_by_part={n: {name: _mean(values) for name, values in hits[n].items()} for n in exits},
         share_of_part={name: sum(map(len, values)) / total for name, values in entropies.items()},
         entropy={"all": _mean([v for values in entropies.values() for v in values])}
         | {name: _mean(values) for name, values in entropies.items()},
@@ -99,10 +98,11 @@ def measure_early(
     )
 
 
-def token_parts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """The part of the text that each token belongs to; </s> counts to the part before it."""
-    ended = ids[-1] == 1
-    words = [token.removeprefix(_STEM) for token in tokenizer.convert_ids_to_tokens(ids[: len(ids) - ended])]
+def token_parts(captioner: Captioner, ids: list[int]) -> list[str]:
+    """The part of the text that each token belongs to; the end token counts to the part before it."""
+    ended = ids[-1] == captioner.end
+    tokens = captioner.tokenizer.convert_ids_to_tokens(ids[: len(ids) - ended])
+    words = [token.removeprefix(STEM) for token in tokens]
     found = parts_of(words)
     return found + [found[-1] if found else "style"] * ended
 

@@ -7,20 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
 from ...scenes import answer_value, ask, score_told, tell
-from ...scenes.asking import DESCRIBE
 from ...scenes.dataset import model_picture
 from ...scenes.reading import check_told_plan
 from ...scenes.scene import sample_scene
 from ...scenes.score import total_accuracy
-from .batches import padded
+from .captioner import Captioner, cross_entropy, padded
 from .early import measure_early
-from .language import cross_entropy, logits, speak
-from .model import SIDE
-from .rows import picture_rows
 
 CHUNK = 64
 
@@ -29,40 +23,39 @@ class Checks:
     """Scenes with their rows and reference texts, and the figures of a model on them.
 
     Args:
-        model: the vision side encodes the pictures, once. seed, indices: which scenes.
+        captioner: encodes the pictures, once, and is asked. seed, indices: which scenes.
         grey: the pictures are grey all over; scenes and texts are as they were.
     """
 
     def __init__(
         self,
-        model: Blip2ForConditionalGeneration,
-        tokenizer: PreTrainedTokenizerBase,
+        captioner: Captioner,
         seed: int,
         indices: Sequence[int],
         grey: bool = False,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.captioner = captioner
+        side = captioner.side
         self.scenes = [sample_scene(seed, i) for i in indices]
-        blank = np.full((SIDE, SIDE, 3), 128, np.uint8)
-        pictures = np.stack([blank if grey else model_picture(seed, i, SIDE) for i in indices])
-        self.rows = torch.from_numpy(picture_rows(model, pictures))
+        blank = np.full((side, side, 3), 128, np.uint8)
+        pictures = np.stack([blank if grey else model_picture(seed, i, side) for i in indices])
+        self.rows = captioner.rows(pictures)
         self.told = [tell(scene) for scene in self.scenes]
-        self.ids = tokenizer([t.text for t in self.told])["input_ids"]
-        self.questions = [ask(scene) for scene in self.scenes]
-        self.prompt: list[int] = tokenizer(DESCRIBE)["input_ids"]
+        self.ids = captioner.text_ids([t.text for t in self.told])
+        self.questions = [ask(scene) for scene in self.scenes] if captioner.asks else []
+        self.prompt = captioner.caption_prompt()
 
-    def figures(self, model: Blip2ForConditionalGeneration) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """The short form, rounded, for a log."""
-        texts, ids = self.captions(model)
-        early = measure_early(model, self.tokenizer, self.rows, self.prompt, ids)
-        replies = self.answers(model)
-        result = self.surprise(model) | {
+        texts, ids = self.captions()
+        early = measure_early(self.captioner, self.rows, self.prompt, ids)
+        result = self.surprise() | {
             "facts": total_accuracy(map(score_told, texts, self.scenes)),
             "facts_of_another_scene": total_accuracy(map(score_told, texts, self.others())),
             "plans": self.plans(texts),
-            "answers": float(np.mean([right for values in replies.values() for right in values])),
+            **({"answers": share(self.answers())} if self.captioner.asks else {}),
             "tokens": float(np.mean([len(row) for row in ids])),
-            "cut": float(np.mean([row[-1] != 1 for row in ids])),
+            "cut": float(np.mean([row[-1] != self.captioner.end for row in ids])),
             **{f"early_exit_{n}_alpha": found.alpha for n, found in early.layers.items()},
             "greedy_entropy": early.entropy["all"],
             "greedy_below_half": early.below_half,
@@ -73,26 +66,26 @@ class Checks:
         """For every place the next scene: what a text scores against it, it scores by luck."""
         return [*self.scenes[1:], self.scenes[0]]
 
-    def captions(self, model: Blip2ForConditionalGeneration) -> tuple[list[str], list[list[int]]]:
+    def captions(self) -> tuple[list[str], list[list[int]]]:
         """Greedy captions as texts and as ids."""
         ids: list[list[int]] = []
         for part in self._parts():
             rows = self.rows[part]
-            ids += speak(model, rows, padded([self.prompt] * len(rows)))
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True), ids
+            ids += self.captioner.speak(rows, padded([self.prompt] * len(rows)))
+        return self.captioner.say(ids), ids
 
     def plans(self, texts: Sequence[str]) -> float:
         """Share of captions whose plan is complete and true of their scene."""
         return float(np.mean([check_told_plan(t, s).right for t, s in zip(texts, self.scenes, strict=True)]))
 
     @torch.no_grad()
-    def surprise(self, model: Blip2ForConditionalGeneration) -> dict[str, float]:
+    def surprise(self) -> dict[str, float]:
         """Perplexity per token of the references, the generator's own on the same texts, and their ratio."""
         nats, tokens = 0.0, sum(map(len, self.ids))
         for part in self._parts():
             ids = padded(self.ids[part])
-            found = logits(model, self.rows[part], padded([self.prompt] * len(ids)), ids)
-            nats += cross_entropy(found, ids).item() * int((ids != 0).sum())
+            found = self.captioner.logits(self.rows[part], padded([self.prompt] * len(ids)), ids)
+            nats += cross_entropy(found, ids).item() * int((ids >= 0).sum())
         floor = sum(t.nats for t in self.told) / tokens
         return {
             "perplexity": math.exp(nats / tokens),
@@ -100,14 +93,13 @@ class Checks:
             "over_floor": math.exp(nats / tokens - floor),
         }
 
-    def answers(self, model: Blip2ForConditionalGeneration) -> dict[str, list[bool]]:
+    def answers(self) -> dict[str, list[bool]]:
         """By type of question, which answers say the right thing."""
         right: dict[str, list[bool]] = {}
         for part in self._parts():
             asked = self.questions[part]
-            prompts: Tensor = padded(self.tokenizer([q.text for q in asked])["input_ids"])
-            ids = speak(model, self.rows[part], prompts, 16)
-            replies = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+            prompts = padded([self.captioner.prompt_ids(q.text) for q in asked])
+            replies = self.captioner.say(self.captioner.speak(self.rows[part], prompts, 16))
             for question, reply in zip(asked, replies, strict=True):
                 right.setdefault(question.kind, []).append(
                     answer_value(question.kind, reply) == question.value
@@ -116,3 +108,8 @@ class Checks:
 
     def _parts(self) -> list[slice]:
         return [slice(at, at + CHUNK) for at in range(0, len(self.scenes), CHUNK)]
+
+
+def share(right: dict[str, list[bool]]) -> float:
+    """Share of the answers that say the right thing, over all types of question."""
+    return float(np.mean([value for values in right.values() for value in values]))

@@ -1,0 +1,126 @@
+"""A model of a recipe as its training, its checks and its evaluation see it: rows of pictures in, token ids out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+LONGEST = 160  # tokens of a caption; the longest of 30,000 have 149
+IGNORED = -100  # fills ids up to a common width; no loss is taken there
+
+
+class Captioner(ABC):
+    """A model and its tokenizer.
+
+    Rows are what is computed once of a picture: float [B, rows, width]. Ids of prompts and of targets are int64 and
+    filled up with `IGNORED`. Models that take no prompt ignore it.
+    """
+
+    asks: ClassVar[bool]
+    """Whether it answers questions, too."""
+    prompt: ClassVar[str | None]
+    """What asks for a caption; None where nothing does."""
+    side: ClassVar[int]
+    """Pixels of a picture's edge."""
+    shape: ClassVar[tuple[int, int]]
+    """Rows of a picture and their width."""
+
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        end = tokenizer.eos_token_id
+        assert isinstance(end, int)
+        self.end: int = end
+
+    @property
+    @abstractmethod
+    def layers(self) -> nn.ModuleList:
+        """The decoder's layers; each returns the rows [B, t, width] after it, alone or first in a tuple."""
+
+    @abstractmethod
+    def rows(self, pictures: np.ndarray) -> Tensor:
+        """Rows float32 of uint8 pictures (B, side, side, 3)."""
+
+    @abstractmethod
+    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """Teacher-forced logits [B, t, V] of targets [B, t]."""
+
+    @abstractmethod
+    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+        """Greedy ids int64 [B, n] without the start token, padded after the end token."""
+
+    @abstractmethod
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of a layer's rows: the final norm and the head."""
+
+    @property
+    def early(self) -> tuple[int, int]:
+        """The layers whose early exits are measured: a quarter and a half of the decoder."""
+        return len(self.layers) // 4, len(self.layers) // 2
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids of a prompt, special tokens included."""
+        return self.tokenizer(text)["input_ids"]
+
+    def caption_prompt(self) -> list[int]:
+        """Ids of what asks for a caption; none where nothing does."""
+        return [] if self.prompt is None else self.prompt_ids(self.prompt)
+
+    def text_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts to be learned, each with the end token."""
+        plain = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return [[*ids, self.end] for ids in plain]
+
+    @torch.no_grad()
+    def speak(self, rows: Tensor, prompts: Tensor, longest: int = LONGEST) -> list[list[int]]:
+        """Greedy token ids, ending in the end token unless cut at `longest`."""
+        found = self.generate(rows, prompts, longest).tolist()
+        return [row[: row.index(self.end) + 1] if self.end in row else row for row in found]
+
+    def say(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of ids."""
+        return self.tokenizer.batch_decode([list(row) for row in ids], skip_special_tokens=True)
+
+    @torch.no_grad()
+    def layer_logits(
+        self, rows: Tensor, prompts: Tensor, targets: Tensor, layers: Sequence[int]
+    ) -> list[Tensor]:
+        """Teacher-forced logits [B, t, V] after each of `layers` (1 to L) through the final norm and the head."""
+        seen: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Any:
+            def hook(module: object, inputs: object, output: Any) -> None:
+                seen[layer] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        hooks = [self.layers[n - 1].register_forward_hook(keep(n)) for n in layers]
+        try:
+            self.logits(rows, prompts, targets)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [self.head(seen[n]) for n in layers]
+
+
+def cross_entropy(found: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens that are not `IGNORED`, in float32."""
+    return F.cross_entropy(found.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
+
+
+def padded(lists: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of ids as one int64 tensor, as wide as the longest and filled with `IGNORED`."""
+    width = max(1, *map(len, lists))
+    return torch.tensor([[*row, *[IGNORED] * (width - len(row))] for row in lists])
+
+
+def to_pixels(pictures: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (B, side, side, 3) to normalised float [B, 3, side, side]."""
+    x = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
+    return (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)

@@ -1,0 +1,49 @@
+"""What the commands of the recipes have in common: options, and what follows the last step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from .....runtime.cores import cores
+from ...precision import PRECISIONS
+from .captioner import Captioner
+from .evaluate import evaluate_folder, report
+from .long_run import recipe_folder
+from .record import write_recipe
+
+
+def recipe_parser(description: str | None, name: str, steps: int) -> argparse.ArgumentParser:
+    """A parser with the options that every recipe has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=recipe_folder(name), help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation")
+    parser.add_argument("--stop-at", type=int, help="end after so many steps of the schedule")
+    parser.add_argument(
+        "--pictures", type=int, default=64_000, help="training scenes; each is also used mirrored"
+    )
+    parser.add_argument("--captions", type=int, default=64, help="of a step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="auto: bf16 where the processor has units for it",
+    )
+    return parser
+
+
+def finish(
+    options: argparse.Namespace, reached: int, load: Callable[[Path], Captioner], command: str
+) -> None:
+    """Says how far the training is; after the last step writes the record and the evaluation."""
+    print(f"{reached} of {options.steps} steps; model in {options.out / 'model'}")
+    if reached == options.steps:
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "out"}
+        write_recipe(options.out, options.out / "model", settings, command)
+        report(evaluate_folder(options.out / "model", load, options.scenes), options.out / "evaluation.json")

@@ -1,0 +1,45 @@
+"""The frozen image side's outputs, computed once into a flat file, block by block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ...scenes.dataset import model_picture
+from .captioner import Captioner
+
+BLOCK = 500  # pictures between two notes of the progress
+
+
+def image_rows(path: Path, captioner: Captioner, seed: int, indices: range) -> np.ndarray:
+    """Renders and encodes scenes into `path`; an interrupted file is continued at its last block.
+
+    The image side is frozen, so a row is the same in every step.
+
+    Args:
+        path: a complete file is reused as it is.
+        captioner: its image side, float32. seed, indices: which scenes.
+
+    Returns:
+        read-only memory map, float16 (2N, rows, width); row N + r belongs to the mirrored picture of row r.
+    """
+    count = len(indices)
+    shape = (2 * count, *captioner.shape)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial, note = path.with_suffix(".partial"), path.with_suffix(".done")
+        known = int(note.read_text()) if note.exists() and partial.exists() else 0
+        store = np.memmap(partial, np.float16, "r+" if known else "w+", shape=shape)
+        for start in range(known, count, BLOCK):
+            stop = min(start + BLOCK, count)
+            pictures = np.stack([model_picture(seed, i, captioner.side) for i in indices[start:stop]])
+            store[start:stop] = captioner.rows(pictures).numpy()
+            store[count + start : count + stop] = captioner.rows(pictures[:, :, ::-1]).numpy()
+            store.flush()
+            scratch = note.with_suffix(".new")
+            scratch.write_text(str(stop))
+            scratch.replace(note)
+        partial.replace(path)
+        note.unlink(missing_ok=True)
+    return np.memmap(path, np.float16, "r", shape=shape)

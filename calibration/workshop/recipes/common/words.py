@@ -1,0 +1,42 @@
+"""The words of the scenes, and the vocabulary of a Unigram tokenizer that has each of them as one token."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Iterable, Sequence
+
+from ...scenes.asking import every_text
+from ...scenes.vocabulary import COLOURS
+from ...scenes.words import KIND_REASONS, NUMBERS, SLOTS
+
+STEM = "\u2581"  # begins a word
+
+
+def words_of_captions() -> list[str]:
+    """Every word that a caption may have, in alphabetical order."""
+    texts = [*COLOURS, *NUMBERS.values(), *KIND_REASONS.values()]
+    texts += [option for options in SLOTS.values() for option in options]
+    return sorted(_plain(texts))
+
+
+def words_of_the_world(prompts: Sequence[str], fillers: str) -> list[str]:
+    """Every word of captions, questions, answers and prompts, in alphabetical order, then capitalised openers."""
+    texts = [fillers, *prompts, *every_text()]
+    plain = {*words_of_captions(), *_plain(texts)}
+    openers = {text.split()[0].capitalize() for text in (*prompts, *every_text()) if text and text[0] != "{"}
+    return sorted(plain) + sorted(openers - plain)
+
+
+def pieces(words: Sequence[str]) -> list[tuple[str, float]]:
+    """Pieces with their log probabilities: the words, then single characters for everything else."""
+    vocabulary = [(STEM + word, -math.log(len(words))) for word in words]
+    known = {piece for piece, _ in vocabulary}
+    characters = [*string.ascii_letters, *string.digits, *string.punctuation]
+    singles = [STEM, *characters, *(STEM + c for c in string.ascii_lowercase)]
+    return vocabulary + [(piece, -20.0) for piece in singles if piece not in known]
+
+
+def _plain(texts: Iterable[str]) -> set[str]:
+    return {word for text in texts for word in re.findall(r"[a-z]+", re.sub(r"{\w+}", " ", text.lower()))}

@@ -1,0 +1,68 @@
+"""``tiny-vit-gpt2`` as the recipe's training and checks see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoTokenizer, VisionEncoderDecoderModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..common.captioner import Captioner, to_pixels
+from .model import MEAN, ROWS, SIDE, STD, WIDTH
+
+CHUNK = 100  # pictures that the tower sees together
+
+
+class ViTGPT2(Captioner):
+    """Rows are the tower's, the class token's first: [B, 65, width]. It takes no prompt and answers no questions."""
+
+    asks: ClassVar[bool] = False
+    prompt: ClassVar[str | None] = None
+    side: ClassVar[int] = SIDE
+    shape: ClassVar[tuple[int, int]] = (ROWS, WIDTH)
+    model: VisionEncoderDecoderModel
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The blocks of GPT-2."""
+        return self.model.decoder.transformer.h
+
+    @torch.no_grad()
+    def rows(self, pictures: np.ndarray) -> Tensor:
+        """See `Captioner`."""
+        pixels = [to_pixels(pictures[at : at + CHUNK], MEAN, STD) for at in range(0, len(pictures), CHUNK)]
+        return torch.cat([self.model.encoder(pixel_values=x).last_hidden_state for x in pixels]).float()
+
+    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `Captioner`; the end token starts a text, too."""
+        inputs = F.pad(targets[:, :-1].clamp_min(0), (1, 0), value=self.end)
+        return self.model.decoder(input_ids=inputs, encoder_hidden_states=rows, use_cache=False).logits
+
+    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+        """See `Captioner`."""
+        output = self.model.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=rows),  # type: ignore[arg-type]
+            decoder_start_token_id=self.end,
+            eos_token_id=self.end,
+            pad_token_id=self.end,
+            max_new_tokens=longest,
+            do_sample=False,
+            num_beams=1,
+        )
+        return output[:, 1:]  # type: ignore[index]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """See `Captioner`."""
+        decoder = self.model.decoder
+        return decoder.lm_head(decoder.transformer.ln_f(hidden))
+
+
+def load_captioner(folder: Path) -> ViTGPT2:
+    """The model of a folder, in float32."""
+    model = VisionEncoderDecoderModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return ViTGPT2(model, AutoTokenizer.from_pretrained(folder))
