@@ -2,6 +2,6 @@
 
 SCENES = "SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]"
 DATA = (
-    f"scenes:{SCENES}, scenes-questions:{SCENES}, coco:JSON,IMAGES[,SPLIT], images:FOLDER, FILE.jsonl, "
+    f"scenes:{SCENES}, scenes-captions:…, scenes-questions:…, coco:JSON,IMAGES[,SPLIT], images:FOLDER, FILE.jsonl, "
     "or a folder written by generate-data"
 )

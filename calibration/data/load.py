@@ -3,6 +3,7 @@
 | D | records |
 |---|---|
 | `scenes:SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]` | generated tabletop scenes (train, validation or heldout) with their captions |
+| `scenes-captions:…` | the same without a prompt, for models that only describe: they would continue it |
 | `scenes-questions:…` | the same scenes, one question with its answer each |
 | `coco:JSON,IMAGES[,SPLIT]` | COCO captions (`images` + `annotations`), or a Karpathy split file |
 | `images:FOLDER` | every image of a folder, without text (for generate-data) |
@@ -22,6 +23,7 @@ from .coco import load_coco
 from .generated import load_generated
 from .jsonl import load_jsonl
 from .records import ImageRef, Problems, Record, RecordSet, image_problem
+from .scenes import FORMS as SCENE_FORMS
 from .scenes import load_scenes
 
 _IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
@@ -69,8 +71,8 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None) -> RecordSet:
     problems = Problems(strict)
     head, _, rest = data.partition(":")
     generated_by = None
-    if head in ("scenes", "scenes-questions"):
-        records = load_scenes(rest, questions=head == "scenes-questions")
+    if head in SCENE_FORMS:
+        records = load_scenes(rest, head)
     elif head == "coco":
         records = load_coco(rest, prompt, problems)
     elif head == "images":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...runtime.errors import OptionError
 from .. import forms
 from ..workshop.scenes.asking import DESCRIBE, ask
@@ -11,14 +14,14 @@ from .records import ImageRef, Record
 
 _SPLITS = {"train": TRAIN, "validation": VALIDATION, "heldout": HELDOUT}
 _DEFAULT_COUNT = 4000
-SEED = 0  # of the scenes that the bundled model was trained on
+SEED = 0  # of the scenes that the bundled models were trained on
 
 
-def load_scenes(text: str, questions: bool = False) -> list[Record]:
-    """`SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]` to records in index order.
+def load_scenes(text: str, form: str = "scenes") -> list[Record]:
+    """`SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]` to records in index order; `form` is one of `FORMS`.
 
     `offset` leaves out the first N scenes of the split; another `seed` gives other scenes at the same indices. The
-    bundled model was trained on the first 64,000 of `train` with seed 0. Each `variant` (default 0) tells the same scenes
+    bundled models were trained on the first 64,000 of `train` with seed 0. Each `variant` (default 0) tells the same scenes
     in other words.
 
     Raises OptionError for an unknown split or a part that is none of these.
@@ -45,7 +48,7 @@ def load_scenes(text: str, questions: bool = False) -> list[Record]:
         raise OptionError(
             f"scenes:{text}: the count must be a number in 1..{max(0, len(span) - offset)}, the scenes after the offset"
         )
-    make = _question if questions else _caption
+    make = FORMS[form]
     return [make(seed, index, variant) for index in span[offset : offset + count]]
 
 
@@ -59,7 +62,19 @@ def _caption(seed: int, index: int, variant: int) -> Record:
     return Record(_key(seed, index, variant), DESCRIBE, ImageRef(scene=(seed, index)), text)
 
 
+def _bare_caption(seed: int, index: int, variant: int) -> Record:
+    return replace(_caption(seed, index, variant), prompt="")
+
+
 def _question(seed: int, index: int, variant: int) -> Record:
     asked = ask(sample_scene(seed, index), variant)
     key = f"{_key(seed, index, variant)}-{asked.kind}"
     return Record(key, asked.text, ImageRef(scene=(seed, index)), asked.answer)
+
+
+FORMS: dict[str, Callable[[int, int, int], Record]] = {
+    "scenes": _caption,
+    "scenes-captions": _bare_caption,
+    "scenes-questions": _question,
+}
+"""What scenes are asked for, by the word before the first colon."""

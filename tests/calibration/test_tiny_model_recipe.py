@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from vlmexport.calibration.workshop import precision
+from vlmexport.calibration.workshop.recipes.common.optimizer import Muon, newton_schulz, schedule
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import __main__ as recipe
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import vision_stage
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.labels import mirrored, scene_labels
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.optimizer import Muon, newton_schulz, schedule
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.vision_stage import train_vision
 from vlmexport.calibration.workshop.scenes import TRAIN, mirror, sample_scene
 from vlmexport.runtime.errors import OptionError
@@ -73,6 +73,24 @@ def test_muon_lowers_a_quadratic():
         (weight - truth).square().sum().backward()
         optimizer.step()
     assert (weight - truth).square().sum().item() < 0.2 * before
+
+
+def test_joined_matrices_are_orthogonalised_one_by_one():
+    """GPT-2 keeps query, key and value side by side; as one matrix the largest would decide for all."""
+    torch.manual_seed(0)
+    apart = [torch.nn.Parameter(torch.zeros(8, 8)) for _ in range(3)]
+    other = torch.nn.Parameter(torch.zeros(8, 24))  # of the same shape, but one matrix
+    joined = torch.nn.Parameter(torch.zeros(8, 24))
+    gradients = [torch.randn(8, 8) * scale for scale in (1.0, 10.0, 0.1)]
+    for p, gradient in zip(apart, gradients, strict=True):
+        p.grad = gradient
+    for p in (other, joined):
+        p.grad = torch.cat(gradients, 1)
+    for params, known in ((apart, []), ([other, joined], [joined])):
+        Muon(params, lr=0.1, dtype=torch.float32, joined=known).step()
+    expected = torch.cat([p.detach() for p in apart], 1)
+    assert torch.allclose(joined.detach(), expected, atol=1e-6)
+    assert not torch.allclose(other.detach(), expected, atol=1e-2)
 
 
 def test_schedule_warms_up_and_decays():

@@ -1,10 +1,10 @@
-"""Makes the imitation drafts that ship with ``tiny-blip2-flant5``.
+"""Makes the imitation drafts that ship with a bundled model: at a quarter and at half of its decoder's layers.
 
-    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work WORK --out DRAFTS
+    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --model tiny-blip2-flant5 --work WORK --out DRAFTS
 
 WORK receives the target's own answers, the cached rows and the runs; everything in it is reused, so an
-interrupted recipe continues. DRAFTS receives ``n3`` and ``n6`` (fp16). ``benchmarks/papers_fastvlm_table1.py``
-uses the same WORK.
+interrupted recipe continues. DRAFTS receives a folder a draft, such as ``n3`` (fp16). A model that takes no prompt
+learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ...evaluation.acceptance import Acceptance
 from ...generation.answers import GenerationOptions
 from ...generation.engine import open_answers
 from ...generation.generate import generate_data
-from ...targets.target import load_target
+from ...targets.target import Target, load_target
 from ...training.features import CachedFeatures, build_cache
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.options import LoopOptions
-from .tiny_blip2_flant5.language import LONGEST
+from .common.captioner import LONGEST
+from .models import captioner_of
 from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
-LAYERS = (3, 6)  # a quarter and a half of the decoder
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
 STEPS = 1500
 TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take later ones
@@ -40,38 +40,47 @@ TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take
 def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT) -> Workshop:
     """Lets the target answer training, validation and held-out scenes, and caches its rows."""
     target = load_target(model)
+    asks = captioner_of(target.checkpoint.architecture).asks
+    # A captioner continues its prompt: "describe the scene" would be the beginning of a caption.
+    captioned = "scenes" if asks else "scenes-captions"
+    layers = draft_layers(target)
     place = work / target.fingerprint.removeprefix("sha256:")[:12]
     sets = {
-        "captions": f"scenes:train:{captions}:offset={TOLD}",
+        "captions": f"{captioned}:train:{captions}:offset={TOLD}",
         "questions": f"scenes-questions:train:{min(QUESTIONS, captions)}:offset={TOLD}",
-        "validation": f"scenes:validation:{min(VALIDATION, captions)}",
-        "heldout": f"scenes:heldout:{heldout}",
+        "validation": f"{captioned}:validation:{min(VALIDATION, captions)}",
+        "heldout": f"{captioned}:heldout:{heldout}",
     }
+    if not asks:
+        del sets["questions"]
     told = {}
     answers = open_answers(model, "auto", "auto", None, LONGEST, None, None, print)
     for name, data in sets.items():
         generate_data(answers, load_records(data), place / name, GenerationOptions(LONGEST))
         told[name] = load_records(str(place / name))
+    learned = [name for name in ("captions", "questions") if name in told]
     train = RecordSet(
-        "captions+questions", [*told["captions"], *told["questions"]], [], told["captions"].generated_by
+        "+".join(learned), [r for name in learned for r in told[name]], [], told["captions"].generated_by
     )
     # Names of folders are no part of the identity, only keys, prompts, pictures and tokens are.
     stores = {
-        name: build_cache(target, records, LAYERS, work / "features", dtype)
+        name: build_cache(target, records, layers, work / "features", dtype)
         for name, records, dtype in (
             ("train", train, "float16"),
             ("validation", told["validation"], "float16"),
             ("heldout", told["heldout"], "float32"),
         )
     }
-    features = {n: Features(**{k: CachedFeatures(v, n) for k, v in stores.items()}) for n in LAYERS}
-    return Workshop(target, features, train.identity() + told["validation"].identity())
+    features = {n: Features(**{k: CachedFeatures(v, n) for k, v in stores.items()}) for n in layers}
+    return Workshop(
+        target, features, train.identity() + told["validation"].identity(), heldout_data=sets["heldout"]
+    )
 
 
 def make_drafts(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -> dict[int, Acceptance]:
-    """Trains both shipped drafts, measures each as stored, and writes them to ``out/nN``."""
+    """Trains a draft for every layer that was prepared, measures each as stored, and writes them to ``out/nN``."""
     results = {}
-    for layer in LAYERS:
+    for layer in workshop.features:
         run = work / "runs" / f"shipped-n{layer}-{workshop.target.fingerprint[7:19]}"
         kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
         draft = workshop.train(kind, LoopOptions(steps, lr=workshop.lr), run)
@@ -82,7 +91,7 @@ def make_drafts(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -
         stored = ImitationDraft.load(folder)
         result = workshop.heldout(layer, stored.network)
         short = {
-            "data": f"scenes:heldout:{len(workshop.features[layer].heldout)}",
+            "data": workshop.heldout_data,
             "draft_length": DRAFT_LENGTH,
             "alpha": round(result.alpha, 5),
             "tau": round(result.tau, 4),
@@ -94,10 +103,15 @@ def make_drafts(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -
     return results
 
 
+def draft_layers(target: Target) -> tuple[int, int]:
+    """A quarter and a half of the decoder."""
+    return target.num_layers // 4, target.num_layers // 2
+
+
 def main() -> None:
     """Command line of the recipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--model", default=MODEL, help="a bundled model, or a folder that a recipe made")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--captions", type=int, default=CAPTIONS, help="training scenes")

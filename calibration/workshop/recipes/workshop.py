@@ -32,13 +32,15 @@ class Features:
 
 @dataclass
 class Workshop:
-    """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it."""
+    """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it;
+    `heldout_data`: how `--data` names what is held out, where it can."""
 
     target: Target
     features: dict[int, Features]
     data: str
     batch: int = 64
     lr: float = 1e-3
+    heldout_data: str = ""
 
     def train(self, kind: ImitationOptions, options: LoopOptions, out: Path) -> Draft:
         """Runs, continues or (when complete) rereads one training run."""

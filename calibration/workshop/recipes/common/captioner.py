@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LONGEST = 160  # tokens of a caption; the longest of 30,000 have 149
 IGNORED = -100  # fills ids up to a common width; no loss is taken there
@@ -23,6 +27,8 @@ class Captioner(ABC):
     filled up with `IGNORED`. Models that take no prompt ignore it.
     """
 
+    model_class: ClassVar[Any]
+    """Its class in transformers."""
     asks: ClassVar[bool]
     """Whether it answers questions, too."""
     prompt: ClassVar[str | None]
@@ -37,6 +43,12 @@ class Captioner(ABC):
         end = tokenizer.eos_token_id
         assert isinstance(end, int)
         self.end: int = end
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """The model of a folder, in float32."""
+        model = cls.model_class.from_pretrained(folder, dtype=torch.float32).eval()
+        return cls(model, AutoTokenizer.from_pretrained(folder))
 
     @property
     @abstractmethod

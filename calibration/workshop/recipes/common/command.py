@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from .....runtime.cores import cores
 from ...precision import PRECISIONS
 from .captioner import Captioner
-from .evaluate import evaluate_folder, report
+from .evaluation import evaluate, report
 from .long_run import recipe_folder
 from .record import write_recipe
 
@@ -38,12 +37,11 @@ def recipe_parser(description: str | None, name: str, steps: int) -> argparse.Ar
     return parser
 
 
-def finish(
-    options: argparse.Namespace, reached: int, load: Callable[[Path], Captioner], command: str
-) -> None:
+def finish(options: argparse.Namespace, reached: int, kind: type[Captioner], command: str) -> None:
     """Says how far the training is; after the last step writes the record and the evaluation."""
     print(f"{reached} of {options.steps} steps; model in {options.out / 'model'}")
     if reached == options.steps:
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "out"}
-        write_recipe(options.out, options.out / "model", settings, command)
-        report(evaluate_folder(options.out / "model", load, options.scenes), options.out / "evaluation.json")
+        folder = options.out / "model"
+        write_recipe(options.out, folder, settings, command)
+        report(evaluate(kind.open(folder), folder, options.scenes), options.out / "evaluation.json")

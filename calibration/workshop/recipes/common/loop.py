@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ def run_steps(
     run: LongRun,
     plan: Schedule,
     model: nn.Module,
-    trained: list[tuple[str, nn.Parameter]],
+    trained: Sequence[tuple[str, Tensor]],
     losses: Callable[[int], Iterable[tuple[str, float, Tensor]]],
     check: Callable[[], dict[str, Any]],
     dtype: torch.dtype,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .evaluate import machine
+from .evaluation import machine
 
 
 def write_recipe(work: Path, folder: Path, settings: dict[str, Any], command: str) -> Path:

@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterable, Sequence
 
 from ...scenes.asking import every_text
-from ...scenes.vocabulary import COLOURS
+from ...scenes.vocabulary import COLOURS, LIGHTS
 from ...scenes.words import KIND_REASONS, NUMBERS, SLOTS
 
 STEM = "\u2581"  # begins a word
@@ -16,7 +16,7 @@ STEM = "\u2581"  # begins a word
 
 def words_of_captions() -> list[str]:
     """Every word that a caption may have, in alphabetical order."""
-    texts = [*COLOURS, *NUMBERS.values(), *KIND_REASONS.values()]
+    texts = [*COLOURS, *LIGHTS, *NUMBERS.values(), *KIND_REASONS.values(), "an"]
     texts += [option for options in SLOTS.values() for option in options]
     return sorted(_plain(texts))
 

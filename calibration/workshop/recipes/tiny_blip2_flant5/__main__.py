@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..common.command import finish, recipe_parser
-from .captioner import load_captioner
+from .captioner import Blip2T5
 from .train import train
 from .vision_stage import train_vision
 
@@ -60,7 +60,7 @@ def main() -> None:
         stop_at=options.stop_at,
     )
     command = "python -m vlmexport.calibration.workshop.recipes.tiny_blip2_flant5"
-    finish(options, reached, load_captioner, command)
+    finish(options, reached, Blip2T5, command)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoTokenizer, Blip2ForConditionalGeneration
+from transformers import Blip2ForConditionalGeneration
 
 from ..common.captioner import Captioner, to_pixels
 from .model import MEAN, QUERIES, SIDE, STD, WIDTH
@@ -22,11 +21,11 @@ CHUNK = 100  # pictures that the vision side sees together
 class Blip2T5(Captioner):
     """Rows are the Q-Former's outputs [B, 8, width]; the padding of prompts is masked."""
 
+    model_class: ClassVar[Any] = Blip2ForConditionalGeneration
     asks: ClassVar[bool] = True
     prompt: ClassVar[str | None] = PROMPTS[0]
     side: ClassVar[int] = SIDE
     shape: ClassVar[tuple[int, int]] = (QUERIES, WIDTH)
-    model: Blip2ForConditionalGeneration
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -73,9 +72,3 @@ class Blip2T5(Captioner):
         embeds = torch.cat([self.model.language_projection(rows), words], 1)
         mask = torch.cat([torch.ones(rows.shape[:2], dtype=torch.long), (prompts >= 0).long()], 1)
         return embeds, mask
-
-
-def load_captioner(folder: Path) -> Blip2T5:
-    """The model of a folder, in float32."""
-    model = Blip2ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    return Blip2T5(model, AutoTokenizer.from_pretrained(folder))

@@ -14,7 +14,7 @@ import torch
 
 from .....exporter.checkpoint.aliases import BUNDLED
 from ..common.command import finish, recipe_parser
-from .captioner import load_captioner
+from .captioner import ViTGPT2
 from .train import train
 
 NAME = "tiny-vit-gpt2"
@@ -43,7 +43,7 @@ def main() -> None:
         stop_at=options.stop_at,
     )
     command = "python -m vlmexport.calibration.workshop.recipes.tiny_vit_gpt2"
-    finish(options, reached, load_captioner, command)
+    finish(options, reached, ViTGPT2, command)
 
 
 if __name__ == "__main__":

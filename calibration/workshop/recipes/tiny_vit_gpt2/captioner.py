@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoTokenizer, VisionEncoderDecoderModel
+from transformers import VisionEncoderDecoderModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..common.captioner import Captioner, to_pixels
@@ -21,11 +20,11 @@ CHUNK = 100  # pictures that the tower sees together
 class ViTGPT2(Captioner):
     """Rows are the tower's, the class token's first: [B, 65, width]. It takes no prompt and answers no questions."""
 
+    model_class: ClassVar[Any] = VisionEncoderDecoderModel
     asks: ClassVar[bool] = False
     prompt: ClassVar[str | None] = None
     side: ClassVar[int] = SIDE
     shape: ClassVar[tuple[int, int]] = (ROWS, WIDTH)
-    model: VisionEncoderDecoderModel
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -39,8 +38,9 @@ class ViTGPT2(Captioner):
         return torch.cat([self.model.encoder(pixel_values=x).last_hidden_state for x in pixels]).float()
 
     def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`; the end token starts a text, too."""
-        inputs = F.pad(targets[:, :-1].clamp_min(0), (1, 0), value=self.end)
+        """See `Captioner`; the end token starts and pads a text, too."""
+        before = targets[:, :-1]
+        inputs = F.pad(before.masked_fill(before < 0, self.end), (1, 0), value=self.end)
         return self.model.decoder(input_ids=inputs, encoder_hidden_states=rows, use_cache=False).logits
 
     def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
@@ -60,9 +60,3 @@ class ViTGPT2(Captioner):
         """See `Captioner`."""
         decoder = self.model.decoder
         return decoder.lm_head(decoder.transformer.ln_f(hidden))
-
-
-def load_captioner(folder: Path) -> ViTGPT2:
-    """The model of a folder, in float32."""
-    model = VisionEncoderDecoderModel.from_pretrained(folder, dtype=torch.float32).eval()
-    return ViTGPT2(model, AutoTokenizer.from_pretrained(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -31,7 +32,7 @@ FROZEN = ("encoder.",)
 
 def build_config(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderConfig:
     """The model's configuration for a tokenizer; the tower is that of ``tiny-blip2-flant5``."""
-    end = tokenizer.eos_token_id
+    end: Any = tokenizer.eos_token_id
     vision = ViTConfig(
         hidden_size=WIDTH,
         intermediate_size=384,
@@ -57,9 +58,10 @@ def build_config(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderConf
         eos_token_id=end,
         pad_token_id=end,
     )
-    return VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+    found: Any = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
         vision, text, decoder_start_token_id=end, bos_token_id=end, eos_token_id=end, pad_token_id=end
     )
+    return found
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> VisionEncoderDecoderModel:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Blip2ForConditionalGeneration, VisionEncoderDecoderModel
+from transformers import Blip2ForConditionalGeneration
 
 from ..tiny_blip2_flant5.model import MEAN, STD
 
@@ -47,8 +48,8 @@ def vit_weights(blip: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def take_tower(model: VisionEncoderDecoderModel, folder: Path) -> str:
-    """Copies the tower of a trained `tiny-blip2-flant5` folder into `model`; returns a name for those weights.
+def take_tower(model: Any, folder: Path) -> str:
+    """Copies the tower of a trained `tiny-blip2-flant5` folder into a ViT-GPT2; returns a name for those weights.
 
     The pooler, which no caption reads, stays fresh.
     """

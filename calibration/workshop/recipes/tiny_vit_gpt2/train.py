@@ -72,7 +72,8 @@ def train(
         rows = image_rows(out / "data" / f"rows-{begun}-{seed}-{pictures}.f16", captioner, seed, indices)
         batches = Batches(captioner, seed, indices, captions)
         checks = Checks(captioner, seed, VALIDATION[:checked])
-        for block in captioner.layers:  # GPT-2's gelu_new as one operator: an eighth of a step's time
+        blocks: Any = captioner.layers
+        for block in blocks:  # GPT-2's gelu_new as one operator: an eighth of a step's time
             block.mlp.act = nn.GELU(approximate="tanh")
         model.requires_grad_(False)
         trained = [(n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(FROZEN)]

@@ -1,19 +1,17 @@
-"""Evaluates a model folder against what it must reach, and writes the figures as JSON."""
+"""The figures of a finished model, and whether they are what a bundled model must reach."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from .....runtime.cores import cores
 from .....runtime.measure.machine import processor
@@ -43,16 +41,16 @@ def musts(captioner: Captioner) -> dict[str, tuple[float, float]]:
     }
 
 
-def evaluate_folder(
-    folder: Path, load: Callable[[Path], Captioner], scenes: int = 1000, seed: int = 0, known: int = 8000
+def evaluate(
+    captioner: Captioner, folder: Path, scenes: int = 1000, seed: int = 0, known: int = 8000
 ) -> dict[str, Any]:
-    """All figures of a model folder on the first `scenes` held-out scenes; greedy, the fp16 weights as fp32.
+    """All figures of a model on the first `scenes` held-out scenes, greedy.
 
     Args:
-        load: opens the folder. known: training captions that the 5-gram model is estimated on.
+        folder: where `captioner` was opened; its fp16 weights are computed with as fp32.
+        known: training captions that the 5-gram model is estimated on.
     """
     clock = time.time()
-    captioner = load(folder)
     checks = Checks(captioner, seed, HELDOUT[:scenes])
     texts, ids = checks.captions()
     grey = Checks(captioner, seed, HELDOUT[: min(scenes, GREY)], grey=True)
@@ -154,21 +152,6 @@ def text_alone(
         "tokens_mean": round(float(np.mean(lengths)), 2),
         "tokens_most": max(lengths),
     }
-
-
-def evaluate_command(load: Callable[[Path], Captioner], description: str | None) -> None:
-    """Command line of an evaluation."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--scenes", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--json", type=Path, help="also write the result there")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    report(evaluate_folder(options.folder, load, options.scenes, options.seed), options.json)
 
 
 def report(result: dict[str, Any], path: Path | None) -> None:

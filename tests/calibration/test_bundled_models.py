@@ -1,0 +1,134 @@
+"""The bundled models have really learned to look, and their drafts fit them and are as good as said.
+
+Every alias that comes with the package is tested: a new bundled model is its alias and its folders, and nothing here.
+"""
+
+# ruff: noqa: E402 - the imports need what importorskip checks
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from PIL import Image
+from transformers import AutoImageProcessor
+from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.targets.target import Target, load_target
+from vlmexport.calibration.workshop.recipes.common.captioner import Captioner
+from vlmexport.calibration.workshop.recipes.common.checks import Checks
+from vlmexport.calibration.workshop.recipes.common.evaluation import musts
+from vlmexport.calibration.workshop.recipes.models import captioner_of, open_captioner
+from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers
+from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
+from vlmexport.calibration.workshop.scenes.dataset import model_picture
+from vlmexport.exporter.checkpoint.aliases import ALIASES, Alias, find_alias
+from vlmexport.exporter.drafts.imitation import ImitationDraft
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+MODELS = [alias.name for alias in ALIASES if alias.bundled]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def alias(request: pytest.FixtureRequest) -> Alias:
+    found = find_alias(request.param)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(alias: Alias) -> Path:
+    assert alias.folder is not None
+    return alias.folder
+
+
+@pytest.fixture(scope="module")
+def captioner(folder: Path) -> Captioner:
+    return open_captioner(folder)
+
+
+@pytest.fixture(scope="module")
+def checks(captioner: Captioner) -> Checks:
+    return Checks(captioner, 0, HELDOUT[:32])
+
+
+@pytest.fixture(scope="module")
+def target(alias: Alias) -> Target:
+    return load_target(alias.name)
+
+
+def test_the_folder_is_small_and_plain(folder: Path):
+    files = {f.name: f.stat().st_size for f in folder.iterdir()}
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "recipe.json",
+    } <= set(files)
+    assert {"processor_config.json", "preprocessor_config.json"} & set(files)
+    assert sum(files.values()) <= 15_000_000
+
+
+def test_it_sees_and_is_not_too_sure(captioner: Captioner, checks: Checks):
+    """What the evaluation measures on 1,000 scenes, within what 32 can say."""
+    found = checks.figures()
+    assert found["facts"] >= 0.75
+    assert found["facts_of_another_scene"] <= 0.15
+    assert found["over_floor"] <= 1.2
+    assert 0.25 <= found[f"early_exit_{captioner.early[0]}_alpha"] <= 0.7
+    assert not captioner.asks or found["answers"] >= 0.75
+
+
+def test_a_grey_picture_tells_nothing(captioner: Captioner):
+    grey = Checks(captioner, 0, HELDOUT[:32], grey=True)
+    assert total_accuracy(map(score_told, grey.captions()[0], grey.scenes)) <= 0.2
+
+
+def test_the_stored_evaluation_is_of_this_file_and_meets_every_must(
+    alias: Alias, folder: Path, captioner: Captioner
+):
+    found = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())
+    assert set(found["musts"]) == set(musts(captioner))
+    assert all(must["met"] for must in found["musts"].values()), found["musts"]
+    assert found["sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_training_pictures_equal_the_processors(folder: Path, captioner: Captioner):
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    seen = processor(images=Image.fromarray(render(sample_scene(0, 3))), return_tensors="np")["pixel_values"][
+        0
+    ]
+    mean, std = (np.array(getattr(processor, n)) for n in ("image_mean", "image_std"))
+    ours = (model_picture(0, 3, captioner.side) / 255 - mean) / std
+    assert np.abs(seen.transpose(1, 2, 0) - ours).max() < 1e-5
+
+
+def test_every_quarter_and_half_has_a_draft_for_these_weights(alias: Alias, target: Target):
+    for layer, folder in zip(draft_layers(target), alias.draft_folders(), strict=True):
+        draft = ImitationDraft.load(folder)
+        assert draft.layer == layer
+        draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
+        assert sum(f.stat().st_size for f in folder.iterdir()) < 200_000
+
+
+def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Target):
+    """What draft.json states holds on a fresh sample, within what 24 captions can say."""
+    asks = captioner_of(target.checkpoint.architecture).asks
+    records = load_records(f"{'scenes' if asks else 'scenes-captions'}:heldout:1024")[-24:]
+    drafts = alias.draft_folders()
+    stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
+    early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]
+    quarter = draft_layers(target)[0]
+    assert early[str(quarter)]["alpha"] + 0.15 <= stated[0] <= 0.90
+    results = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in drafts])
+    for result, alpha in zip(results.values(), stated, strict=True):
+        assert abs(result.alpha - alpha) <= 0.05
+        assert result.evaluated > 1000
