@@ -34,6 +34,8 @@ from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]
+LEAST = {"tiny-blip2-flant5": (0.80, 0.88)}
+"""Alpha that the drafts of a model are known to reach; of another one, what a test bed needs."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -126,9 +128,10 @@ def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Tar
     drafts = alias.draft_folders()
     stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
     early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]
-    quarter = draft_layers(target)[0]
-    assert early[str(quarter)]["alpha"] + 0.15 <= stated[0] <= 0.90
+    exits = [early[str(layer)]["alpha"] for layer in draft_layers(target)]
+    assert exits[0] + 0.15 <= stated[0] <= 0.90
+    assert all(s >= low for s, low in zip(stated, LEAST.get(alias.name, exits), strict=True))
     results = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in drafts])
     for result, alpha in zip(results.values(), stated, strict=True):
-        assert abs(result.alpha - alpha) <= 0.05
+        assert result.alpha >= alpha - 0.05
         assert result.evaluated > 1000

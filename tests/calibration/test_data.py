@@ -153,6 +153,17 @@ def test_several_sets_are_joined(tmp_path: Path):
         load_records([str(tmp_path / "a"), str(tmp_path / "b")])
 
 
+def test_captions_without_a_prompt():
+    """For models that continue their prompt; all else is as it is of `scenes:`."""
+    bare, asked = (
+        load_records("scenes-captions:heldout:4:offset=2"),
+        load_records("scenes:heldout:4:offset=2"),
+    )
+    assert {r.prompt for r in bare} == {""} and all(r.prompt for r in asked)
+    assert [(r.key, r.image, r.answer) for r in bare] == [(r.key, r.image, r.answer) for r in asked]
+    assert bare.identity() != asked.identity()
+
+
 def test_every_variant_tells_the_scenes_in_other_words():
     first, other = load_records("scenes:train:5"), load_records("scenes:train:5:variant=3")
     assert [r.image for r in first] == [r.image for r in other]

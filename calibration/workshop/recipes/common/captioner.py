@@ -134,5 +134,5 @@ def padded(lists: Sequence[Sequence[int]]) -> Tensor:
 
 def to_pixels(pictures: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (B, side, side, 3) to normalised float [B, 3, side, side]."""
-    x = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float() / 255
+    x = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).float() / 255
     return (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
