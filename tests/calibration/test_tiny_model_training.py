@@ -132,6 +132,25 @@ def test_rows_are_continued_after_an_interruption(captioner, tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.f16", "whole.f16"]
 
 
+def test_a_stop_is_heard_between_blocks_of_rows(captioner, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "BLOCK", 3)
+    asked = []
+
+    def stopping() -> bool:
+        asked.append(1)
+        return len(asked) == 2
+
+    path = tmp_path / "rows.f16"
+    assert image_rows(path, captioner, 0, TRAIN[:8], stopping) is None
+    assert not path.exists() and path.with_suffix(".done").read_text() == "6"
+    monkeypatch.setattr(rows_module, "BLOCK", 8)
+    continued = image_rows(
+        path, captioner, 0, TRAIN[:8], lambda: True
+    )  # the last block is written: it is whole
+    assert continued is not None
+    assert np.array_equal(continued, image_rows(tmp_path / "whole.f16", captioner, 0, TRAIN[:8]))
+
+
 def test_a_resumed_training_is_the_uninterrupted_one(tmp_path):
     assert train(tmp_path / "one", 6, START, **SMALL) == 6
     assert train(tmp_path / "two", 6, START, stop_at=3, **SMALL) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,13 @@ from .captioner import Captioner
 BLOCK = 500  # pictures between two notes of the progress
 
 
-def image_rows(path: Path, captioner: Captioner, seed: int, indices: range) -> np.ndarray:
+def image_rows(
+    path: Path,
+    captioner: Captioner,
+    seed: int,
+    indices: range,
+    stopping: Callable[[], bool] = lambda: False,
+) -> np.ndarray | None:
     """Renders and encodes scenes into `path`; an interrupted file is continued at its last block.
 
     The image side is frozen, so a row is the same in every step.
@@ -20,9 +27,11 @@ def image_rows(path: Path, captioner: Captioner, seed: int, indices: range) -> n
     Args:
         path: a complete file is reused as it is.
         captioner: its image side, float32. seed, indices: which scenes.
+        stopping: asked after every block.
 
     Returns:
-        read-only memory map, float16 (2N, rows, width); row N + r belongs to the mirrored picture of row r.
+        read-only memory map, float16 (2N, rows, width); row N + r belongs to the mirrored picture of row r. None where
+        `stopping` said so before the file was complete.
     """
     count = len(indices)
     shape = (2 * count, *captioner.shape)
@@ -40,6 +49,8 @@ def image_rows(path: Path, captioner: Captioner, seed: int, indices: range) -> n
             scratch = note.with_suffix(".new")
             scratch.write_text(str(stop))
             scratch.replace(note)
+            if stopping() and stop < count:
+                return None
         partial.replace(path)
         note.unlink(missing_ok=True)
     return np.memmap(path, np.float16, "r", shape=shape)

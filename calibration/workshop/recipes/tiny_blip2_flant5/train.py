@@ -41,7 +41,7 @@ def train(
     checked: int = 128,
     save_every: float = 300.0,
 ) -> int:
-    """Runs or continues the training; returns the step that was reached.
+    """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
 
     `out` receives ``data`` (image rows), ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
 
@@ -73,7 +73,10 @@ def train(
     }
     indices = TRAIN[:pictures]
     with LongRun(out, settings, save_every) as run:
-        rows = image_rows(out / "data" / f"rows-{begun}-{seed}-{pictures}.f16", captioner, seed, indices)
+        path = out / "data" / f"rows-{begun}-{seed}-{pictures}.f16"
+        rows = image_rows(path, captioner, seed, indices, lambda: run.stopping)
+        if rows is None:
+            return 0
         batches = Batches(captioner, seed, indices, captions, questions, PROMPTS)
         checks = Checks(captioner, seed, VALIDATION[:checked])
         model.requires_grad_(False)

@@ -24,7 +24,7 @@ PATCH = 12
 ROWS = (SIDE // PATCH) ** 2 + 1  # the class token's and the patches'
 WIDTH = 128
 DECODER_LAYERS = 12
-POSITIONS = 256
+POSITIONS = 512  # what a build allows by default; captions need 160
 MEAN = STD = (0.5, 0.5, 0.5)
 FROZEN = ("encoder.",)
 """Names of the image tower begin with this; the decoder is trained with it frozen."""

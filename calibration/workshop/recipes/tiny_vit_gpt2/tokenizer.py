@@ -28,5 +28,5 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END,
         pad_token=END,
         unk_token=UNKNOWN,
-        model_max_length=256,
+        model_max_length=512,
     )
