@@ -193,6 +193,6 @@ def test_one_command_makes_a_model_with_its_record_and_evaluation(tmp_path, monk
     recipe.main()
     record = json.loads((tmp_path / "model" / "recipe.json").read_text())
     assert record["command"].endswith("tiny_vit_gpt2") and record["curve"][-1]["step"] == 2
-    assert "vision_curve" not in record
+    assert "vision_curve" not in record and record["settings"]["tower"] == "tiny-blip2-flant5"
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["scenes"] == 4 and not found["musts"]["facts"]["met"] and "answers" not in found["musts"]

@@ -41,7 +41,7 @@ def finish(options: argparse.Namespace, reached: int, kind: type[Captioner], com
     """Says how far the training is; after the last step writes the record and the evaluation."""
     print(f"{reached} of {options.steps} steps; model in {options.out / 'model'}")
     if reached == options.steps:
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "out"}
+        settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items() if k != "out"}
         folder = options.out / "model"
         write_recipe(options.out, folder, settings, command)
         report(evaluate(kind.open(folder), folder, options.scenes), options.out / "evaluation.json")
