@@ -123,8 +123,8 @@ def test_every_quarter_and_half_has_a_draft_for_these_weights(alias: Alias, targ
 
 def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Target):
     """What draft.json states holds on a fresh sample, within what 24 captions can say."""
-    asks = captioner_of(target.checkpoint.architecture).asks
-    records = load_records(f"{'scenes' if asks else 'scenes-captions'}:heldout:1024")[-24:]
+    prompt = captioner_of(target.checkpoint.architecture).prompt
+    records = load_records(f"{'scenes-captions' if prompt is None else 'scenes'}:heldout:1024")[-24:]
     drafts = alias.draft_folders()
     stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
     early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]

@@ -40,9 +40,9 @@ TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take
 def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT) -> Workshop:
     """Lets the target answer training, validation and held-out scenes, and caches its rows."""
     target = load_target(model)
-    asks = captioner_of(target.checkpoint.architecture).asks
+    kind = captioner_of(target.checkpoint.architecture)
     # A captioner continues its prompt: "describe the scene" would be the beginning of a caption.
-    captioned = "scenes" if asks else "scenes-captions"
+    captioned = "scenes-captions" if kind.prompt is None else "scenes"
     layers = draft_layers(target)
     place = work / target.fingerprint.removeprefix("sha256:")[:12]
     sets = {
@@ -51,7 +51,7 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
         "validation": f"{captioned}:validation:{min(VALIDATION, captions)}",
         "heldout": f"{captioned}:heldout:{heldout}",
     }
-    if not asks:
+    if not kind.asks:
         del sets["questions"]
     told = {}
     answers = open_answers(model, "auto", "auto", None, LONGEST, None, None, print)
