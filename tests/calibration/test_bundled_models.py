@@ -66,6 +66,12 @@ def target(alias: Alias) -> Target:
     return load_target(alias.name)
 
 
+def imitations(alias: Alias) -> list[Path]:
+    """Its imitation drafts, a folder a layer."""
+    found = alias.draft_folders()
+    return [f for f in found if json.loads((f / "draft.json").read_text())["kind"] == "imitation"]
+
+
 def test_the_folder_is_small_and_plain(folder: Path):
     files = {f.name: f.stat().st_size for f in folder.iterdir()}
     assert {
@@ -114,7 +120,7 @@ def test_training_pictures_equal_the_processors(folder: Path, captioner: Caption
 
 
 def test_every_quarter_and_half_has_a_draft_for_these_weights(alias: Alias, target: Target):
-    for layer, folder in zip(draft_layers(target), alias.draft_folders(), strict=True):
+    for layer, folder in zip(draft_layers(target), imitations(alias), strict=True):
         draft = ImitationDraft.load(folder)
         assert draft.layer == layer
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
@@ -125,7 +131,7 @@ def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Tar
     """What draft.json states holds on a fresh sample, within what 24 captions can say."""
     prompt = captioner_of(target.checkpoint.architecture).prompt
     records = load_records(f"{'scenes-captions' if prompt is None else 'scenes'}:heldout:1024")[-24:]
-    drafts = alias.draft_folders()
+    drafts = imitations(alias)
     stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
     early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]
     exits = [early[str(layer)]["alpha"] for layer in draft_layers(target)]
