@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=BUNDLED, help="alias, folder or hub id of a model with pictures")
     parser.add_argument(
-        "--draft-layer", default="3", help="decoder layers that draft (the bundled model has 12)"
+        "--draft-layer", help="let the first so many decoder layers draft (default: the model's own draft)"
     )
     parser.add_argument("--output", type=Path, default=Path("demo"))
     parser.add_argument("--scene", type=int, default=7, help="which held-out tabletop scene")
@@ -43,9 +43,8 @@ def main() -> None:
     Image.fromarray(render(scene)).save(picture)
     print(f"A tabletop scene that no model has seen: {picture}")
 
-    command(
-        "build", "--model", options.model, "--draft-layer", options.draft_layer, "-o", str(bundle), "--force"
-    )
+    layer = [] if options.draft_layer is None else ["--draft-layer", options.draft_layer]
+    command("build", "--model", options.model, *layer, "-o", str(bundle), "--force")
     command("run", str(bundle), "--image", str(picture))
     print(f"\nThe same scene in one author's words: {tell(scene).text}")
     command("bench", str(bundle), "--image", str(picture), "--plot", str(options.output / "bench.png"))

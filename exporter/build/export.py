@@ -48,7 +48,7 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     for draft in prepared.selection.drafts:
         for spec in draft.graphs(store, family):
             add(spec)
-        manifest.tensors |= describe_tensors(store, draft.tensors())
+        manifest.tensors |= describe_tensors(store, draft.tensors(family))
     shape = family.decoder
     layers = range(shape.num_layers)
     add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))

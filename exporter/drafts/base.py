@@ -58,8 +58,9 @@ class Draft(ABC):
         """Traces its graphs; no weight is read. Weights of its own come to `store` through a reader that it adds."""
         return []
 
-    def tensors(self) -> dict[str, WeightRef]:
-        """Tensors that the runtime reads itself, by their name in the manifest."""
+    def tensors(self, family: Family) -> dict[str, WeightRef]:
+        """Tensors that the runtime reads itself, or that an engine cannot share between two of its graphs, by their name
+        in the manifest."""
         return {}
 
     def parity(

@@ -28,7 +28,7 @@ from .trained import TrainedDraft
 
 if TYPE_CHECKING:
     from ..families.base import Family, GraphSpec
-    from ..graphs.weights import WeightStore
+    from ..graphs.weights import WeightRef, WeightStore
     from ..parity.capture import Captured
 
 ROLE = "medusa"
@@ -82,6 +82,11 @@ class MedusaDraft(TrainedDraft):
     def entry(self, weights_dtype: str) -> dict[str, Any]:
         heads = self.network.config.heads
         return super().entry(weights_dtype) | {"heads": heads, "ranks": self.ranks, "tree": self.tree}
+
+    def tensors(self, family: Family) -> dict[str, WeightRef]:
+        """Two TensorRT plans cannot share a weight: the LM head of two graphs is handed to both."""
+        shared = self.network.config.head == "shared"
+        return {"lm_head_table": family.language.head} if shared else {}
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
         from ..families.base import GraphSpec

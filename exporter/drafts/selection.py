@@ -51,8 +51,8 @@ def select_drafts(
     """Resolves what the user asked for.
 
     `wanted` holds kinds or draft folders, the default first; a folder brings its own layer, kinds that need one use
-    `layer`. Without `wanted` the default is a draft that comes with the model (at `layer`, if given), or else the
-    first kind that needs neither training nor a layer. Untrained kinds join the list beside those asked for: they need
+    `layer`. Without `wanted` the default is a draft that comes with the model: at `layer`, if given, else one that needs
+    no cut, else the shallowest; or else the first kind that needs neither training nor a layer. Untrained kinds join the list beside those asked for: they need
     nothing but, for those with a layer, the cut. Raises OptionError naming the value.
     """
     if layer is not None:
@@ -62,12 +62,12 @@ def select_drafts(
             raise OptionError("--draft none excludes other drafts")
         return DraftSelection()
     shipped = shipped_drafts(alias)
-    usual = layer if layer is not None else next((d.layer for d in shipped if d.layer is not None), None)
+    usual = layer if layer is not None else min((d.layer for d in shipped if d.layer), default=None)
     n = usual if usual is not None else max(1, num_layers // 3)
     selection = DraftSelection(speculative=True)
     drafts = [_wanted(value, model, shipped, n) for value in wanted]
     if not wanted:
-        drafts = [d for d in shipped if d.layer in (None, n)][:1]
+        drafts = _shipped_for(shipped, layer)
         if not drafts:
             drafts = [_anywhere()]
             selection.notices.append(_untrained_notice(model, n if n < num_layers else None, drafts[0]))
@@ -100,6 +100,14 @@ def select_drafts(
                 f"draft layer {cut} is beyond half of {num_layers} layers: drafting will cost more than it saves"
             )
     return selection
+
+
+def _shipped_for(shipped: Sequence[Draft], layer: int | None) -> list[Draft]:
+    """At most one draft of those that come with a model. Without a layer asked for, heads on the last row come first: a
+    decoder in one piece, and one small pass per cycle."""
+    if layer is not None:
+        return [draft for draft in shipped if draft.layer == layer][:1]
+    return sorted(shipped, key=lambda draft: draft.layer or 0)[:1]
 
 
 def _wanted(value: str, model: str, shipped: Sequence[Draft], layer: int) -> Draft:

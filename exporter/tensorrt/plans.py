@@ -94,6 +94,10 @@ def check_plan_options(
     return target, plan_precision(options.precision, target, decoder, source)
 
 
+SHARED_TABLES = ("embedding_table", "lm_head_table")
+"""Tensors of a manifest that graphs take as inputs where they are weights of several: a tied LM head is the first."""
+
+
 def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = None) -> PlanReport:
     """Builds the plan of every graph of `bundle` into `plans/<target>/` of its folder, and completes its manifest's
     `plans` and `files`, in memory: writing it is the caller's.
@@ -111,7 +115,11 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
         precision,
         sizes.max_length + sizes.max_width,
         wide_residual=precision == "float16" and language_class(manifest.model.decoder).wide_residual,
-        shared_inputs={manifest.tensors["embedding_table"].offset: "embedding_table"},
+        shared_inputs={
+            manifest.tensors[name].offset: name
+            for name in reversed(SHARED_TABLES)
+            if name in manifest.tensors
+        },
         source=source,
     )
     report = PlanReport(target, precision, library.version)

@@ -50,7 +50,10 @@ def test_every_kind_is_what_its_registry_line_says() -> None:
 
 
 def test_without_a_wish_a_shipped_draft_is_the_default() -> None:
-    for layer, name in ((None, "imitation@3"), (3, "imitation@3"), (6, "imitation@6")):
+    heads = chosen(alias=SHIPPED)  # no cut, one pass per cycle
+    assert names(heads) == ["medusa", "prompt-lookup"] and heads.cuts(12) == [0, 12]
+    assert heads.default is heads.drafts[0] and heads.speculative and not heads.notices
+    for layer, name in ((3, "imitation@3"), (6, "imitation@6")):
         found = chosen(layer=layer, alias=SHIPPED)
         cut = int(name.partition("@")[2])
         assert names(found) == [name, f"early-exit@{cut}", "prompt-lookup"]
@@ -113,7 +116,7 @@ def test_folders_are_opened_by_what_they_hold(folder: Path) -> None:
     run.mkdir()
     folder.rename(run / "best")
     assert open_draft(run).fingerprint == draft.fingerprint
-    assert [d.name for d in shipped_drafts(SHIPPED)] == ["imitation@3", "imitation@6"]
+    assert [d.name for d in shipped_drafts(SHIPPED)] == ["imitation@3", "imitation@6", "medusa"]
 
 
 def _nested(depth: int) -> str:
