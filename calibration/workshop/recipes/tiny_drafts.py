@@ -1,9 +1,10 @@
-"""Makes the imitation drafts that ship with a bundled model: at a quarter and at half of its decoder's layers.
+"""Makes the drafts that ship with a bundled model: imitation networks at a quarter and at half of its decoder's layers,
+and Medusa heads.
 
     python -m vlmexport.calibration.workshop.recipes.tiny_drafts --model tiny-blip2-flant5 --work WORK --out DRAFTS
 
 WORK receives the target's own answers, the cached rows and the runs; everything in it is reused, so an
-interrupted recipe continues. DRAFTS receives a folder a draft, such as ``n3`` (fp16). A model that takes no prompt
+interrupted recipe continues. DRAFTS receives a folder a draft, ``n3`` and ``medusa`` (fp16). A model that takes no prompt
 learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK.
 """
 
@@ -11,12 +12,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from ....exporter.drafts.imitation import ImitationDraft
+from ....exporter.drafts.medusa import MedusaDraft
+from ....exporter.drafts.trained import TrainedDraft
 from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
@@ -26,14 +31,17 @@ from ...generation.generate import generate_data
 from ...targets.target import Target, load_target
 from ...training.features import CachedFeatures, build_cache
 from ...training.objectives.imitation_options import ImitationOptions
+from ...training.objectives.medusa_options import MedusaOptions
 from ...training.options import LoopOptions
 from .common.captioner import LONGEST
 from .models import captioner_of
-from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
+from .workshop import SHIPPED, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
 STEPS = 1500
+HEADS = MedusaOptions(heads=4, head="own")
+HEAD_STEPS = 3000
 TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take later ones
 
 
@@ -77,30 +85,46 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
     )
 
 
-def make_drafts(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -> dict[int, Acceptance]:
-    """Trains a draft for every layer that was prepared, measures each as stored, and writes them to ``out/nN``."""
-    results = {}
+def make_drafts(
+    workshop: Workshop, work: Path, out: Path, steps: int = STEPS, head_steps: int = HEAD_STEPS
+) -> dict[str, Acceptance]:
+    """Trains a draft for every layer that was prepared, and heads, measures each as stored, and writes them to
+    ``out/nN`` and ``out/medusa``; returns what was measured, by folder."""
+    found = {}
+    target = workshop.target.fingerprint[7:19]
     for layer in workshop.features:
-        run = work / "runs" / f"shipped-n{layer}-{workshop.target.fingerprint[7:19]}"
         kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
+        run = work / "runs" / f"shipped-n{layer}-{target}"
         draft = workshop.train(kind, LoopOptions(steps, lr=workshop.lr), run)
         assert isinstance(draft, ImitationDraft)
-        folder = out / f"n{layer}"
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.save(folder, torch.float16)
-        stored = ImitationDraft.load(folder)
-        result = workshop.heldout(layer, stored.network)
-        short = {
-            "data": workshop.heldout_data,
-            "draft_length": DRAFT_LENGTH,
-            "alpha": round(result.alpha, 5),
-            "tau": round(result.tau, 4),
-            "overlap": round(result.overlap, 5),
-            "tokens": result.tokens,
-        }
-        replace(stored, evaluation=draft.evaluation | {"heldout": short}).save(folder, torch.float16)
-        results[layer] = result
-    return results
+        found[f"n{layer}"] = _store(
+            draft, out / f"n{layer}", workshop, lambda d, n=layer: workshop.heldout(n, d.network)
+        )
+    heads = workshop.train(HEADS, LoopOptions(head_steps), work / "runs" / f"shipped-medusa-{target}")
+    assert isinstance(heads, MedusaDraft)
+    found["medusa"] = _store(heads, out / "medusa", workshop, workshop.heldout_heads)
+    return found
+
+
+D = TypeVar("D", bound=TrainedDraft)
+
+
+def _store(draft: D, folder: Path, workshop: Workshop, measure: Callable[[D], Acceptance]) -> Acceptance:
+    """Writes the draft in fp16 with what `measure` finds of it as it is stored."""
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.save(folder, torch.float16)
+    stored = type(draft).load(folder)
+    result = measure(stored)
+    short = {
+        "data": workshop.heldout_data,
+        "draft_length": result.draft_length,
+        "alpha": round(result.alpha, 5),
+        "tau": round(result.tau, 4),
+        "overlap": round(result.overlap, 5),
+        "tokens": result.tokens,
+    }
+    replace(stored, evaluation=draft.evaluation | {"heldout": short}).save(folder, torch.float16)
+    return result
 
 
 def draft_layers(target: Target) -> tuple[int, int]:
@@ -117,13 +141,16 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=CAPTIONS, help="training scenes")
     parser.add_argument("--heldout", type=int, default=HELDOUT)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
     parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     workshop = prepare(options.model, options.work, options.captions, options.heldout)
-    for layer, result in make_drafts(workshop, options.work, options.out, options.steps).items():
+    for name, result in make_drafts(
+        workshop, options.work, options.out, options.steps, options.head_steps
+    ).items():
         print(
-            f"n={layer}: alpha {result.alpha:.4f}, tau {result.tau:.3f} at d={DRAFT_LENGTH}, "
+            f"{name}: alpha {result.alpha:.4f}, tau {result.tau:.3f} at d={result.draft_length}, "
             f"Σmin(p,q) {result.overlap:.4f} on {result.tokens} held-out tokens"
         )
 

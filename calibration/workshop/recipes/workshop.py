@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from ....exporter.drafts.base import Draft
+from ....exporter.drafts.medusa import MedusaDraft
 from ...evaluation.acceptance import Acceptance, measure
+from ...evaluation.run import MeasuredHeads
 from ...targets.target import Target
 from ...training.features import CachedFeatures
 from ...training.objectives import objective_for
 from ...training.objectives.imitation_options import ImitationOptions
+from ...training.objectives.medusa_options import MedusaOptions
 from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 
@@ -42,9 +46,10 @@ class Workshop:
     lr: float = 1e-3
     heldout_data: str = ""
 
-    def train(self, kind: ImitationOptions, options: LoopOptions, out: Path) -> Draft:
-        """Runs, continues or (when complete) rereads one training run."""
-        features = self.features[kind.layer]
+    def train(self, kind: ImitationOptions | MedusaOptions, options: LoopOptions, out: Path) -> Draft:
+        """Runs, continues or (when complete) rereads one training run. Heads read the target's last rows, which are
+        beside those of every draft layer."""
+        features = self._features(kind.layer if isinstance(kind, ImitationOptions) else None)
         return Trainer(
             partial(objective_for, kind),
             options,
@@ -61,3 +66,18 @@ class Workshop:
     def heldout(self, layer: int, network: nn.Module) -> Acceptance:
         """Greedy acceptance on held-out answers; `nn.Identity` is the early exit."""
         return measure(self.features[layer].heldout, network, self.target, DRAFT_LENGTH, self.batch)
+
+    def heldout_heads(self, draft: MedusaDraft) -> Acceptance:
+        """Acceptance of chains of Medusa heads on held-out answers."""
+        measured = MeasuredHeads(self.target, draft, draft.network.config.heads)
+        source = self._features(None).heldout
+        for at in range(0, len(source), self.batch):
+            rows = source.rows(range(at, min(at + self.batch, len(source))))
+            if len(rows):
+                last = rows.residuals[:, -1]
+                with torch.no_grad():
+                    measured.add(last, self.target.head(last), rows)
+        return measured.result()
+
+    def _features(self, layer: int | None) -> Features:
+        return self.features[min(self.features) if layer is None else layer]
