@@ -25,6 +25,9 @@ from ...runtime.speculate.stats import Stats
 from ..families.samples import ODD_SIZES, SENTENCE
 from .generation import NEAR_TIE, first_difference
 
+NODES = 8
+"""Drafted tokens of a tree."""
+
 WRONG = "always-wrong"
 QUESTIONS = (None, "what is on the table", "how many objects are there", "describe the scene")
 TOKENS_PER_NEAR_TIE = 10_000
@@ -77,13 +80,17 @@ def check_losslessness(
     images: Sequence[Any] = (),
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[LosslessRow]:
-    """A row for every draft of the bundle and one for a draft that is always wrong; none if it has no draft."""
+    """A row for every draft of the bundle, another for one that proposes trees, and one for a draft that is always
+    wrong; none if it has no draft."""
     manifest = bundle.manifest
-    drafts = [d.name for d in manifest.drafts]
-    if not drafts:
+    if not manifest.drafts:
         return []
     asked = list(_requests(manifest.to_dict(), requests, images))
-    arms = [*drafts, *(f"{WRONG} ({d})" for d in drafts[:1])]
+    arms: list[tuple[str, str, dict[str, Any]]] = [(draft.name, draft.name, {}) for draft in manifest.drafts]
+    nodes = min(NODES, manifest.limits.max_width - 1)
+    arms += [(f"{d.name} (trees)", d.name, {"draft_nodes": nodes}) for d in manifest.drafts if d.heads]
+    first = manifest.drafts[0].name
+    arms.append((f"{WRONG} ({first})", first, {}))
     done, total = 0, len(asked) * (1 + len(arms))
     budget = min(max_new_tokens, manifest.limits.max_length // 2)
     rows = []
@@ -99,10 +106,9 @@ def check_losslessness(
             return result
 
         plain = [generate(request, speculative=False).tokens for request in asked]
-        for arm in arms:
-            name = arm.partition("(")[2].rstrip(")") or arm
+        for arm, name, options in arms:
             with _arm(session, arm, name):
-                results = [generate(request, draft=name) for request in asked]
+                results = [generate(request, draft=name, **options) for request in asked]
             rows.append(
                 _compare(arm, plain, results, lambda at, token: plain_margin(session, asked[at], token))
             )

@@ -31,6 +31,8 @@ from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene,
 from vlmexport.calibration.workshop.scenes.dataset import model_picture
 from vlmexport.exporter.checkpoint.aliases import ALIASES, Alias, find_alias
 from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.selection import select_drafts
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]
@@ -64,6 +66,11 @@ def checks(captioner: Captioner) -> Checks:
 @pytest.fixture(scope="module")
 def target(alias: Alias) -> Target:
     return load_target(alias.name)
+
+
+def heads(alias: Alias) -> list[Path]:
+    """Its Medusa heads: one folder."""
+    return [f for f in alias.draft_folders() if f.name == "medusa"]
 
 
 def imitations(alias: Alias) -> list[Path]:
@@ -125,6 +132,22 @@ def test_every_quarter_and_half_has_a_draft_for_these_weights(alias: Alias, targ
         assert draft.layer == layer
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
         assert sum(f.stat().st_size for f in folder.iterdir()) < 200_000
+
+
+def test_heads_are_as_good_as_they_say_and_what_a_build_takes(alias: Alias, target: Target):
+    (folder,) = heads(alias)
+    draft = MedusaDraft.load(folder)
+    draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 1_500_000
+    assert draft.tree is not None and len(draft.tree) == 63
+    stated = draft.evaluation["heldout"]["alpha"]
+    assert stated >= 0.5
+    prompt = captioner_of(target.checkpoint.architecture).prompt
+    records = load_records(f"{'scenes-captions' if prompt is None else 'scenes'}:heldout:1024")[-24:]
+    (result,) = evaluate_drafts(target, RecordSet("some", records), [str(folder)]).values()
+    assert result.alpha >= stated - 0.05 and result.evaluated > 1000
+    chosen = select_drafts(alias.name, alias, [], None, target.num_layers)
+    assert chosen.default is not None and chosen.default.name == "medusa"
 
 
 def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Target):

@@ -31,6 +31,7 @@ from vlmexport.calibration.workshop.recipes.tiny_vit_gpt2.train import train
 from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, render, sample_scene, tell
 from vlmexport.calibration.workshop.scenes.dataset import model_picture
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.errors import OptionError
 
@@ -178,10 +179,12 @@ def test_drafts_of_a_captioner_learn_from_captions_only(folder, tmp_path, monkey
     assert {line["prompt"] for line in told} == {""}
     assert len(told) == 4 + 4 + 2
     made = tiny_drafts.make_drafts(workshop, tmp_path / "work", tmp_path / "drafts", 2, 2)
-    assert sorted(made) == [3, 6]
+    assert sorted(made) == ["medusa", "n3", "n6"]
     stored = json.loads((tmp_path / "drafts" / "n3" / "draft.json").read_text())
     assert stored["evaluation"]["heldout"]["data"] == "scenes-captions:heldout:2"
     assert np.isfinite(stored["evaluation"]["heldout"]["alpha"])
+    heads = open_draft(tmp_path / "drafts" / "medusa")
+    assert heads.name == "medusa" and len(heads.evaluation["hits"]) == 4 and "heldout" in heads.evaluation
 
 
 @pytest.mark.slow
