@@ -128,8 +128,8 @@ def test_several_data_and_a_limit_for_all(model: Path, tmp_path: Path):
 
 
 def test_other_draft_kinds_are_refused(model: Path, tmp_path: Path):
-    with pytest.raises(OptionError, match="'medusa' cannot be trained"):
+    with pytest.raises(OptionError, match="'prompt-lookup' cannot be trained"):
         call(
-            "train", "--model", model, "--draft", "medusa", "--draft-layer", 2, "--data", "scenes:train:2",
+            "train", "--model", model, "--draft", "prompt-lookup", "--draft-layer", 2, "--data", "scenes:train:2",
             "-o", tmp_path,
         )  # fmt: skip
