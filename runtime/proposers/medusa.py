@@ -57,8 +57,13 @@ class Medusa(Proposer):
         self.name, self._graph, self._tree = draft.name, graph, draft.tree
         self._heads, self._ranks = draft.heads, draft.ranks
         self._vocabulary = decoder.manifest.text.vocab_size
-        if self._tree and max(np.bincount([parent + 1 for parent in self._tree])) > draft.ranks:
-            raise BundleError(f"manifest: the tree of draft {draft.name!r} has more branches than ranks")
+        if self._tree:
+            _, depths, ranks = within(self._tree, Budget(len(self._tree) + 1, len(self._tree)))
+            if max(ranks) >= draft.ranks or max(depths) >= draft.heads:
+                raise BundleError(
+                    f"manifest: the tree of draft {draft.name!r} needs {max(depths) + 1} heads of {max(ranks) + 1} ranks, the "
+                    f"draft has {draft.heads} of {draft.ranks}; build the bundle again"
+                )
         self._engine, batch = decoder.engine, decoder.arena.max_batch
         self._size, self._dtype, self._batch = decoder.manifest.decoder.hidden_size, decoder.dtype, batch
         self._rows = self._engine.allocate(

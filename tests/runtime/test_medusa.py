@@ -109,8 +109,12 @@ def test_a_manifest_that_lies_is_refused_in_one_line(tiny_bundle: Callable) -> N
         assert draft is not None
         with pytest.raises(BundleError, match="no graph of heads"):
             Medusa(replace(draft, graphs={}), session.decoder)
-        with pytest.raises(BundleError, match="more branches than ranks"):
-            Medusa(replace(draft, tree=[-1] * 11), session.decoder)
+        for tree, message in (
+            ([-1] * 11, "needs 1 heads of 11 ranks, the draft has 3 of 10"),
+            ([-1, 0, 1, 2], "needs 4 heads of 1 ranks, the draft has 3 of 10"),
+        ):
+            with pytest.raises(BundleError, match=message):
+                Medusa(replace(draft, tree=tree), session.decoder)
 
 
 def test_a_vocabulary_that_names_no_token_or_one_twice_is_refused(
