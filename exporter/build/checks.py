@@ -78,7 +78,7 @@ def check_requests(prepared: Prepared) -> None:
     try:
         core = core_tokenizer(prepared.checkpoint)
         tokenizer = Tokenizer(core)
-        unknown = unknown_tokens(tokenizer.layout.get("post_processor"), ("single", "pair"))
+        unknown = unknown_tokens(tokenizer.post_processor, ("single", "pair"))
         if unknown:
             raise ExportError(
                 f"the tokenizer of {folder} puts the special token {unknown[0]!r:.80} around texts but does not define "

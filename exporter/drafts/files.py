@@ -60,6 +60,8 @@ def read_document(folder: Path) -> Mapping[str, Any]:
         raise ExportError(
             f"{path} has schema version {document.get('schema_version')!r:.80}; this version reads {SCHEMA_VERSION}"
         )
+    if "layer" not in document:
+        raise ExportError(f"{path}: field 'layer' is missing")
     for name, kinds in (
         ("kind", (str,)),
         ("layer", (int, type(None))),

@@ -37,6 +37,9 @@ DOMAINS = frozenset(("", "ai.onnx"))
 LIMIT = 64 << 20
 """Bytes. Weights lie in a file of their own; a graph of a hundred layers takes a few megabytes."""
 
+DIMENSION = (2, 1, 2, 1, 2)
+"""Where the name of a dimension lies in a ValueInfoProto: type, tensor_type, shape, dim, dim_param."""
+
 _REBUILD = "build the bundle again with `vlmexport build`"
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _Field = tuple[int, int, int]
@@ -85,6 +88,7 @@ def _check_graph(data: memoryview, start: int, end: int, file: str) -> None:
             _check_node(data, first, last, file)
         elif number in (11, 12, 13):  # input, output, value_info
             _check_names(data, first, last, (1,))
+            _check_at(data, first, last, DIMENSION)
         elif number == 5:  # initializer
             _check_names(data, first, last, (8,))
 
@@ -126,6 +130,16 @@ def _check_names(data: memoryview, start: int, end: int, numbers: tuple[int, ...
     for number, first, last in _fields(data, start, end):
         if number in numbers:
             _text(data, first, last)
+
+
+def _check_at(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> None:
+    """Texts at a path of field numbers."""
+    for number, first, last in _fields(data, start, end):
+        if number == path[0]:
+            if len(path) > 1:
+                _check_at(data, first, last, path[1:])
+            else:
+                _text(data, first, last)
 
 
 def _text(data: memoryview, start: int, end: int) -> str:

@@ -23,10 +23,10 @@ class Tokenizer:
         self.backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
-        self.layout: dict[str, Any] = json.loads(backend.to_str())
-        """What `tokenizer.json` says, vocabulary excepted."""
-        self.layout.pop("model", None)
-        self.byte_ids = _byte_fallback_ids(backend, self.layout.get("decoder"))
+        # Not `to_str()`: it counts from 0 to the highest id, which may be any number, and takes memory for every gap.
+        self.post_processor: Any = _state(backend.post_processor)
+        """What `tokenizer.json` says of it, or None."""
+        self.byte_ids = _byte_fallback_ids(backend, _state(backend.decoder))
         self._alone: dict[int, str] = {}
 
     @classmethod
@@ -41,7 +41,7 @@ class Tokenizer:
             raise BundleError(
                 f"{path}: not a readable tokenizer ({reason}); build the bundle again"
             ) from error
-        unknown = unknown_tokens(found.layout.get("post_processor"))
+        unknown = unknown_tokens(found.post_processor)
         if unknown:  # the library would panic at the first prompt, with a page on stderr
             raise BundleError(
                 f"{path}: its post-processor adds {unknown[0]!r:.80}, which it does not define; build the bundle again"
@@ -116,6 +116,11 @@ def unknown_tokens(processor: Any, parts: Sequence[str] = ("single",)) -> list[s
     pieces = (piece for part in parts for piece in processor.get(part) or ())
     added = (piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece)
     return [name for name in added if name not in defined]
+
+
+def _state(part: Any) -> Any:
+    """A part of a tokenizer as `tokenizer.json` holds it."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _byte_fallback_ids(backend: tokenizers.Tokenizer, decoder: Any) -> frozenset[int]:

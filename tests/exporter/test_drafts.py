@@ -152,6 +152,15 @@ def test_a_description_that_lies_costs_one_line(folder: Path, change: dict[str, 
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400 + len(str(folder))
 
 
+@pytest.mark.parametrize("name", ["format", "schema_version", "kind", "layer", "network", "target"])
+def test_a_description_without_a_field_names_it(folder: Path, name: str) -> None:
+    document = json.loads((folder / "draft.json").read_text())
+    del document[name]
+    (folder / "draft.json").write_text(json.dumps(document))
+    with pytest.raises(ExportError, match=name.replace("schema_version", "schema version")):
+        open_draft(folder)
+
+
 @pytest.mark.parametrize("name", ["draft.json", "draft.safetensors"])
 @pytest.mark.parametrize("what", ["pipe", "folder", "empty", "binary", "nested", "missing"])
 def test_a_damaged_folder_costs_one_line(folder: Path, name: str, what: str) -> None:

@@ -113,9 +113,10 @@ def test_a_loop_cannot_hide_behind_a_second_value(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    for where in ("xname", "yname", "nname", "iname"):
+    for where in ("xname", "yname", "nname", "iname", "dname"):
         made = model(node(name="nname"))
         made.graph.input[0].name, made.graph.output[0].name = "xname", "yname"
+        made.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "dname"
         made.graph.initializer.append(helper.make_tensor("iname", FLOAT, [1], [0.0]))
         data = made.SerializeToString()
         (tmp_path / "good.onnx").write_bytes(data)

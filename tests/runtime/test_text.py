@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,6 +70,22 @@ def test_a_template_that_adds_an_unknown_token_is_refused_when_it_is_read(
         Tokenizer.open(tmp_path / "tokenizer.json")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == "", "Rust code that panics writes a page"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds the address space")
+def test_an_id_beyond_all_others_takes_no_memory_and_no_time(tmp_path: Path) -> None:
+    layout = json.loads(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a")).to_str())
+    layout["model"]["vocab"]["b"] = 2**32 - 2
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    code = (
+        "import resource, sys; from pathlib import Path; from vlmexport.runtime.text.tokenizer import Tokenizer\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20)); resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        f"print(Tokenizer.open(Path({str(tmp_path / 'tokenizer.json')!r})).encode('b').tolist())\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ids, megabytes = done.stdout.splitlines()
+    assert ids == str([2**32 - 2]) and int(megabytes) < 1000
 
 
 def test_a_panic_is_a_bundle_error_and_ctrl_c_is_not() -> None:
