@@ -1,6 +1,7 @@
-"""What is cheap to refuse, though it shows only late in a build: sample requests, shapes of tensors, disk space.
+"""What is cheap to refuse, though it shows only late in a build: sample requests, shapes of tensors, activations, disk
+space.
 
-Nothing is traced, no weight is read and nothing is written.
+No weight is read, nothing is written, and nothing is traced but the activations, each by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from transformers.activations import ACT2CLS
 
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
@@ -19,17 +22,23 @@ from ...runtime.text.sandbox import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
 from ..families.samples import SENTENCE, odd_picture
+from ..graphs.hollow import signature
+from ..graphs.template import TraceInput, trace
 from .text import core_tokenizer
 
 if TYPE_CHECKING:
+    from ..families.base import Family
     from .prepare import Prepared
 
 SPARE_BYTES = 16 << 20
 """Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
 
-
 CONVERSATIONS = (("user",), ("system", "user"), ("user", "assistant", "user"))
 """Roles of the messages that a chat template is tried with."""
+
+
+_accepted: set[tuple] = set()
+"""Signatures of activations that were traced in this process."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ def check_early(prepared: Prepared) -> None:
     check_shapes(prepared)
     check_words(prepared.manifest, prepared.checkpoint.folder)
     check_requests(prepared)
+    check_activations(prepared.family)
 
 
 def check_shapes(prepared: Prepared) -> None:
@@ -57,6 +67,28 @@ def check_shapes(prepared: Prepared) -> None:
         if stored is not None and checkpoint.tensors.shape(stored) != shape:
             found = checkpoint.tensors.shape(stored)
             raise ExportError(f"tensor {stored} has shape {found} in the checkpoint, not {shape}")
+
+
+def check_activations(family: Family) -> None:
+    """The runtime knows the operators of every activation that the configuration names.
+
+    Most activations are a few operators of the runtime's list, some need others (`softplus`); tracing one alone takes a
+    part of a second, once PyTorch's exporter is loaded, which the build needs anyway.
+    """
+    kinds = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
+    models = [family.language.model, *([] if family.vision is None else [family.vision.model])]
+    found = {
+        signature(module): module
+        for model in models
+        for path, module in model.named_modules()
+        if isinstance(module, kinds) and "pooler" not in path.split(".")  # no graph holds a pooler
+    }
+    rows = [TraceInput("hidden", ("batch", "width", 8))]
+    with family.language.hooks():
+        for kind, module in found.items():
+            if kind not in _accepted:
+                trace(module, lambda m, hidden: (m(hidden),), rows, ("out",))
+                _accepted.add(kind)
 
 
 def check_words(manifest: Manifest, folder: Any) -> None:

@@ -1,7 +1,7 @@
-"""From a request to a checked model and the manifest's first half: nothing is traced and nothing is written.
+"""From a request to a checked model and the manifest's first half: no graph is traced and nothing is written.
 
 Everything that is cheap to refuse is refused here: options, output, configuration, tokenizer, special tokens, image
-settings, shapes, sample requests, TensorRT, disk space. `identify` then reads every weight once, for the fingerprint.
+settings, shapes, sample requests, activations, TensorRT, disk space. `identify` then reads every weight once, for the fingerprint.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -24,16 +25,21 @@ def check_graph(path: Path) -> None:
     check_model(model, path.name)
 
 
+def check_operators(operators: Iterable[str], what: str) -> None:
+    """Raises ExportError for an operator that the runtime, which reads bundles by the same list, would refuse."""
+    unknown = set(operators) - OPERATORS
+    if unknown:
+        raise ExportError(
+            f"{what} uses operators that the runtime does not accept: {', '.join(sorted(unknown))}"
+        )
+
+
 def check_model(model: onnx.ModelProto, name: str) -> None:
     """The rules that need no files."""
     domains = {o.domain for o in model.opset_import} | {n.domain for n in model.graph.node}
     if domains - DOMAINS:
         raise ExportError(f"{name} uses operators outside ai.onnx: {sorted(domains - DOMAINS)}")
-    unknown = {n.op_type for n in model.graph.node} - OPERATORS
-    if unknown:  # the runtime refuses a bundle by the same list
-        raise ExportError(
-            f"{name} uses operators that the runtime does not accept: {', '.join(sorted(unknown))}"
-        )
+    check_operators((n.op_type for n in model.graph.node), name)
     if any(a.HasField("g") or a.graphs for n in model.graph.node for a in n.attribute):
         raise ExportError(f"{name} holds a graph inside a node")
     if model.functions:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...runtime.errors import ExportError, UnsupportedModelError
+from .check import check_operators
 from .hooks import OPSET, translation_table
 from .passes import WeightSource, clean
 
@@ -74,8 +75,8 @@ def trace(
     """Exports `function(module, *inputs)` and cleans the graph. Call it inside `export_hooks()`.
 
     Parameters of `module` become weight inputs named by their path in the module; buffers become constants.
-    Raises ExportError when an input is not used or when torch cannot export the module, and UnsupportedModelError when
-    it asks attention for what ours cannot do.
+    Raises ExportError when an input is not used, when torch cannot export the module, or when it needs an operator that
+    the runtime refuses, and UnsupportedModelError when it asks attention for what ours cannot do.
     """
     begin = time.perf_counter()
     _remember_torchlib()
@@ -117,6 +118,7 @@ def trace(
     for name in names:
         if name not in used:
             raise ExportError(f"input {name!r} of {type(module).__name__} is not used by the exported graph")
+    check_operators((node.op_type for node in graph), type(module).__name__)
     log.debug(
         "traced %s in %.1f s: %d nodes, %d weights; inputs %s",
         type(module).__name__, time.perf_counter() - begin, len(graph), len(sources), ", ".join(names),

@@ -28,6 +28,7 @@ from vlmexport.exporter.build.leftovers import remove_leftovers
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.families.base import Family
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.runtime.bundle.folder import Bundle
@@ -292,6 +293,24 @@ def test_unsupported_options_are_named(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         build(changed(**changes), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("llama", None), ("blip2-t5", "text_config"), ("blip2-t5", "vision_config")]
+)
+def test_an_activation_that_the_runtime_cannot_run_is_refused_before_anything_is_traced(
+    tiny_checkpoint: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, part: str | None
+) -> None:
+    source = Path(shutil.copytree(tiny_checkpoint(name), tmp_path / "model"))
+    document = json.loads((source / "config.json").read_text())
+    inner = document if part is None else document[part]
+    inner["dense_act_fn" if part == "text_config" else "hidden_act"] = "sqrtsoftplus"
+    (source / "config.json").write_text(json.dumps(document))
+    monkeypatch.setattr(build_module, "identify", lambda *_: pytest.fail("weights were fetched and read"))
+    monkeypatch.setattr(Family, "graphs", lambda *_: pytest.fail("graphs were traced"))
+    with pytest.raises(ExportError, match=r"^\w+ uses operators that the runtime does not accept: \w+"):
+        build(source, tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize(

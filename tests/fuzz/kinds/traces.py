@@ -16,6 +16,8 @@ from typing import Any
 
 from .base import command
 
+PATCHED = ("vlmexport.exporter.families.", "vlmexport.exporter.build.")
+
 THRICE = 3
 """How often a model is chosen before it is traced here: a campaign of few cases does without."""
 
@@ -70,7 +72,7 @@ def with_traces(model: Path, serve: Callable[[], int]) -> Callable[[], int]:
 
 
 def _patch() -> None:
-    """Let the families trace through what is kept."""
+    """Let the families, and the check of activations, trace through what is kept."""
     from vlmexport.exporter.graphs.hollow import signature
     from vlmexport.exporter.graphs.template import trace
 
@@ -84,5 +86,5 @@ def _patch() -> None:
         return _kept[key]
 
     for name, module in list(sys.modules.items()):
-        if name.startswith("vlmexport.exporter.families.") and getattr(module, "trace", None) is trace:
+        if name.startswith(PATCHED) and getattr(module, "trace", None) is trace:
             module.trace = traced  # type: ignore[attr-defined]
