@@ -16,6 +16,7 @@ a bundle whose damage a checksum covers. The exit status is 1 if anything failed
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -160,28 +161,54 @@ def new_row() -> dict[str, Any]:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Saved campaigns as one. Raises ValueError unless they have one seed and one order of kinds, and share no case."""
-    seed, order = parts[0]["seed"], parts[0]["order"]
-    if any((part["seed"], part["order"]) != (seed, order) for part in parts):
-        raise ValueError("the files are of other seeds or kinds: their cases have other numbers")
-    ranges: list[list[int]] = []
-    for first, last in sorted(found for part in parts for found in part["ranges"]):
-        if ranges and first < ranges[-1][1]:
-            raise ValueError(f"the cases from {first} are in two files")
-        if ranges and first == ranges[-1][1]:
-            ranges[-1][1] = last
-        else:
-            ranges.append([first, last])
-    rows = {kind: new_row() for kind in order}
+    """Saved campaigns as one. Raises ValueError unless they have one seed and share no case.
+
+    A number belongs to a case of an order of kinds: ranges are told by order, and orders may not share a kind.
+    """
+    seed, ranges = parts[0]["seed"], {}
+    for part in parts:
+        if part["seed"] != seed:
+            raise ValueError("the files are of other seeds: their cases are others")
+        for order, found in _by_order(part).items():
+            ranges.setdefault(order, []).extend(found)
+    for order, others in itertools.combinations(ranges, 2):
+        if shared := set(order.split()) & set(others.split()):
+            raise ValueError(
+                f"{shared.pop()} is of other kinds' company in another file: its cases have other numbers"
+            )
+    for order, found in ranges.items():
+        ranges[order] = _joined(found)
+    rows: dict[str, Any] = {}
     for part in parts:
         for kind, row in part["kinds"].items():
+            own = rows.setdefault(kind, new_row())
             for name, value in row.items():
                 combine = max if name in ("slowest_seconds", "most_bytes") else sum
-                rows[kind][name] = combine((rows[kind][name], value))
+                own[name] = combine((own[name], value))
     failures = [failure for part in parts for failure in part["failures"]]
-    return {
-        "seed": seed, "order": order, "ranges": ranges, "kinds": rows, "failures": failures, "next": ranges[-1][1],
-    }  # fmt: skip
+    whole: dict[str, Any] = {"seed": seed, "kinds": rows, "failures": failures}
+    if len(ranges) > 1:
+        return whole | {"orders": ranges}
+    ((order, found),) = ranges.items()
+    return whole | {"order": order.split(), "ranges": found, "next": found[-1][1]}
+
+
+def _by_order(part: dict[str, Any]) -> dict[str, list[list[int]]]:
+    """Ranges of a saved campaign by its order of kinds."""
+    return part["orders"] if "orders" in part else {" ".join(part["order"]): part["ranges"]}
+
+
+def _joined(ranges: list[list[int]]) -> list[list[int]]:
+    """In order, those that touch made one. Raises ValueError where two share a case."""
+    found: list[list[int]] = []
+    for first, last in sorted(ranges):
+        if found and first < found[-1][1]:
+            raise ValueError(f"the cases from {first} are in two files")
+        if found and first == found[-1][1]:
+            found[-1][1] = last
+        else:
+            found.append([first, last])
+    return found
 
 
 def _finish(found: dict[str, Any], save: Path | None) -> int:
@@ -202,8 +229,10 @@ def _finish(found: dict[str, Any], save: Path | None) -> int:
             f"{kind:<14} {cases:>7,} {row['refused']:>8,} {row['served']:>7,} {row['failed']:>7,} "
             f"{row['slowest_seconds']:>7.1f} s {row['most_bytes'] / 1e6:>9,.0f} MB {rate:>9,.0f}"
         )
-    ranges = ", ".join(f"{first} to {last - 1}" for first, last in found["ranges"] if last > first) or "none"
-    print(f"Seed {found['seed']}, cases {ranges}; go on with --first {found['next']}")
+    for order, ranges in _by_order(found).items():
+        told = ", ".join(f"{first} to {last - 1}" for first, last in ranges if last > first) or "none"
+        of = f" of {', '.join(order.split())}" if "orders" in found else ""
+        print(f"Seed {found['seed']}, cases {told}{of}; go on with --first {ranges[-1][1]}")
     if save:
         save.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return 1 if found["failures"] else 0

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,32 @@ def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Pat
         campaign("--merge", parts[0], parts[2]), capture_output=True, text=True, timeout=60
     )
     assert twice.returncode == 2 and "are in two files" in twice.stderr
+
+
+def test_parts_of_different_kinds_make_one_table(tmp_path: Path) -> None:
+    sys.path.insert(0, str(TESTS / "fuzz"))
+    import campaign
+
+    def part(kind: str, first: int, last: int, seed: int = 1, *others: str) -> dict[str, Any]:
+        row = campaign.new_row() | {"refused": last - first, "most_bytes": last}
+        return {
+            "seed": seed,
+            "order": [kind, *others],
+            "ranges": [[first, last]],
+            "failures": [],
+            "kinds": {kind: row},
+        }
+
+    images, data = campaign.merged([part("image", 5, 9), part("image", 0, 5)]), part("data", 0, 3)
+    assert images["ranges"] == [[0, 9]]
+    both = campaign.merged([images, data])
+    assert both["orders"] == {"image": [[0, 9]], "data": [[0, 3]]}
+    assert {kind: row["refused"] for kind, row in both["kinds"].items()} == {"image": 9, "data": 3}
+    more = campaign.merged([both, part("data", 3, 4)])
+    assert more["orders"]["data"] == [[0, 4]] and more["kinds"]["data"]["most_bytes"] == 4
+    for wrong in (part("image", 8, 10), part("image", 9, 10, 2), part("image", 9, 10, 1, "draft")):
+        with pytest.raises(ValueError, match=r"in two files|other seeds|other numbers"):
+            campaign.merged([both, wrong])
 
 
 def test_kept_traces_change_nothing_and_are_of_the_same_configuration(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""What the check of logits for NaN and infinity takes of a decoding cycle.
+
+    vlmexport build --model tiny-blip2-flant5 -o runs/tiny
+    python benchmarks/finite_check.py runs/tiny --save tiny
+
+The check is too short to show in the time of a request. So the two are measured by themselves, in turns, round after
+round, in time of the processor on one thread (others may use the machine meanwhile): a cycle, over whole requests less
+what precedes their first, and one check, as `TargetRows.best` with it less the same
+without it (greedy), or `TargetRows.check` (a row that is sampled or processed), on rows of logits as long as the
+model's. The share is checks a cycle × the one ÷ the other; each round gives one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import numpy as np
+from against import interval
+from machine import save
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"speculative": False},
+    "imitation, 5 drafted": {"draft": "imitation", "draft_length": 5},
+    "early exit, 5 drafted": {"draft": "early-exit", "draft_length": 5},
+    "plain, sampled": {"speculative": False, "temperature": 0.8, "seed": 1},
+}
+
+
+def checked(
+    rows: Sequence[np.ndarray],
+) -> tuple[Callable[[int], int], Callable[[int], int], Callable[[int], None]]:
+    """`best` as the runtime has it, the same without its check, and `check`, over host rows [V]."""
+    from vlmexport.runtime.decode.target_rows import TargetRows
+
+    made = TargetRows.__new__(TargetRows)
+    made._rows, made._small = list(rows), {}
+
+    def unchecked(self: Any, row: int) -> int:
+        """`TargetRows.best` up to the check."""
+        rows = self._rows
+        if rows is None:
+            raise AssertionError
+        values = rows[row]
+        return values.argmax().item()
+
+    return made.best, unchecked.__get__(made), made.check
+
+
+def seconds(function: Callable[[int], object], rows: int, count: int) -> float:
+    """Of one call."""
+    begin = thread_time()
+    for at in range(count):
+        function(at % rows)
+    return (thread_time() - begin) / count
+
+
+def counts(session: Any, request: dict[str, Any]) -> tuple[Counter[str], int]:
+    """How often one request asks for `best` and `check`, after its first token; and its cycles."""
+    from vlmexport.runtime.decode.target_rows import TargetRows
+
+    found: Counter[str] = Counter()
+    before = {name: getattr(TargetRows, name) for name in ("best", "check")}
+
+    def counting(name: str) -> Callable[..., Any]:
+        def counted(self: Any, row: int) -> Any:
+            found[name] += 1
+            return before[name](self, row)
+
+        return counted
+
+    for name in before:
+        setattr(TargetRows, name, counting(name))
+    try:
+        cycles = session.generate(**request).stats.cycles
+    finally:
+        for name, function in before.items():
+            setattr(TargetRows, name, function)
+    return found, cycles
+
+
+def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> dict[str, Any]:
+    """Shares by round, and what they are made of."""
+    vocabulary = session.bundle.manifest.text.vocab_size
+    logits = list(np.random.default_rng(0).standard_normal((6, vocabulary), np.float32))
+    best, unchecked, check = checked(logits)
+    found, cycles = counts(session, request)
+    shares, cycle_us, check_us = [], [], []
+    for _ in range(rounds):
+        taken = []
+        for limit in (request["max_new_tokens"], 1):  # the second for what comes before the first cycle
+            begin = thread_time()
+            session.generate(**request | {"max_new_tokens": limit})
+            taken.append(thread_time() - begin)
+        cycle = (taken[0] - taken[1]) / cycles
+        # `best` twice, so that a clock that drifts meets both sides alike.
+        one = seconds(best, len(logits), calls)
+        without = seconds(unchecked, len(logits), 2 * calls)
+        one = (one + seconds(best, len(logits), calls)) / 2
+        spent = found["best"] * (one - without) + found["check"] * seconds(check, len(logits), calls)
+        shares.append(spent / cycles / cycle)
+        cycle_us.append(1e6 * cycle)
+        check_us.append(1e6 * spent / cycles)
+    return {
+        "share": interval(shares),
+        "cycle_us": interval(cycle_us),
+        "checks_us_per_cycle": interval(check_us),
+        "checks_per_cycle": (found["best"] + found["check"]) / cycles,
+        "cycles": cycles,
+        "rounds": rounds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--calls", type=int, default=2000, help="checks timed in a round")
+    parser.add_argument("--save", metavar="NAME")
+    arguments = parser.parse_args()
+    from vlmexport.runtime import Session
+    from vlmexport.runtime.images.synthetic import synthetic_image
+
+    with Session.load(arguments.bundle, threads=1) as session:
+        image = session.bundle.manifest.image
+        request: dict[str, Any] = {"max_new_tokens": 64, "ignore_eos": True}
+        if image is not None:
+            request["image"] = synthetic_image(image.height or 224, image.width or 224)
+        found = {}
+        for way, options in WAYS.items():
+            found[way] = measure(session, request | options, arguments.rounds, arguments.calls)
+            share = found[way]["share"]
+            print(
+                f"{way:<22} {found[way]['checks_us_per_cycle']['median']:6.2f} µs of {found[way]['cycle_us']['median']:8.0f} µs "
+                f"a cycle: {share['median']:.3%} [{share['low']:.3%} – {share['high']:.3%}]"
+            )
+    print(json.dumps(found, indent=1))
+    if arguments.save:
+        path = save(f"finite-check-{arguments.save}", {"script": "benchmarks/finite_check.py", "ways": found})
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
