@@ -156,7 +156,7 @@ def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
     done = run(installed, tmp_path, "vlmexport", "models", "--json")
     assert done.returncode == 0, done.stderr
     (tiny,) = [m for m in json.loads(done.stdout)["models"] if m["alias"] == "tiny-blip2-flant5"]
-    assert tiny["drafts"] == ["imitation@3", "imitation@6"]
+    assert tiny["drafts"] == ["imitation@3", "imitation@6", "medusa"]
     options = ("--model", "tiny-blip2-flant5", "-o", tmp_path / "bundle", "--draft-layer", 99)
     done = run(
         installed, tmp_path, "vlmexport", "build", *options

@@ -25,7 +25,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark, machine
 from vlmexport.runtime.measure.machine import BUSY
 from vlmexport.runtime.measure.timing import GraphTimer
-from vlmexport.runtime.speculate.costs import FREE
+from vlmexport.runtime.speculate.costs import FREE, DraftCosts
 from vlmexport.runtime.speculate.stored_costs import pick_costs
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def test_run_reads_the_prompt_from_standard_input(
         ("llama", [], "needs a prompt"),
         ("llama", ["--prompt", ""], "prompt is empty"),
         ("llama", ["--prompt", "x" * 500], "the prompt has 5"),
-        ("llama", ["--prompt", "x", "--draft", "medusa"], "draft: the bundle has no 'medusa'; it has imitation@1, early-exit@1"),
+        ("llama", ["--prompt", "x", "--draft", "eagle"], "draft: the bundle has no 'eagle'; it has imitation@1, medusa, early-exit@1"),
         ("llama", ["--prompt", "x", "--draft-length", "20"], "--draft-length 20: this bundle allows 1 to 19"),
         ("llama", ["--prompt", "x", "--draft-length", "0"], "--draft-length 0: this bundle allows 1 to 19"),
         ("llama", ["--prompt", "x", "--temperature", "nan"], "temperature"),
@@ -500,7 +500,9 @@ def test_timing_leaves_the_session_as_it_was(tiny_bundle: Bundles, family: str) 
     assert set(costs.drafts) == {draft.name for draft in bundle.manifest.drafts}
     for draft in bundle.manifest.drafts:
         found = costs.drafts[draft.name]
-        if draft.layer is None:
+        if draft.heads is not None:
+            assert found == DraftCosts(once=found.once) and found.once > 0
+        elif draft.layer is None:
             assert found == FREE
         else:
             assert found.tail is not None and set(found.tail.measured) == {1, 2, 5}
