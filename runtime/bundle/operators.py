@@ -10,7 +10,7 @@ Field numbers: `onnx/onnx.proto` of ONNX 1.23.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import BundleError
@@ -132,7 +132,7 @@ def _check_names(data: memoryview, start: int, end: int, numbers: tuple[int, ...
             _text(data, first, last)
 
 
-def _check_at(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> None:
+def _check_at(data: memoryview, start: int, end: int, path: Sequence[int]) -> None:
     """Texts at a path of field numbers."""
     for number, first, last in _fields(data, start, end):
         if number == path[0]:
