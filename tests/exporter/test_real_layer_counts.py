@@ -13,13 +13,16 @@ import tiny_models
 from vlmexport.runtime.bundle.folder import Bundle
 
 BUILD = """
-import json, resource, sys
+import json, sys
 from vlmexport.exporter.build import BuildRequest, build_bundle
 import vlmexport.exporter.families.registry, vlmexport.exporter.parity  # what is loaded counts as the base
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def peak():  # in KiB; not ru_maxrss, which begins with what the process that was forked had taken
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+before = peak()
 report = build_bundle(BuildRequest(model=sys.argv[1], output=sys.argv[2], draft_layer=int(sys.argv[3]), parity=False))
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"report": json.loads(report.model_dump_json()), "growth": (after - before) * 1024}))  # ru_maxrss is in KiB on Linux
+print(json.dumps({"report": json.loads(report.model_dump_json()), "growth": (peak() - before) * 1024}))
 """
 
 
