@@ -5,7 +5,7 @@ Where modules are and what they read comes from the family (`Family.parts`, `Fam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,9 +65,12 @@ def capture(
     ids = inputs["decoder_input_ids"] if crossing else inputs["input_ids"]
     seen: dict[str, torch.Tensor] = {}
     watched = {"image": parts.vision_output, "encoder": parts.encoder, "norm": parts.final_norm}
-    tables = _tables([parts.lm_head] if lm_head else [], seen)
-    with torch.no_grad(), tables, _residuals(parts.layers, parts.final_norm, cuts) as residuals:
-        with _outputs({name: module for name, module in watched.items() if module is not None}, seen):
+    tables = {"lm_head": parts.lm_head} if lm_head else {}
+    with torch.no_grad(), _residuals(parts.layers, parts.final_norm, cuts) as residuals:
+        with (
+            _recorded({name: module for name, module in watched.items() if module is not None}, seen, _first),
+            _recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
+        ):
             output = model(**inputs, use_cache=True)
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
         residuals[0] = _array(embedded)
@@ -150,12 +153,16 @@ def _residuals(layers: Any, norm: nn.Module, cuts: Sequence[int]) -> Iterator[di
 
 
 @contextmanager
-def _outputs(modules: Mapping[str, nn.Module], seen: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Records the first output of named modules."""
+def _recorded(
+    modules: Mapping[str, nn.Module],
+    seen: dict[str, torch.Tensor],
+    what: Callable[[Any, Any], torch.Tensor],
+) -> Iterator[None]:
+    """Keeps `what(module, output)` of named modules when they have run."""
 
     def recorder(name: str) -> Any:
-        def hook(_module: Any, _args: Any, output: Any) -> None:
-            seen[name] = output if isinstance(output, torch.Tensor) else output[0]
+        def hook(module: Any, _args: Any, output: Any) -> None:
+            seen[name] = what(module, output)
 
         return hook
 
@@ -167,19 +174,9 @@ def _outputs(modules: Mapping[str, nn.Module], seen: dict[str, torch.Tensor]) ->
             hook.remove()
 
 
-@contextmanager
-def _tables(modules: Sequence[nn.Module], seen: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Copies the weight of the LM head, if that is in `modules`, while it is there: a streamed reference drops it."""
-
-    def hook(module: Any, _args: Any, _output: Any) -> None:
-        seen["lm_head"] = module.weight.detach().float().clone()
-
-    hooks = [module.register_forward_hook(hook) for module in modules]
-    try:
-        yield
-    finally:
-        for one in hooks:
-            one.remove()
+def _first(_module: Any, output: Any) -> torch.Tensor:
+    """The first output."""
+    return output if isinstance(output, torch.Tensor) else output[0]
 
 
 def _array(tensor: torch.Tensor) -> Array:

@@ -48,40 +48,24 @@ def within(parents: Sequence[int], budget: Budget) -> tuple[Parents, list[int], 
     alone.
     """
     chain = budget.nodes <= budget.depth
-    kept: Parents = []
-    depths: list[int] = []
-    ranks: list[int] = []
-    places: dict[int, int] = {-1: -1}
-    children: dict[int, int] = {}
+    depths: dict[int, int] = {-1: -1}
+    children: dict[int, list[int]] = {-1: []}
     for node, parent in enumerate(parents):
-        rank = children.get(parent, 0)
-        children[parent] = rank + 1
-        place = places.get(parent)
-        if place is None or (chain and rank > 0):
+        if parent not in children or depths[parent] + 1 >= budget.depth or (chain and children[parent]):
             continue
-        depth = 0 if place < 0 else depths[place] + 1
-        if depth >= budget.depth:
-            continue
-        if len(kept) == budget.nodes:
+        if len(depths) > budget.nodes:
             break
-        places[node] = len(kept)
-        kept.append(place)
-        depths.append(depth)
-        ranks.append(rank)
-    order = _path_by_path(kept)
-    moved = {-1: -1} | {node: place for place, node in enumerate(order)}
-    return [moved[kept[node]] for node in order], [depths[n] for n in order], [ranks[n] for n in order]
-
-
-def _path_by_path(parents: Parents) -> list[int]:
-    """The nodes in depth-first order, first children first."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    order: list[int] = []
-    waiting = children.get(-1, [])[::-1]
+        depths[node], children[node] = depths[parent] + 1, []
+        children[parent].append(node)
+    places: Parents = []
+    levels: list[int] = []
+    ranks: list[int] = []
+    waiting = [(-1, rank, node) for rank, node in enumerate(children[-1])][::-1]
     while waiting:
-        node = waiting.pop()
-        order.append(node)
-        waiting += children.get(node, [])[::-1]
-    return order
+        place, rank, node = waiting.pop()
+        places.append(place)
+        levels.append(depths[node])
+        ranks.append(rank)
+        here = len(places) - 1
+        waiting += [(here, below, child) for below, child in enumerate(children[node])][::-1]
+    return places, levels, ranks

@@ -39,6 +39,11 @@ class LearnedTarget(Protocol):
         ...
 
 
+def identity_of(target: LearnedTarget) -> dict[str, Any]:
+    """What a draft says of the target it was trained for."""
+    return {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers}
+
+
 class Objective(nn.Module, ABC):
     """One draft in training: its network, what it learns from and what it minimises.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ....exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from ...targets.target import FUSED, Rows
 from .. import losses
-from .base import Counts, LearnedTarget, Objective
+from .base import Counts, LearnedTarget, Objective, identity_of
 from .imitation_options import ImitationOptions
 
 
@@ -34,11 +34,7 @@ class ImitationObjective(Objective):
     ) -> None:
         super().__init__()
         self.options: ImitationOptions = options
-        self.target = {
-            "name": target.name,
-            "fingerprint": target.fingerprint,
-            "num_layers": target.num_layers,
-        }
+        self.target = identity_of(target)
         width = target.hidden_size
         self.network: ImitationNetwork = ImitationNetwork(
             width, options.num_linear, options.activation, options.norm, options.residual

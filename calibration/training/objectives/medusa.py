@@ -19,7 +19,7 @@ from ....exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from ...targets.target import Rows
 from .. import losses
 from ..features import FeatureSource
-from .base import Counts, LearnedTarget, Objective
+from .base import Counts, LearnedTarget, Objective, identity_of
 from .medusa_options import MedusaOptions
 
 BATCH = 64
@@ -36,11 +36,7 @@ class MedusaObjective(Objective):
     def __init__(self, options: MedusaOptions, target: LearnedTarget, counts: Counts | None = None) -> None:
         super().__init__()
         self.options: MedusaOptions = options
-        self.target = {
-            "name": target.name,
-            "fingerprint": target.fingerprint,
-            "num_layers": target.num_layers,
-        }
+        self.target = identity_of(target)
         table = target.lm_head.weight.detach()
         trimmed, d2t = None, None
         if options.head == "trimmed":
