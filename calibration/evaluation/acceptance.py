@@ -8,7 +8,7 @@ that vector exactly (`greedy_cycles`); on other text the figure is teacher-force
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...runtime.speculate.stats import Stats
 from ..targets.target import Rows
-from ..training.features import FeatureSource
+from ..training.features import FeatureSource, in_batches
 from ..training.losses import agreement, overlap
 
 
@@ -107,8 +107,8 @@ class _Head(Protocol):
     def head(self, rows: Tensor) -> Tensor: ...
 
 
-class Count:
-    """Collects the acceptance of one draft, batch by batch."""
+class Counted:
+    """What is collected of one draft, batch by batch, whatever its kind."""
 
     def __init__(self, draft_length: int, eos_token_ids: Collection[int]) -> None:
         self.draft_length, self.eos = draft_length, set(eos_token_ids)
@@ -116,30 +116,43 @@ class Count:
         self.tokens, self.shared = 0, 0.0
         self.hits, self.answers = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
+    def result(self) -> Acceptance:
+        """The figures over everything that was added."""
+        return Acceptance.of(
+            self.cycles, self.draft_length, self.tokens, self.shared, self.hits, self.answers
+        )
+
+    def _place(self, positions: np.ndarray, right: np.ndarray) -> None:
+        """Proposals for tokens at these positions of their answers, and whether each is right."""
+        if not len(positions):
+            return
+        longest = max(len(self.hits), int(positions.max()) + 1)
+        self.hits = np.pad(self.hits, (0, longest - len(self.hits)))
+        self.answers = np.pad(self.answers, (0, longest - len(self.answers)))
+        np.add.at(self.hits, positions, right)
+        np.add.at(self.answers, positions, 1)
+
+    def _replay(self, rows: Rows, right: np.ndarray, cycles: Callable[[Any, int, bool], Stats]) -> None:
+        """Counts `cycles(right, draft_length, ended)` of every record; `right` has an entry for each of `rows`."""
+        owner, tokens = rows.records.cpu().numpy(), rows.tokens.cpu().numpy()
+        for record in np.unique(owner):
+            mine = owner == record
+            one = cycles(right[mine].tolist(), self.draft_length, int(tokens[mine][-1]) in self.eos)
+            self.cycles = Stats.total([self.cycles, one])
+            self.tokens += int(mine.sum())
+
+
+class Count(Counted):
+    """Collects the acceptance of a draft that proposes a token for every row."""
+
     def add(self, drafted: Tensor, target: Tensor, rows: Rows) -> None:
         """`drafted` and `target` are logits [N, V] of the batch's rows."""
         if not len(rows):
             return
         self.shared += overlap(drafted, target).sum().item()
         matches = agreement(drafted, target).cpu().numpy()
-        positions, owner = rows.positions.cpu().numpy(), rows.records.cpu().numpy()
-        longest = max(len(self.hits), int(positions.max()) + 1)
-        self.hits = np.pad(self.hits, (0, longest - len(self.hits)))
-        self.answers = np.pad(self.answers, (0, longest - len(self.answers)))
-        np.add.at(self.hits, positions, matches)
-        np.add.at(self.answers, positions, 1)
-        last = rows.tokens.cpu().numpy()
-        for record in np.unique(owner):
-            mine = owner == record
-            one = greedy_cycles(matches[mine].tolist(), self.draft_length, int(last[mine][-1]) in self.eos)
-            self.cycles = Stats.total([self.cycles, one])
-            self.tokens += int(mine.sum())
-
-    def result(self) -> Acceptance:
-        """The figures over everything that was added."""
-        return Acceptance.of(
-            self.cycles, self.draft_length, self.tokens, self.shared, self.hits, self.answers
-        )
+        self._place(rows.positions.cpu().numpy(), matches)
+        self._replay(rows, matches, greedy_cycles)
 
 
 @torch.no_grad()
@@ -149,8 +162,6 @@ def measure(
     """Acceptance of `network` (an `nn.Identity` is the early exit) over every record of `source`."""
     network.eval()
     count = Count(draft_length, target.eos_token_ids)
-    for at in range(0, len(source), batch_size):
-        rows = source.rows(range(at, min(at + batch_size, len(source))))
-        if len(rows):
-            count.add(target.head(network(rows.trunk)), target.head(rows.residuals[:, -1]), rows)
+    for rows in in_batches(source, batch_size):
+        count.add(target.head(network(rows.trunk)), target.head(rows.residuals[:, -1]), rows)
     return count.result()

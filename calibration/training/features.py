@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +38,14 @@ class FeatureSource(Protocol):
     def rows(self, indices: Sequence[int]) -> Rows:
         """Rows of these records, float32; `Rows.records` counts within `indices`."""
         ...
+
+
+def in_batches(source: FeatureSource, size: int) -> Iterator[Rows]:
+    """All rows of a source, `size` records at a time; records without a row give nothing."""
+    for at in range(0, len(source), size):
+        rows = source.rows(range(at, min(at + size, len(source))))
+        if len(rows):
+            yield rows
 
 
 class LiveFeatures:

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
 from ...runtime.errors import OptionError
-from .features import FeatureSource
+from .features import FeatureSource, in_batches
 from .objectives.base import LearnedTarget, Objective
 from .options import LoopOptions
 from .provenance import provenance
@@ -193,11 +193,7 @@ class Trainer:
         self.objective.eval()
         sums: dict[str, float] = {}
         total = 0
-        size, mine = self.options.batch_size, range(len(self.validation))
-        for at in range(0, len(mine), size):
-            rows = self.validation.rows(list(mine[at : at + size]))
-            if not len(rows):
-                continue
+        for rows in in_batches(self.validation, self.options.batch_size):
             _, parts = self.objective.loss(rows, self.target)
             total += len(rows)
             for name, value in parts.items():

@@ -39,21 +39,28 @@ def draft_folder(folder: Path) -> Path:
     return best if not (folder / DESCRIPTION).exists() and (best / DESCRIPTION).exists() else folder
 
 
+def read_json(path: Path, what: str) -> Any:
+    """A small JSON file of anyone's. ExportError for a pipe, for one that is longer than any such file (`what` it should
+    be), and for what is no JSON; OSError where it cannot be read."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ExportError(f"{path} is not a regular file")
+    if path.exists() and path.stat().st_size > DESCRIPTION_LIMIT:
+        raise ExportError(f"{path} has {path.stat().st_size} bytes; no {what} is so long")
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"{path} is not JSON: {error}") from error
+
+
 def read_document(folder: Path) -> Mapping[str, Any]:
     """`draft.json`, checked for format and the fields that every kind has; raises ExportError with one line."""
     path = folder / DESCRIPTION
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ExportError(f"{path} is not a regular file")
-        if path.exists() and path.stat().st_size > DESCRIPTION_LIMIT:
-            raise ExportError(f"{path} has {path.stat().st_size} bytes; no draft's description is so long")
-        document = json.loads(path.read_text("utf-8"))
+        document = read_json(path, "draft's description")
     except OSError as error:
         raise ExportError(
             f"{folder} is not a draft folder: {path} cannot be read ({error.strerror})"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ExportError(f"{path} does not say format {FORMAT!r}; give a folder written by vlmexport train")
     if document.get("schema_version") != SCHEMA_VERSION:

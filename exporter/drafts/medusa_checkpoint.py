@@ -9,7 +9,6 @@ read with `weights_only=True`.
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import ExportError, OptionError
-from .files import DESCRIPTION_LIMIT
+from .files import read_json
 from .medusa_network import MedusaConfig, MedusaHeads
 
 CONFIG = "config.json"
@@ -69,13 +68,9 @@ def _weights(folder: Path) -> Path | None:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > DESCRIPTION_LIMIT:
-            raise ExportError(f"{path} has {path.stat().st_size} bytes; no configuration is so long")
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path, "configuration")
     except OSError as error:
         raise ExportError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ExportError(f"{path} is not a JSON object")
     return found

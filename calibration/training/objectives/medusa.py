@@ -18,7 +18,7 @@ from ....exporter.drafts.medusa import RANKS, MedusaDraft
 from ....exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from ...targets.target import Rows
 from .. import losses
-from ..features import FeatureSource
+from ..features import FeatureSource, in_batches
 from .base import Counts, LearnedTarget, Objective, identity_of
 from .medusa_options import MedusaOptions
 
@@ -128,10 +128,7 @@ def measure_hits(network: MedusaHeads, source: FeatureSource, target: LearnedTar
     ranks = min(RANKS, target.lm_head.weight.shape[0] if config.proposed is None else config.proposed)
     hits = torch.zeros(config.heads, ranks, dtype=torch.float64)
     asked = torch.zeros(config.heads, dtype=torch.float64)
-    for at in range(0, len(source), BATCH):
-        batch = source.rows(range(at, min(at + BATCH, len(source))))
-        if not len(batch):
-            continue
+    for batch in in_batches(source, BATCH):
         best = heads_logits(network, batch, target).topk(ranks, -1).indices
         wanted = ahead(batch, config.heads)
         right = (best == heads_labels(network, batch)[..., None]).cpu()

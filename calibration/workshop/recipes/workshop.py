@@ -14,7 +14,7 @@ from ....exporter.drafts.medusa import MedusaDraft
 from ...evaluation.acceptance import Acceptance, measure
 from ...evaluation.run import MeasuredHeads
 from ...targets.target import Target
-from ...training.features import CachedFeatures
+from ...training.features import CachedFeatures, in_batches
 from ...training.objectives import objective_for
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
@@ -70,13 +70,10 @@ class Workshop:
     def heldout_heads(self, draft: MedusaDraft) -> Acceptance:
         """Acceptance of chains of Medusa heads on held-out answers."""
         measured = MeasuredHeads(self.target, draft, draft.network.config.heads)
-        source = self._features(None).heldout
-        for at in range(0, len(source), self.batch):
-            rows = source.rows(range(at, min(at + self.batch, len(source))))
-            if len(rows):
+        with torch.no_grad():
+            for rows in in_batches(self._features(None).heldout, self.batch):
                 last = rows.residuals[:, -1]
-                with torch.no_grad():
-                    measured.add(last, self.target.head(last), rows)
+                measured.add(last, self.target.head(last), rows)
         return measured.result()
 
     def _features(self, layer: int | None) -> Features:
