@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from ...runtime.session import Session
 from ..data.records import Record
 from .answers import Found, GenerationOptions, stream_seed
 
-BATCH_PER_CORE, BATCH = 16, 64
+BATCH_PER_CORE, BATCH = 32, 64
 """Requests decoded together: of a small model on each core, of a larger one on all of them (more gain little)."""
 
 MEMORY_SHARE = 0.5
@@ -30,7 +32,9 @@ MEMORY_SHARE = 0.5
 
 class BundleAnswers:
     """`Answers` by a bundle. A small model runs once per core, each on a thread of its own: its matrices are too small
-    to share the work on one of them.
+    to share the work on one of them. It answers in waves: every sequence of a batch attends over as many rows as the
+    longest has, and that costs a small model more than the places which a wave leaves empty at its end. Without a
+    draft of its own it decodes plainly: looking up what comes next costs more than a row of it.
 
     Args:
         bundle: of the target. name: of the target.
@@ -60,6 +64,8 @@ class BundleAnswers:
             raise OptionError(
                 f"--batch-size {batch_size} is above {most}, the max_batch that {self.bundle.path} was built with"
             )
+        self._waves = small
+        self._speculative = not small or bool(manifest.drafts)
         batch = batch_size or min(most, _fitting(manifest, BATCH_PER_CORE if small else BATCH, count))
         self._sessions = [
             Session.load(self.bundle, max_batch=batch, threads=None if small else threads)
@@ -82,9 +88,12 @@ class BundleAnswers:
     ) -> Generator[tuple[int, Found], None, None]:
         """See `Answers`. Closing the iterator ends the requests that are running."""
         places = _Places(len(records), options.samples)
+        request = partial(_request, options=options, speculative=self._speculative)
         outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
         workers = [
-            threading.Thread(target=_work, args=(session, records, options, places, outcomes), daemon=True)
+            threading.Thread(
+                target=_work, args=(session, records, request, places, outcomes, self._waves), daemon=True
+            )
             for session in self._sessions
         ]
         for worker in workers:
@@ -136,33 +145,39 @@ class _Places:
 def _work(
     session: Session,
     records: Sequence[Record],
-    options: GenerationOptions,
+    request: Callable[[Record, int], Mapping[str, Any]],
     places: _Places,
     outcomes: queue.SimpleQueue[_Outcome],
+    waves: bool,
 ) -> None:
-    """Answer what `places` gives until there is nothing left."""
+    """Answer what `places` gives until there is nothing left; in `waves`, a batch ends before the next begins."""
+    wave = session.max_batch if waves else None
     taken: list[tuple[int, int]] = []
 
     def requests() -> Iterator[Mapping[str, Any]]:
-        while (place := places.take()) is not None:
+        for place in islice(iter(places.take, None), wave):
             taken.append(place)
-            yield _request(records[place[0]], place[1], options)
+            yield request(records[place[0]], place[1])
 
     try:
-        for number, outcome in session.generate_many(requests()):
-            outcomes.put((taken[number], outcome))
+        before = -1
+        while before < len(taken):
+            before = len(taken)
+            for number, outcome in session.generate_many(requests()):
+                outcomes.put((taken[before + number], outcome))
     except BaseException as error:  # the caller's thread raises it
         outcomes.put(error)
     outcomes.put(None)
 
 
-def _request(record: Record, number: int, options: GenerationOptions) -> dict[str, Any]:
+def _request(record: Record, number: int, options: GenerationOptions, speculative: bool) -> dict[str, Any]:
     """What the session is asked. It reads picture files itself, when their turn comes."""
     image = record.image
     request: dict[str, Any] = {
         "image": None if image is None else image.file or image.load(),
         "prompt": record.prompt,
         "max_new_tokens": options.max_new_tokens,
+        "speculative": speculative,
     }
     if options.temperature:
         seed = stream_seed(options.seed, record.key, number)
