@@ -13,6 +13,7 @@ import typer
 from ..runtime.commands.output import print_json
 from ..runtime.extras import need_extra
 from . import forms
+from .calibrate import calibrate
 from .training.flags import read_flags, with_option_flags
 from .training.objectives import KINDS
 
@@ -210,6 +211,7 @@ def register(app: typer.Typer) -> None:
     app.command("train")(train)
     app.command("generate-data")(generate_data)
     app.command("eval")(evaluate)
+    app.command("calibrate")(calibrate)
 
 
 def _say(line: str) -> None:

@@ -37,6 +37,7 @@ MOUNTED_COMMANDS = {
         "Write a target's own answers, to train drafts on; the same command continues a killed run.",
     ),
     "eval": ("calibration", "Measure how many drafted tokens a target accepts on held-out data."),
+    "calibrate": ("calibration", "Choose the draft, length and tree that pay on this device, for a bundle."),
 }
 """Command → (package whose `cli.register(app)` adds it, help: in the list and of the command)."""
 

@@ -8,6 +8,10 @@ from typing import Any
 
 from .errors import OptionError
 
+ADAPTIVE = ("off", "request", "session", "logistic")
+"""What the draft length depends on: nothing, the request so far, every request of the session so far, or FastVLM's
+function of the position."""
+
 CHANNELS = ("rgb", "bgr")
 """Orders of an image array's last axis; bgr is OpenCV's."""
 

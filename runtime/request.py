@@ -8,16 +8,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .options import CHANNELS, integer, number
-from .speculate.policy import DraftPolicy, FixedLength
+from .options import ADAPTIVE, CHANNELS, integer, number
+from .speculate.policy import DraftPolicy, FixedLength, LogisticLength
 from .speculate.sampling import Sampling
 
 if TYPE_CHECKING:
     from .bundle.manifest import DraftInfo, Manifest
-
-
-ADAPTIVE = ("off", "request", "session")
-"""What the draft length depends on: nothing, the request so far, or every request of the session so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +127,12 @@ def resolve(
     learn = options.adaptive or ("off" if options.force_acceptance is not None else defaults.adaptive)
     if options.policy is not None:
         return Settings(**request, draft=chosen, policy=options.policy)
+    if length is None and nodes is None and learn == "logistic":
+        return Settings(**request, draft=chosen, policy=LogisticLength.of(options.max_new_tokens, widest - 1))
     if length is None and nodes is None and learn != "off":
         return Settings(**request, draft=chosen, policy=controller(learn, threshold))
+    if length is None and nodes is None and chosen.name == defaults.draft:
+        nodes = None if defaults.draft_nodes is None else min(defaults.draft_nodes, widest - 1)
     if length is None:
         length = min(defaults.draft_length if chosen.heads is None else chosen.heads, widest - 1)
     policy = FixedLength(length, threshold, nodes)

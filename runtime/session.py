@@ -28,7 +28,8 @@ from .speculate.policy import DraftPolicy
 from .speculate.proposer import Proposer
 from .speculate.sequence import Sequence as Request
 from .speculate.stats import Stats
-from .speculate.stored_costs import pick_costs
+from .speculate.stored_acceptance import measured_trees
+from .speculate.stored_costs import bundle_here, pick_costs
 
 INT64 = 2**63 - 1
 
@@ -76,7 +77,11 @@ class Session:
     """
 
     def __init__(self, bundle: Bundle, decoder: Decoder, threads: int | None):
-        self.bundle, self.decoder, self.threads = bundle, decoder, threads
+        self.bundle, self.decoder, self.threads = (
+            bundle_here(bundle, processor(), threads or 1),
+            decoder,
+            threads,
+        )
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
         self._proposers: dict[str, Proposer] = {}
@@ -286,9 +291,11 @@ class Session:
         """The session's controller; it decides from a stored table and what it has seen, never from the clock."""
         found = self._controllers.get((learn, threshold))
         if found is None:
-            costs = pick_costs(self.bundle.manifest, processor(), self.threads or 1)
-            most = Budget.chain(self.bundle.manifest.limits.max_width - 1)
-            found = self._controllers[learn, threshold] = Adaptive(costs, most, learn, threshold)
+            manifest = self.bundle.manifest
+            costs = pick_costs(manifest, processor(), self.threads or 1)
+            most = Budget.chain(manifest.limits.max_width - 1)
+            found = Adaptive(costs, most, learn, threshold, measured_trees(manifest))
+            self._controllers[learn, threshold] = found
         return found
 
     def _prepare(self, image: Any, prompt: Any, channels: str = "rgb") -> Prepared:

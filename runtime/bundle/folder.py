@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -233,8 +233,12 @@ def _not_writable(bundle: Path, why: str | None) -> OptionError:
     )
 
 
-def store_costs(bundle: Path, entry: dict[str, Any]) -> None:
-    """Write an entry into the `costs` of a bundle's manifest; it replaces one of the same machine and threads.
+def store_costs(
+    bundle: Path, entries: Sequence[dict[str, Any]], acceptance: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Write entries into the `costs` and the `acceptance` of a bundle's manifest. Costs replace those of the same
+    machine and threads, whose `choice` stays where the new ones have none; acceptance replaces that of the same draft
+    and budget.
 
     The new manifest takes the old one's place in one step, so that a reader finds either. Raises `OptionError` when
     the folder cannot be written, `BundleError` when it holds no valid manifest.
@@ -242,9 +246,16 @@ def store_costs(bundle: Path, entry: dict[str, Any]) -> None:
     path = bundle / MANIFEST
     document = read_manifest(path)
     check_seal(document, path)
-    same = (entry["machine"], entry["threads"])
-    others = [old for old in document.get("costs", []) if (old.get("machine"), old.get("threads")) != same]
-    document["costs"] = [*others, entry]
+    costs = {(old.get("machine"), old.get("threads")): old for old in document.get("costs", [])}
+    for entry in entries:
+        here = entry["machine"], entry["threads"]
+        choice = entry.get("choice") or costs.pop(here, {}).get("choice")
+        costs[here] = entry if choice is None else {**entry, "choice": choice}
+    document["costs"] = list(costs.values())
+    seen = [*document.get("acceptance", []), *acceptance]
+    document["acceptance"] = list(
+        {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in seen}.values()
+    )
     _replace(bundle, document)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import BundleError, OptionError
+from ..options import ADAPTIVE
 from .checks import check_references
 from .schema import (
     GIB,
@@ -240,13 +241,15 @@ class DraftInfo(Part):
 
 @dataclass(kw_only=True)
 class PolicyInfo(Part):
-    """Defaults of a request: which draft, how many tokens, when to stop drafting, and over what acceptance is learned."""
+    """Defaults of a request: which draft, how many tokens (more `draft_nodes` than `draft_length` ask for a tree), when
+    to stop drafting, and over what acceptance is learned; "logistic": FastVLM's length by position (`LogisticLength`)."""
 
     draft: str | None = checked(optional(string(100)), default=None)
     speculative: bool = checked(boolean, default=False)
     draft_length: int = checked(integer(0, 4096), default=5)
+    draft_nodes: int | None = checked(optional(integer(1, 4096)), default=None)
     confidence_threshold: float | None = checked(optional(number(0.0, 1.0)), default=None)
-    adaptive: str = checked(string(20, ("off", "request", "session")), default="session")
+    adaptive: str = checked(string(20, ADAPTIVE), default="session")
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -280,7 +283,8 @@ class Manifest(Part):
     """A whole manifest, schema version 2. Construct with `from_dict`.
 
     `weights_dtype` is how weights are stored, `compute_dtype` what rows between graphs hold, `cache_dtype` what the
-    key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times by machine.
+    key/value cache holds; an engine may compute and cache in a wider type. `costs` holds measured pass times by machine, and
+    what pays there; `acceptance` what drafts accepted, on any machine.
     `sha256` is what a file said of its other fields when it was read (`checksum.py`); writers compute it anew.
     """
 
@@ -305,6 +309,7 @@ class Manifest(Part):
     verify_width: int | None = checked(optional(integer(1, 4096)), default=None)
     generation: GenerationInfo = checked(GenerationInfo.parse, default_factory=GenerationInfo)
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
+    acceptance: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
     parity: list[dict[str, Any]] = checked(list_of(json_object, 100_000), default_factory=list)
     plans: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
     sha256: str | None = checked(optional(string(64)), default=None)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
 
     from ..bundle.manifest import Manifest
     from ..measure.benchmark import Request
-
-log = logging.getLogger(__name__)
 
 
 def bench(
@@ -49,6 +44,7 @@ def bench(
     from ..session import Session
     from .output import console, print_json
     from .plot import check_plot, write_plot
+    from .progress import showing
     from .requests import draft_options
     from .telling import tell_bundle, tell_draft, tell_request, tell_session
 
@@ -68,7 +64,7 @@ def bench(
     asked = draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
-    with Session.load(opened, threads=threads) as session, _progress(as_json) as progress:
+    with Session.load(opened, threads=threads) as session, showing(as_json) as progress:
         tell_session(session, time.perf_counter() - begin)
         report = measure(
             session,
@@ -81,7 +77,7 @@ def bench(
             progress=progress,
         )
     if save:
-        store_costs(opened.path, report["costs"])
+        store_costs(opened.path, [report["costs"]])
     if plot is not None:
         write_plot(report, plot)
     if as_json:
@@ -94,23 +90,6 @@ def bench(
         console().print(
             f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
         )
-
-
-@contextmanager
-def _progress(as_json: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr while it measures: a line per step with `-v`, none with `-q` and --json."""
-    from .output import console
-    from .verbosity import is_quiet, is_verbose
-
-    if as_json or is_quiet() or is_verbose():
-        yield lambda what, done, total: log.debug("%s: %d of %d", what, done, total)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = TextColumn("{task.description}"), BarColumn()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting")
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def register(app: typer.Typer) -> None:
@@ -187,6 +166,11 @@ def show(report: dict[str, Any], out: Console) -> None:
             f"Bound         {bound['decode']:.2f} ×: {bound['tokens_per_cycle']:.2f} tokens per cycle of "
             f"{1e3 * bound['cycle_seconds']:.2f} ms, against {1e3 * bound['token_seconds']:.2f} ms per token; "
             f"achieved {100 * report['achieved']:.0f} %"
+        )
+    if report["predicted"] is not None:
+        share = speedup["decode"] / report["predicted"]
+        out.print(
+            f"Predicted     {report['predicted']:.2f} × by `vlmexport calibrate`; measured {100 * share:.0f} % of it"
         )
     widths = ", ".join(
         f"T({width}) {cost:.2f}" for width, cost in report["width_cost"].items() if width != "1"

@@ -147,6 +147,8 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
         out.print()
         out.print(drafts)
 
+    for entry in found["calibrated"]:
+        out.print(_plain(_calibrated(entry)))
     if found["parity"]:
         worst = max(found["parity"], key=lambda entry: entry.get("max_abs_difference") or 0.0)
         out.print(
@@ -169,6 +171,20 @@ def _plain(text: str) -> str:
 
 def _nested(value: Any) -> bool:
     return isinstance(value, dict | list)
+
+
+def _calibrated(entry: dict[str, Any]) -> str:
+    where, choice = f"\nCalibrated for {entry['machine']}, {entry['threads']} threads: ", entry["choice"]
+    if choice["draft"] is None:
+        return f"{where}plain decoding, no draft pays"
+    tree = f", trees of {choice['draft_nodes']}" if choice.get("draft_nodes") else ""
+    line = f"{where}{choice['draft']}, {choice['draft_length']} deep{tree}"
+    if None in (choice["speedup"], choice["tokens_per_cycle"], choice["break_even"]):
+        return line
+    return (
+        f"{line}; {choice['speedup']:.2f} × predicted at {choice['tokens_per_cycle']:.2f} tokens per cycle, "
+        f"it pays above {choice['break_even']:.2f}"
+    )
 
 
 def _policy(found: dict[str, Any]) -> str:

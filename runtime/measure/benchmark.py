@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
+from ..speculate.budget import Budget
+from ..speculate.choice import predictions
 from ..speculate.costs import FREE, CostTable, Curve
 from ..speculate.stats import Stats
-from ..speculate.stored_costs import StoredCosts
+from ..speculate.stored_acceptance import stored_acceptance
+from ..speculate.stored_costs import StoredCosts, find_costs
 from . import machine
 from .timing import GraphTimer
 from .virtual_clock import decoding
@@ -119,7 +122,16 @@ def measure(
         raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
     progress("timing graphs", 0, 1)
     drafts = manifest.drafts if every_draft else [draft]
-    table, rows = _time_passes(session, drafts, options.get("draft_length"), references)
+    length = options.get("draft_length")
+    asked = manifest.policy.draft_length if length is None else length
+    nodes = options.get("draft_nodes") or manifest.policy.draft_nodes or asked
+    table, rows = time_passes(
+        session,
+        drafts,
+        {asked + 1, nodes + 1},
+        statistics.mean(result.stats.prompt_tokens for result in references),
+        statistics.mean(len(result.tokens) for result in references),
+    )
     report = _report(session, requests, results, table, plain, speculative, draft, draft_options)
     forced = force_acceptance is not None
     return report | {
@@ -161,6 +173,9 @@ def _report(
     decode = _ratios(speculative.rates, plain.rates)
     end_to_end = _ratios(plain.totals, speculative.totals)
     bound = _bound(table, draft.name, total)
+    predicted = (
+        None if options.get("force_acceptance") is not None else predicted_speedup(session, draft, options)
+    )
     achieved = statistics.median(decode)
     return {
         "schema_version": 1,
@@ -198,6 +213,7 @@ def _report(
         },
         "bound": bound,
         "achieved": None if bound is None else achieved / bound["decode"],
+        "predicted": predicted,
         "machine": machine.describe(),
     }
 
@@ -214,6 +230,24 @@ def drafting(manifest: Manifest, options: dict[str, Any]) -> DraftInfo:
     return found
 
 
+def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, Any]) -> float | None:
+    """What `calibrate` predicts of a draft here, with the caller's length or with its fastest; None where this device or
+    what was asked was not measured."""
+    manifest = session.bundle.manifest
+    costs = find_costs(manifest, machine.processor(), session.threads or 1)
+    seen = [entry.observed for entry in stored_acceptance(manifest) if entry.draft == draft.name]
+    if costs is None or costs.choice is None:
+        return None
+    length, nodes = options.get("draft_length"), options.get("draft_nodes")
+    for entry in predictions(costs.table, seen):
+        budget = entry.budget
+        if (length is None and nodes is None) or budget == Budget(
+            nodes or length or 0, length or budget.depth
+        ):
+            return entry.speedup
+    return None
+
+
 def _by_drafted(total: Stats) -> dict[str, int]:
     found: dict[str, int] = {}
     for (nodes, _), count in sorted(total.shapes.items()):
@@ -225,20 +259,19 @@ def _by_width(curve: Curve) -> dict[str, float]:
     return {str(width): seconds for width, seconds in curve.measured.items()}
 
 
-def _time_passes(
-    session: Session, drafts: Sequence[DraftInfo], length: int | None, references: Sequence[Result]
+def time_passes(
+    session: Session, drafts: Sequence[DraftInfo], widths: Iterable[int], prompt: float, tokens: float
 ) -> tuple[CostTable, int]:
-    """Pass times at the middle of an output, and how many key/value rows that is."""
+    """Pass times at the middle of an output of `tokens` after a prompt of `prompt`, at the usual and at these widths;
+    and how many key/value rows that is."""
     manifest = session.bundle.manifest
     widest = manifest.limits.max_width
-    length = manifest.policy.draft_length if length is None else length
-    widths = {width for width in (*WIDTHS, length + 1) if width <= widest}
-    prompt = round(statistics.mean(result.stats.prompt_tokens for result in references))
-    rows = round(statistics.mean(len(result.tokens) for result in references)) // 2
+    widths = {width for width in (*WIDTHS, *widths) if width <= widest}
+    rows = round(tokens) // 2
     if not manifest.decoder.cross_attention:
-        rows += prompt
+        rows += round(prompt)
     engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
-    timer = GraphTimer(session.bundle, engine, cache=rows, source=prompt)
+    timer = GraphTimer(session.bundle, engine, cache=rows, source=round(prompt))
     return timer.costs(drafts, widths), rows
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ..bundle.folder import Bundle
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
+from ..speculate.stored_costs import every_costs
 
 
 def kv_bytes_per_token(manifest: Manifest) -> int:
@@ -82,6 +83,16 @@ def facts(bundle: Bundle) -> dict[str, Any]:
         "bytes": sum(info.bytes for info in files.values()),
         "drafts": [draft.to_dict() for draft in manifest.drafts],
         "policy": manifest.policy.to_dict(),
+        "calibrated": [
+            {
+                "machine": entry.machine,
+                "threads": entry.threads,
+                "date": entry.date,
+                "choice": entry.choice.to_dict(),
+            }
+            for entry in every_costs(manifest)
+            if entry.choice is not None
+        ],
         "generation": manifest.generation.to_dict(),
         "verify_width": manifest.verify_width,
         "parity": manifest.parity,

@@ -87,20 +87,19 @@ def play(policy: Policy, batch: Sequence[Simulated], table: CostTable) -> Readin
     running = [sequence for sequence in batch if sequence.left]
     while running:
         name = running[0].proposer.name
-        widest, outcomes = 0, []
+        widest, deepest, outcomes = 0, 0, []
         for sequence, budget in zip(running, policy.allot(running), strict=True):
             room = budget.within(budget.nodes, sequence.left - 1)
+            deepest = max(deepest, room.depth)
             proposed, accepted = (0, 0) if room.empty else sequence.outcome(len(sequence.tokens), room)
             assert 0 <= accepted <= proposed <= room.nodes, "an outcome keeps to its budget"
             widest = max(widest, proposed)
-            outcomes.append((sequence, proposed, accepted))
-        seconds += table.cycle_seconds(name, widest, batch=len(running))
-        for sequence, proposed, accepted in outcomes:
+            outcomes.append((sequence, proposed, accepted, min(accepted + 1, proposed, room.depth)))
+        seconds += table.cycle_seconds(name, min(widest, deepest), widest, len(running))
+        for sequence, proposed, accepted, evaluated in outcomes:
             sequence.tokens += [0] * (accepted + 1)
             sequence.recorded.append((proposed, accepted))
-            policy.observe(
-                sequence, proposed, Verdict(list(range(1, accepted + 1)), 0, min(accepted + 1, proposed))
-            )
+            policy.observe(sequence, proposed, Verdict(list(range(1, accepted + 1)), 0, evaluated))
         running = [sequence for sequence in running if sequence.left]
     return Reading(seconds, plain_seconds(table, [sequence.length for sequence in batch]))
 

@@ -15,6 +15,7 @@ gained is followed by another at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -50,6 +51,14 @@ SESSION_WEIGHT, REQUEST_WEIGHT = 2.0, 6.0
 
 NEGLIGIBLE = 1e-3
 """A depth that is reached less often is not considered."""
+
+
+class Tree(NamedTuple):
+    """A tree that a draft may be given in place of a chain."""
+
+    budget: Budget
+    gain: float
+    """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
 
 
 class Drafting(Protocol):
@@ -160,7 +169,15 @@ class _Outcome(NamedTuple):
     request: _Request
     proposed: int
     accepted: int
-    allotted: bool
+    allotted: Budget
+
+
+def _of_chain(verdict: Verdict) -> tuple[int, int]:
+    """(accepted, evaluated) of the path of first children, which stands first in a tree: what a chain would have been."""
+    accepted = 0
+    while accepted < len(verdict.path) and verdict.path[accepted] == accepted + 1:
+        accepted += 1
+    return accepted, verdict.evaluated if accepted == len(verdict.path) else accepted + 1
 
 
 class Adaptive:
@@ -169,7 +186,7 @@ class Adaptive:
     `costs`: this machine's table or the default. `most`: the largest budget; its depth is the longest chain tried.
     `learn`: "session" keeps what was learned for later requests; "request" starts afresh at each one, so that its
     output and its counters are a function of the request alone. `confidence_threshold` ends a chain early, as in
-    `FixedLength`. Raises `OptionError` for another `learn`.
+    `FixedLength`. `trees`: by draft, what may be allotted besides chains. Raises `OptionError` for another `learn`.
     """
 
     def __init__(
@@ -178,10 +195,12 @@ class Adaptive:
         most: Budget,
         learn: str = "session",
         confidence_threshold: float | None = None,
+        trees: Mapping[str, Items[Tree]] | None = None,
     ):
         if learn not in ("session", "request"):
             raise OptionError(f"adaptive: {learn!r:.80} is not session or request")
         self._costs, self._most, self._learn = costs, most, learn
+        self._trees = trees or {}
         self.confidence_threshold = confidence_threshold
         self.needs_confidence = confidence_threshold is not None
         self._learned: dict[str, _Learned] = {}
@@ -205,7 +224,7 @@ class Adaptive:
             groups.setdefault(sequence.proposer.name, []).append(request)
             requests.append(request)
         for name, group in groups.items():
-            budget = Budget.chain(self._depth(name, group))
+            budget = self._budget(name, group)
             for request in group:
                 request.allotted = budget
         return [NOTHING if request is None else request.allotted for request in requests]
@@ -215,13 +234,13 @@ class Adaptive:
         if sequence.proposer is None:
             return
         request = self._request(sequence)
-        allotted, accepted = not request.allotted.empty, len(verdict.path)
-        request.allotted = NOTHING  # a cycle that is not asked for drafts nothing
-        if allotted:
-            request.learned.add(proposed, accepted, verdict.evaluated)
+        allotted, request.allotted = request.allotted, NOTHING  # a cycle that is not asked for drafts nothing
+        if not allotted.empty:
+            accepted, evaluated = _of_chain(verdict)
+            request.learned.add(proposed, accepted, evaluated)
             if proposed:
-                request.acceptance.add(accepted, verdict.evaluated)
-        outcome = _Outcome(request, proposed, accepted, allotted)
+                request.acceptance.add(accepted, evaluated)
+        outcome = _Outcome(request, proposed, len(verdict.path), allotted)
         self._cycle.setdefault(sequence.proposer.name, []).append(outcome)
 
     # --- private ---
@@ -253,7 +272,8 @@ class Adaptive:
             batch = len(outcomes)
             seconds = self._cycle_seconds(name, batch)
             plain = seconds[0]
-            taken = seconds[min(max(outcome.proposed for outcome in outcomes), self._most.depth)]
+            widest = max(outcomes, key=lambda outcome: outcome.proposed)
+            taken = self._taken(name, widest.allotted, widest.proposed, batch)
             share, unit, gained = taken / batch, plain / batch, 0.0
             for outcome in outcomes:
                 emitted = outcome.accepted + 1
@@ -263,12 +283,18 @@ class Adaptive:
             learned = outcomes[0].request.learned
             if any(outcome.proposed for outcome in outcomes):
                 learned.again = gained > 0
-            if not any(outcome.allotted for outcome in outcomes):
+            if all(outcome.allotted.empty for outcome in outcomes):
                 learned.credit += PROBES * plain
         self._cycle.clear()
 
-    def _depth(self, name: str, group: list[_Request]) -> int:
-        """Length of the chains that maximise expected tokens per second among those the purses can pay for."""
+    def _taken(self, name: str, allotted: Budget, proposed: int, batch: int) -> float:
+        """Seconds of a cycle that verified `proposed` tokens a sequence."""
+        if proposed > allotted.depth > 0:
+            return self._costs.cycle_seconds(name, allotted.depth, proposed, batch)
+        return self._cycle_seconds(name, batch)[min(proposed, self._most.depth)]
+
+    def _budget(self, name: str, group: list[_Request]) -> Budget:
+        """What maximises expected tokens per second among what the purses can pay for."""
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
@@ -278,7 +304,7 @@ class Adaptive:
         some = found if batch == 1 else 1 - (1 - found) ** batch
         survival = [request.survival() for request in group]
         reached = survival[0] if batch == 1 else [sum(at) for at in zip_longest(*survival, fillvalue=0.0)]
-        expected, best, speed = float(batch), 0, batch / plain
+        expected, best, speed = float(batch), NOTHING, batch / plain
         for depth, tokens in enumerate(reached, 1):
             expected += found * tokens
             cost = seconds[depth]
@@ -286,8 +312,16 @@ class Adaptive:
                 break
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:
-                best, speed = depth, now
-        return best or self._probe(learned, seconds, batch, purse)
+                best, speed = Budget.chain(depth), now
+        for tree, gain in self._trees.get(name, ()):
+            cost = self._costs.cycle_seconds(name, tree.depth, tree.nodes, batch)
+            if cost - plain > RISK * purse:
+                continue
+            expected = batch + found * gain * sum(reached[: tree.depth])
+            now = expected / (some * cost + (1 - some) * plain)
+            if now > speed:
+                best, speed = tree, now
+        return Budget.chain(self._probe(learned, seconds, batch, purse)) if best.empty else best
 
     def _probe(self, learned: _Learned, seconds: list[float], batch: int, purse: float) -> int:
         """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""

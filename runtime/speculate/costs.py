@@ -3,7 +3,7 @@
 A cycle of d drafted tokens emits 1 + α₁ + α₁α₂ + … tokens (Leviathan et al., arXiv 2211.17192, theorem 3.8, with
 acceptance per depth; for one α it is (1 − α^(d+1)) / (1 − α)). It costs d · propose + T(d + 1) with a separate
 draft, and d · (trunk + propose) + trunk + tail(d + 1) with self-speculation that reuses the trunk's rows.
-Seconds are of the graphs alone. Everything here is a function of its arguments: no clock.
+Seconds are of the graphs, and of the host where that was measured. Everything here is a function of its arguments: no clock.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ class DraftCosts:
 
     `tail[q]`: the layers after the trunk over q positions, head included; None when the verifier runs all layers.
     `trunk`: embedding and trunk over one position. `propose`: what else one drafted token takes, its head included.
-    `once`: what a proposal takes whatever its depth (heads that look several tokens ahead).
+    `once`: what a proposal takes whatever its depth (heads that look several tokens ahead). `host`: what a drafted cycle
+    takes outside the graphs; 0 where it was not measured.
     """
 
     tail: Curve | None = None
     trunk: float = 0.0
     propose: float = 0.0
     once: float = 0.0
+    host: float = 0.0
 
 
 FREE = DraftCosts()
@@ -72,15 +74,17 @@ FREE = DraftCosts()
 class CostTable:
     """Pass times of one bundle on one machine. `plain[q]`: all layers over q new positions, head included.
 
-    A batch of b sequences of width w is a pass over b · w positions.
+    A batch of b sequences of width w is a pass over b · w positions. `host`: what a sequence takes outside the graphs in
+    a plain cycle, and in a drafted one of a draft that does not say; 0 where it was not measured.
     """
 
     plain: Curve
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
+    host: float = 0.0
 
     def token_seconds(self, batch: int = 1) -> float:
         """Seconds of one plain pass that gives every sequence of a batch one token."""
-        return self.plain(batch)
+        return self.plain(batch) + batch * self.host
 
     def cycle_seconds(self, draft: str, depth: int, nodes: int | None = None, batch: int = 1) -> float:
         """Seconds of one cycle: `depth` drafting steps, then `nodes` drafted tokens (default: a chain) verified.
@@ -89,14 +93,15 @@ class CostTable:
         """
         width = (depth if nodes is None else nodes) + 1
         if width == 1:
-            return self.plain(batch)
+            return self.token_seconds(batch)
         costs = self.drafts.get(draft, FREE)
+        host = batch * (costs.host or self.host)
         wider = self.plain(batch) / self.plain(1)
         drafting = (costs.once + depth * (costs.trunk + costs.propose)) * wider
         if costs.tail is None:
-            return drafting + self.plain(batch * width)
+            return host + drafting + self.plain(batch * width)
         # The last draft passes the trunk too, so that the tail sees all rows.
-        return drafting + costs.trunk * wider + costs.tail(batch * width)
+        return host + drafting + costs.trunk * wider + costs.tail(batch * width)
 
     def speedup(self, draft: str, alpha_by_depth: Sequence[float], depth: int, batch: int = 1) -> float:
         """Predicted decode speed of a chain over width-1 decoding of the same batch."""

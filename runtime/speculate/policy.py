@@ -87,6 +87,11 @@ class LogisticLength:
         if not 0 <= self.shortest <= self.longest:
             raise OptionError(f"draft length range {self.shortest}..{self.longest} is empty or negative")
 
+    @classmethod
+    def of(cls, max_new_tokens: int, widest: int) -> LogisticLength:
+        """The paper's, for a request of at most `max_new_tokens`; no chain is longer than `widest`."""
+        return cls(min(cls.shortest, widest), min(cls.longest, widest), midpoint=max_new_tokens / 2)
+
     def allot(self, sequences: Items[Sequence]) -> list[Budget]:
         return [Budget.chain(self.draft_length(len(sequence.tokens))) for sequence in sequences]
 

@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..bundle.schema import Part, checked, failure, integer, mapping_of, number, optional, string
 from .costs import FREE, CostTable, Curve, DraftCosts
 
 if TYPE_CHECKING:
-    from ..bundle.manifest import DraftInfo, Manifest
+    from ..bundle.folder import Bundle
+    from ..bundle.manifest import DraftInfo, Manifest, PolicyInfo
+    from .choice import Prediction
 
 FROM_MEMORY = {
     1: 1.0,
@@ -52,12 +55,47 @@ class _StoredDraft(Part):
     trunk: float = checked(number(0, 1e4), default=0.0)
     propose: float = checked(number(0, 1e4), default=0.0)
     once: float = checked(number(0, 1e4), default=0.0)
+    host: float = checked(number(0, 1e4), default=0.0)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
+class StoredChoice(Part):
+    """What pays on a device, by `calibrate`: a draft with its longest chain or its tree, null where none does; what was
+    predicted of it, and of the tokens that a cycle must keep for it to pay."""
+
+    draft: str | None = checked(optional(string(100)))
+    draft_length: int = checked(integer(0, 4096), default=0)
+    draft_nodes: int | None = checked(optional(integer(1, 4096)), default=None)
+    speedup: float | None = checked(optional(number(0, 1e4)), default=None)
+    tokens_per_cycle: float | None = checked(optional(number(0, 1e4)), default=None)
+    break_even: float | None = checked(optional(number(0, 1e4)), default=None)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, prediction: Prediction | None) -> StoredChoice:
+        """An entry from what was chosen."""
+        if prediction is None:
+            return cls(draft=None)
+        budget = prediction.budget
+        return cls(
+            draft=prediction.draft, draft_length=budget.depth,
+            draft_nodes=budget.nodes if budget.nodes > budget.depth else None, speedup=prediction.speedup,
+            tokens_per_cycle=prediction.tokens_per_cycle, break_even=prediction.break_even,
+        )  # fmt: skip
+
+    def policy(self, before: PolicyInfo) -> PolicyInfo:
+        """`before` with this choice."""
+        if self.draft is None:
+            return replace(before, speculative=False)
+        return replace(
+            before, draft=self.draft, speculative=True, draft_length=self.draft_length, draft_nodes=self.draft_nodes
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True)
 class StoredCosts(Part):
-    """One entry of `costs`: pass times in seconds, and what they were measured on."""
+    """One entry of `costs`: pass times in seconds, what they were measured on, and what was chosen by them."""
 
     machine: str = checked(string(200))
     threads: int = checked(integer(1, 4096))
@@ -65,9 +103,11 @@ class StoredCosts(Part):
     cache: int | None = checked(optional(integer(0, 1 << 21)), default=None)
     """Key/value rows that were visible."""
     plain: dict[int, float] = checked(_seconds)
+    host: float = checked(number(0, 1e4), default=0.0)
     drafts: dict[str, _StoredDraft] = checked(
         mapping_of(_StoredDraft.parse, string(100), 100), default_factory=dict
     )
+    choice: StoredChoice | None = checked(optional(StoredChoice.parse), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -79,6 +119,7 @@ class StoredCosts(Part):
                 trunk=costs.trunk,
                 propose=costs.propose,
                 once=costs.once,
+                host=costs.host,
             )
             for name, costs in table.drafts.items()
         }
@@ -88,6 +129,7 @@ class StoredCosts(Part):
             date=date,
             cache=cache,
             plain=table.plain.measured,
+            host=table.host,
             drafts=drafts,
         )
 
@@ -96,11 +138,15 @@ class StoredCosts(Part):
         """The table without its provenance."""
         drafts = {
             name: DraftCosts(
-                None if entry.tail is None else Curve(entry.tail), entry.trunk, entry.propose, entry.once
+                None if entry.tail is None else Curve(entry.tail),
+                entry.trunk,
+                entry.propose,
+                entry.once,
+                entry.host,
             )
             for name, entry in self.drafts.items()
         }
-        return CostTable(Curve(self.plain), drafts)
+        return CostTable(Curve(self.plain), drafts, self.host)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object: widths become strings."""
@@ -117,14 +163,39 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
     A draft that the stored table does not know gets its default share of the measured T(1).
     Raises `BundleError` for an entry that is not one.
     """
-    for at in reversed(range(len(manifest.costs))):
-        entry: StoredCosts = StoredCosts.parse(manifest.costs[at], f"costs[{at}]")
-        if (entry.machine, entry.threads) == (machine, threads):
-            table = entry.table
-            missing = [draft for draft in manifest.drafts if draft.name not in table.drafts]
-            shares = {draft.name: _default_draft(manifest, draft, table.plain) for draft in missing}
-            return CostTable(table.plain, {**table.drafts, **shares})
-    return default_costs(manifest)
+    entry = find_costs(manifest, machine, threads)
+    if entry is None:
+        return default_costs(manifest)
+    table = entry.table
+    missing = [draft for draft in manifest.drafts if draft.name not in table.drafts]
+    shares = {draft.name: _default_draft(manifest, draft, table.plain) for draft in missing}
+    return replace(table, drafts={**table.drafts, **shares})
+
+
+def find_costs(manifest: Manifest, machine: str, threads: int) -> StoredCosts | None:
+    """The latest entry that was stored on `machine` with `threads`. Raises `BundleError` for an entry that is not one."""
+    here = [entry for entry in every_costs(manifest) if (entry.machine, entry.threads) == (machine, threads)]
+    return here[-1] if here else None
+
+
+def every_costs(manifest: Manifest) -> list[StoredCosts]:
+    """All entries, oldest first. Raises `BundleError` for an entry that is not one."""
+    return [StoredCosts.parse(entry, f"costs[{at}]") for at, entry in enumerate(manifest.costs)]
+
+
+def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:
+    """The bundle with the policy that was chosen for `machine` with `threads`, where `calibrate` chose one.
+
+    Raises `BundleError` for an entry that is not one.
+    """
+    manifest = bundle.manifest
+    entry = find_costs(manifest, machine, threads)
+    choice = None if entry is None else entry.choice
+    if choice is None or (choice.draft is not None and manifest.draft(choice.draft) is None):
+        return bundle
+    here = copy(bundle)
+    here.manifest = replace(manifest, policy=choice.policy(manifest.policy))
+    return here
 
 
 def default_costs(manifest: Manifest) -> CostTable:

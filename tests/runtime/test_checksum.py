@@ -118,14 +118,14 @@ def test_an_edited_manifest_is_sealed_by_the_command_that_the_error_names(folder
 
 def test_storing_costs_keeps_the_checksum_valid_and_does_not_seal_damage(folder: Path) -> None:
     before = handmade_bundle.read(folder)["sha256"]
-    store_costs(folder, ENTRY)
+    store_costs(folder, [ENTRY])
     assert handmade_bundle.read(folder)["sha256"] != before
     assert Bundle.open(folder, check="sha256").manifest.costs == [ENTRY]
     data = handmade_bundle.read(folder)
     data["image"]["mean"][0] = 0.0
     write_as_it_is(folder, data)
     with pytest.raises(BundleError, match="a value was changed"):
-        store_costs(folder, {**ENTRY, "threads": 2})
+        store_costs(folder, [{**ENTRY, "threads": 2}])
 
 
 def test_a_built_bundle_has_a_checksum(tiny_bundle: Callable, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_once_compares_only_what_changed_since(folder: Path, monkeypatch: pytest
     assert sorted(compared) == names
     compared.clear()
     Bundle.open(folder, check="once")
-    store_costs(folder, ENTRY)  # what is not a listed file does not count
+    store_costs(folder, [ENTRY])  # what is not a listed file does not count
     Bundle.open(folder, check="once")
     assert compared == []
     flip(folder / "weights.bin", 80)

@@ -1,0 +1,161 @@
+"""`vlmexport calibrate`: measure what drafts accept and what passes take, choose what pays, write it into the bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..runtime.commands import options
+from . import forms
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..runtime.bundle.manifest import Manifest
+
+LIMIT = 16
+"""Requests that are decoded: some 1,500 tokens under every budget."""
+
+
+def calibrate(
+    bundle: options.Bundle,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help=f"Requests as they will come: {forms.DATA}. Repeatable. Default: what was observed before."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first so many.")] = LIMIT,
+    prompt: Annotated[str, typer.Option("--prompt", help="Prompt of records that have none.")] = "",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Times that every draft decodes the requests, interleaved.")
+    ] = 2,
+    least: Annotated[
+        float, typer.Option("--least", min=0.0, help="Speculate from this predicted speed-up on.")
+    ] = 1.05,
+    by: Annotated[
+        str, typer.Option("--by", help="speedup, or reward: FastVLM's C - weight x layer, with acceptance for C.")
+    ] = "speedup",
+    reward_weight: Annotated[
+        float | None, typer.Option("--reward-weight", min=0.0, help="Of --by reward. Default: 1 / layers.")
+    ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--merge", metavar="FILE",
+            help="Take over what other devices measured: what `calibrate --json` printed, or a copy of the bundle. Repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and choose, write nothing.")] = False,
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+) -> None:  # fmt: skip
+    """Measure drafts and passes on this device, choose the draft, length and tree that pay, write them into the bundle."""
+    from ..runtime.bundle.folder import Bundle, check_writable, store_costs
+    from ..runtime.commands.output import console, print_json
+    from ..runtime.commands.progress import showing
+    from ..runtime.errors import OptionError
+    from ..runtime.measure.calibration import calibrate as measure
+    from ..runtime.measure.calibration import check_calibration
+    from ..runtime.measure.calibration import merge as merged
+    from ..runtime.session import Session
+
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest
+    if not dry_run:
+        check_writable(opened.path)
+    if merge:
+        if data:
+            raise OptionError("--merge takes over what was measured, --data measures: give one of them")
+        costs, acceptance = merged([_document(path) for path in merge], manifest.model.fingerprint)
+        if not dry_run:
+            store_costs(opened.path, costs, acceptance)
+        if as_json:
+            print_json({"schema_version": 1, "merged": {"costs": len(costs), "acceptance": len(acceptance)}})
+        else:
+            console().print(f"Merged {len(costs)} devices and {len(acceptance)} observations.", markup=False)
+        return
+    named = " ".join(data) if data else None
+    check_calibration(manifest, named, by)
+    requests = _requests(manifest, data or [], limit, prompt)
+    with Session.load(opened, threads=threads) as session, showing(as_json) as progress:
+        report = measure(
+            session, requests, named, max_new_tokens=max_new_tokens, repeats=repeats,
+            least=least, by=by, reward_weight=reward_weight, progress=progress,
+        )  # fmt: skip
+    if not dry_run:
+        store_costs(opened.path, [report["costs"]], report["acceptance"])
+    if as_json:
+        print_json(report)
+        return
+    show(report, console())
+    if not dry_run:
+        console().print(f"Written into {opened.path / 'manifest.json'} for this machine", markup=False)
+
+
+def show(report: dict[str, Any], out: Console) -> None:
+    """Print the report for people."""
+    from rich.table import Table
+
+    from ..runtime.measure.machine import BUSY, busy
+
+    out.print(
+        f"{report['model']}: {report['plain_tokens_per_second']:.1f} tokens/s plain; predicted here, by "
+        f"{'what was observed before' if report['data'] is None else report['data']}:\n",
+        markup=False,
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("draft", "tokens drafted", "speed-up", "tokens per cycle", "pays above"):
+        table.add_column(name, justify="left" if name == "draft" else "right")
+    for row in report["predictions"]:
+        shape = (
+            f"{row['nodes']}"
+            if row["nodes"] == row["depth"]
+            else f"tree of {row['nodes']}, {row['depth']} deep"
+        )
+        table.add_row(
+            row["draft"], shape, f"{row['speedup']:.2f} ×", f"{row['tokens_per_cycle']:.2f}", f"{row['break_even']:.2f}"
+        )  # fmt: skip
+    out.print(table)
+    choice = report["costs"]["choice"]
+    if choice["draft"] is None:
+        out.print(f"\nChosen: plain decoding, nothing reaches {report['least']:g} ×", style="bold")
+    else:
+        tree = "" if choice["draft_nodes"] is None else f", trees of {choice['draft_nodes']}"
+        out.print(
+            f"\nChosen: {choice['draft']}, {choice['draft_length']} deep{tree}", style="bold", markup=False
+        )
+    if busy(report["machine"]):
+        out.print(BUSY, style="yellow")
+
+
+def _requests(manifest: Manifest, data: list[str], limit: int, prompt: str) -> list[dict[str, Any]]:
+    """The records as requests, or, without data, those that `bench` makes up."""
+    if not data:
+        from ..runtime.commands.bench import make_requests
+
+        return [
+            {"image": made.image, "prompt": made.prompt} for made in make_requests(manifest, [], [], False)
+        ]
+    from ..runtime.errors import OptionError
+    from .data import load_records
+
+    records = load_records(data, False, prompt, limit)
+    if not len(records):
+        raise OptionError(f"--data {' '.join(data)}: holds no request")
+    return [
+        {"image": None if record.image is None else record.image.load(), "prompt": record.prompt or None}
+        for record in records
+    ]
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A report of another device, or the manifest of a bundle. Raises `OptionError`, `BundleError`."""
+    from ..runtime.bundle.folder import MANIFEST, read_manifest
+    from ..runtime.errors import OptionError
+
+    document = read_manifest(path / MANIFEST if path.is_dir() else path)
+    if not isinstance(document, dict):
+        raise OptionError(f"--merge {path}: holds no report of `vlmexport calibrate --json`, and no manifest")
+    return document

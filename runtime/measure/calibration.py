@@ -1,0 +1,240 @@
+"""Which draft pays on this device: pass times, acceptance of every draft of a bundle on a user's own requests, the choice.
+
+Every draft decodes the requests at a fixed budget: the longest chain, which tells of all shorter ones, and, where it
+proposes trees, trees of several sizes. The output is the target's own whatever the budget, so only counters and times
+differ. What a cycle takes beside its graphs is what the decoding took, less the graphs' own times.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptionError
+from ..proposers import KINDS
+from ..speculate.budget import Budget
+from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
+from ..speculate.costs import FREE, CostTable
+from ..speculate.stats import Stats
+from ..speculate.stored_acceptance import StoredAcceptance, stored_acceptance
+from ..speculate.stored_costs import StoredChoice, StoredCosts
+from . import machine
+from .benchmark import Progress, time_passes
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftInfo, Manifest
+    from ..session import Session
+
+CHAIN = 10
+"""Longest chain that a draft is asked for, unless it has fewer heads."""
+
+TREES = (8, 15, 30)
+"""Drafted tokens of the trees that are tried."""
+
+BY = ("speedup", "reward")
+"""How a draft is chosen: by predicted speed-up, or by FastVLM's reward of its layer."""
+
+
+@dataclass
+class _Arm:
+    """One draft under one budget; plain decoding without a draft."""
+
+    draft: DraftInfo | None
+    budget: Budget | None
+    totals: list[Stats] = field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `Session.generate`."""
+        if self.draft is None or self.budget is None:
+            return {"speculative": False}
+        nodes = self.budget.nodes if self.budget.nodes > self.budget.depth else None
+        return {"draft": self.draft.name, "draft_length": self.budget.depth, "draft_nodes": nodes}
+
+    @property
+    def cycle_seconds(self) -> float:
+        """Median over the repeats of the mean time of a cycle."""
+        return statistics.median(total.decode_seconds / total.cycles for total in self.totals)
+
+
+def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
+    """What a draft is observed under, at most `widest` drafted tokens."""
+    depth = min(CHAIN if draft.heads is None else draft.heads, widest)
+    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and draft.heads is not None]
+    return [Budget.chain(depth), *trees]
+
+
+def check_calibration(manifest: Manifest, data: str | None, by: str) -> list[DraftInfo]:
+    """The drafts to choose among; for what can be told before a bundle is loaded.
+
+    Raises `OptionError`: no draft to choose, nothing to choose by, another `by`.
+    """
+    if by not in BY:
+        raise OptionError(f"--by {by!r:.80} is not one of {', '.join(BY)}")
+    drafts = [draft for draft in manifest.drafts if draft.kind in KINDS]
+    if not drafts:
+        raise OptionError("this bundle has no draft, so there is nothing to choose from")
+    if by == "reward" and not any(draft.layer for draft in drafts):
+        raise OptionError(
+            "--by reward chooses among drafts that branch off after a layer; this bundle has none"
+        )
+    if data is None and not stored_acceptance(manifest):
+        raise OptionError(
+            "nothing was observed of this bundle's drafts yet: give --data, requests as they will come"
+        )
+    return drafts
+
+
+def calibrate(
+    session: Session,
+    requests: Sequence[Mapping[str, Any]],
+    data: str | None,
+    *,
+    max_new_tokens: int = 96,
+    repeats: int = 2,
+    least: float = LEAST,
+    by: str = "speedup",
+    reward_weight: float | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Measure and choose; nothing is written. The report's `costs` and `acceptance` are entries for the manifest
+    (`bundle.folder.store_costs`); schema: `schemas/calibrate-1.json`.
+
+    Args:
+        requests: `image` and `prompt` of each. data: what they are called; None where they only serve to time the host:
+            then the bundle's own entries of acceptance are chosen by.
+        repeats: of every arm, interleaved. least: predicted speed-up from which a draft is chosen.
+        by, reward_weight: see `BY` and `choice.choose_by_reward`; the weight is 1/L by default, as in the paper.
+
+    Raises:
+        OptionError: see `check_calibration`; no token to measure.
+    """
+    manifest = session.bundle.manifest
+    drafts = check_calibration(manifest, data, by)
+    widest = manifest.limits.max_width - 1
+    arms = [_Arm(draft, budget) for draft in drafts for budget in budgets(draft, widest)]
+    plain, *drafting = _decode(
+        session, requests, [_Arm(None, None), *arms], max_new_tokens, repeats, progress
+    )
+    progress("timing graphs", 0, 1)
+    first = plain.totals[0]
+    widths = {arm.budget.nodes + 1 for arm in drafting if arm.budget is not None}
+    table, rows = time_passes(
+        session, drafts, widths, first.prompt_tokens / first.requests, first.tokens / first.requests
+    )
+    table = _with_host(table, plain, drafting)
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    seen = [(_observed(arm), arm.totals[0].requests) for arm in drafting]
+    entries = [] if data is None else [StoredAcceptance.of(each, n, data, date).to_dict() for each, n in seen]
+    known = (
+        [each for each, _ in seen]
+        if data is not None
+        else [entry.observed for entry in stored_acceptance(manifest)]
+    )
+    if by == "reward":
+        layers = {draft.name: draft.layer for draft in drafts if draft.layer}
+        chosen = choose_by_reward(
+            table, known, layers, 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
+        )
+    else:
+        chosen = choose(table, known, least)
+    costs = StoredCosts.of(table, machine.processor(), session.threads or 1, date, rows)
+    costs.choice = StoredChoice.of(chosen)
+    return {
+        "schema_version": 1,
+        "model": manifest.model.source,
+        "fingerprint": manifest.model.fingerprint,
+        "data": data,
+        "plain_tokens_per_second": 1 / plain.cycle_seconds,
+        "predictions": [_row(entry) for entry in _best_of_each(predictions(table, known))],
+        "least": least,
+        "by": by,
+        "costs": costs.to_json(),
+        "acceptance": entries,
+        "machine": machine.describe(),
+    }
+
+
+def merge(documents: Sequence[Mapping[str, Any]], fingerprint: str) -> tuple[list[Any], list[Any]]:
+    """(costs, acceptance) of several reports of `calibrate` of the same model, or of manifests.
+
+    Raises `OptionError` for a document of another model.
+    """
+    costs: list[Any] = []
+    acceptance: list[Any] = []
+    for document in documents:
+        model = document.get("model")
+        found = model.get("fingerprint") if isinstance(model, Mapping) else document.get("fingerprint")
+        if found != fingerprint:
+            raise OptionError(
+                f"--merge: {found!r:.80} is the fingerprint of another model than this bundle's"
+            )
+        entries = document.get("costs")
+        costs += entries if isinstance(entries, list) else [entries]
+        acceptance += document.get("acceptance") or []
+    return costs, acceptance
+
+
+def _decode(
+    session: Session,
+    requests: Sequence[Mapping[str, Any]],
+    arms: list[_Arm],
+    max_new_tokens: int,
+    repeats: int,
+    progress: Progress,
+) -> list[_Arm]:
+    """Every arm decodes all requests, `repeats` times in turn, after one request that warms it up."""
+    for step in range(repeats):
+        for at, arm in enumerate(arms):
+            progress("decoding", step * len(arms) + at, repeats * len(arms))
+            if step == 0:
+                session.generate(**requests[0], max_new_tokens=max_new_tokens, **arm.options)
+            results = [
+                session.generate(**request, max_new_tokens=max_new_tokens, **arm.options)
+                for request in requests
+            ]
+            arm.totals.append(Stats.total(result.stats for result in results))
+        if not arms[0].totals[0].cycles:
+            raise OptionError(
+                "every request ended after one token: nothing was decoded; raise --max-new-tokens"
+            )
+    return arms
+
+
+def _with_host(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) -> CostTable:
+    """The table with what cycles took outside the graphs; of a draft, under its chain."""
+    costs = dict(table.drafts)
+    for arm in drafting:
+        seen = _observed(arm)
+        if seen.is_chain:
+            left = arm.cycle_seconds - seen.cycle_seconds(table, seen.budget.depth)
+            costs[seen.draft] = replace(costs.get(seen.draft, FREE), host=max(0.0, left))
+    return replace(table, drafts=costs, host=max(0.0, plain.cycle_seconds - table.token_seconds()))
+
+
+def _observed(arm: _Arm) -> Observed:
+    assert arm.draft is not None and arm.budget is not None, "plain decoding observes nothing"
+    return Observed.of(arm.draft.name, arm.budget, arm.totals[0])
+
+
+def _best_of_each(found: Sequence[Prediction]) -> list[Prediction]:
+    """Of every draft its fastest chain, and every tree; `found` is fastest first."""
+    chains: set[str] = set()
+    best = []
+    for entry in found:
+        if entry.budget.nodes == entry.budget.depth:
+            if entry.draft in chains:
+                continue
+            chains.add(entry.draft)
+        best.append(entry)
+    return best
+
+
+def _row(entry: Prediction) -> dict[str, Any]:
+    return {
+        "draft": entry.draft, "nodes": entry.budget.nodes, "depth": entry.budget.depth, "speedup": entry.speedup,
+        "tokens_per_cycle": entry.tokens_per_cycle, "break_even": entry.break_even,
+    }  # fmt: skip

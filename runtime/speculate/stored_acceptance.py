@@ -1,0 +1,80 @@
+"""What drafts accepted, in a manifest: entries without a device, which every device chooses by."""
+
+# ruff: noqa: RUF009 - `checked` returns a dataclass field
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..bundle.schema import Part, checked, integer, list_of, string
+from .budget import Budget
+from .choice import Observed
+from .controller import Tree
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import Manifest
+
+_COUNT = integer(0, 1 << 53)
+
+
+@dataclass(kw_only=True)
+class StoredAcceptance(Part):
+    """One entry of `acceptance`: a draft that always got `nodes` and `depth`, on `requests` of `data`.
+
+    `shapes` holds [drafted nodes, depth, cycles]; see `Observed` for the rest.
+    """
+
+    draft: str = checked(string(100))
+    nodes: int = checked(integer(1, 4096))
+    depth: int = checked(integer(1, 4096))
+    shapes: list[list[int]] = checked(list_of(list_of(_COUNT, 3, 3), 1 << 16))
+    accepted: list[int] = checked(list_of(_COUNT, 4096))
+    discarded: int = checked(_COUNT)
+    requests: int = checked(_COUNT)
+    data: str = checked(string(1000))
+    date: str = checked(string(40))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seen: Observed, requests: int, data: str, date: str) -> StoredAcceptance:
+        """An entry from what was observed."""
+        shapes = [[*shape, count] for shape, count in sorted(seen.shapes.items())]
+        nodes, depth = seen.budget.nodes, seen.budget.depth
+        return cls(
+            draft=seen.draft, nodes=nodes, depth=depth, shapes=shapes, accepted=list(seen.accepted),
+            discarded=seen.discarded, requests=requests, data=data, date=date,
+        )  # fmt: skip
+
+    @property
+    def observed(self) -> Observed:
+        """The counters without their provenance."""
+        shapes = {(nodes, depth): count for nodes, depth, count in self.shapes}
+        return Observed(self.draft, Budget(self.nodes, self.depth), shapes, self.accepted, self.discarded)
+
+
+def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
+    """The entries of a bundle's own drafts. Raises `BundleError` for one that is not an entry."""
+    found = [
+        StoredAcceptance.parse(entry, f"acceptance[{at}]") for at, entry in enumerate(manifest.acceptance)
+    ]
+    return [entry for entry in found if manifest.draft(entry.draft) is not None]
+
+
+def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
+    """By draft, the trees that were measured beside a chain as deep, for the controller. Raises `BundleError`."""
+    observed = [entry.observed for entry in stored_acceptance(manifest)]
+    widest = manifest.limits.max_width - 1
+    trees: dict[str, list[Tree]] = {}
+    for chain in observed:
+        if not chain.is_chain or not chain.cycles:
+            continue
+        for tree in observed:
+            budget = tree.budget
+            if tree.draft != chain.draft or tree.is_chain or not tree.cycles or budget.nodes > widest:
+                continue
+            kept = chain.tokens_per_cycle(budget.depth) - 1
+            if budget.depth <= chain.budget.depth and kept > 0:
+                gain = (tree.tokens_per_cycle(budget.depth) - 1) / kept
+                trees.setdefault(chain.draft, []).append(Tree(budget, gain))
+    return trees

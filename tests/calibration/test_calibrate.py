@@ -1,0 +1,194 @@
+"""`vlmexport calibrate` on real bundles: what it writes, what a session makes of it, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+import vlmexport.runtime
+from PIL import Image
+from vlmexport.runtime import Bundle, Session, cli
+from vlmexport.runtime.images.synthetic import synthetic_image
+from vlmexport.runtime.measure import machine, timing
+from vlmexport.runtime.measure.calibration import TREES, budgets
+from vlmexport.runtime.speculate.stored_acceptance import measured_trees, stored_acceptance
+from vlmexport.runtime.speculate.stored_costs import StoredCosts
+
+if TYPE_CHECKING:
+    from tiny_bundles import TinyBundle
+
+Capture = pytest.CaptureFixture[str]
+Bundles = Callable[[str], "TinyBundle"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "BUDGET", 0.05)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    Image.fromarray(synthetic_image(50, 70)).save(folder / "scene.png")
+    rows = [{"image": "scene.png", "prompt": text} for text in ("describe", "the cup")]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "rows.jsonl"
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Bundles, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_bundle("t5").path, tmp_path / "bundle")
+
+
+def calibrate(capsys: Capture, *words: object) -> dict[str, Any]:
+    capsys.readouterr()
+    arguments = ["calibrate", *map(str, words), "--max-new-tokens", "12", "--json"]
+    assert cli.main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    path = Path(vlmexport.runtime.__file__).parent / "schemas" / "calibrate-1.json"
+    jsonschema.Draft202012Validator(json.loads(path.read_text(encoding="utf-8"))).validate(report)
+    return report
+
+
+def refused(capsys: Capture, *words: object) -> str:
+    capsys.readouterr()
+    assert cli.main(["calibrate", *map(str, words)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    return shown
+
+
+def chosen_here(path: Path, name: str | None, **choice: Any) -> None:
+    """Write a choice for this machine into a calibrated bundle."""
+    document = json.loads((path / "manifest.json").read_text())
+    document["costs"][-1]["choice"] = {"draft": name, **choice}
+    document["sha256"] = None
+    (path / "manifest.json").write_text(json.dumps(document))
+
+
+def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: Path, capsys: Capture) -> None:
+    before = Bundle.open(bundle).manifest
+    report = calibrate(capsys, bundle, "--data", data)
+    after = Bundle.open(bundle, check="sha256").manifest
+    asked = [(draft.name, b.nodes, b.depth) for draft in before.drafts for b in budgets(draft, 19)]
+    assert [(e.draft, e.nodes, e.depth) for e in stored_acceptance(after)] == asked
+    assert {nodes for name, nodes, depth in asked if name == "medusa" and nodes > depth} == set(TREES[:2])
+    for entry in stored_acceptance(after):
+        seen = entry.observed
+        assert entry.requests == 2 and seen.cycles > 0 and entry.data == str(data)
+        assert sum(seen.accepted) - seen.discarded + seen.cycles == 2 * 11, "emitted after the first token"
+    (costs,) = (StoredCosts.parse(entry, "costs") for entry in after.costs)
+    assert costs.choice is not None and costs.choice.to_dict() == report["costs"]["choice"]
+    assert costs.host > 0 and all(draft.host >= 0 for draft in costs.drafts.values())
+    untouched = {"costs": [], "acceptance": [], "sha256": None}
+    assert after.to_dict() | untouched == before.to_dict() | untouched
+    assert set(measured_trees(after)) == {"medusa"} or not measured_trees(after)
+    best = report["predictions"][0]
+    assert (report["costs"]["choice"]["draft"] is None) == (best["speedup"] < 1.05)
+
+
+def test_a_session_takes_what_was_chosen_for_its_machine(
+    bundle: Path, data: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(capsys, bundle, "--data", data)
+    image = Image.fromarray(synthetic_image(50, 70))
+    asked: dict[str, Any] = {"image": image, "prompt": "describe", "max_new_tokens": 12}
+
+    def used(**options: Any) -> tuple[str | None, int, Any]:
+        with Session.load(bundle) as session:
+            found = session.generate(**asked, **options)
+            assert found.tokens == session.generate(**asked, draft="none").tokens
+            return found.stats.draft, found.stats.draft_length, dict(found.stats.shapes)
+
+    chosen_here(bundle, "early-exit@1", draft_length=2)
+    assert used()[0] == "early-exit@1"
+    assert used(adaptive="off")[:2] == ("early-exit@1", 2)
+    assert used(draft="medusa")[0] == "medusa", "what a request asks for comes first"
+    chosen_here(bundle, "medusa", draft_length=3, draft_nodes=8)
+    name, length, shapes = used(adaptive="off")
+    assert (name, length) == ("medusa", 3) and max(nodes for nodes, _ in shapes) > 3
+    chosen_here(bundle, None)
+    assert used()[0] is None
+    monkeypatch.setattr("vlmexport.runtime.session.processor", lambda: "another machine")
+    assert used()[0] == Bundle.open(bundle).manifest.policy.draft == "imitation@1"
+
+
+def test_another_device_chooses_by_what_was_observed_here(
+    bundle: Path, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "give --data" in refused(capsys, bundle)
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    here = calibrate(capsys, bundle, "--data", data)
+    (tmp_path / "here.json").write_text(json.dumps(here))
+    assert cli.main(["calibrate", str(copy), "--merge", str(tmp_path / "here.json")]) == 0
+    monkeypatch.setattr(machine, "processor", lambda: "robot")
+    there = calibrate(capsys, copy)
+    assert there["data"] is None and there["acceptance"] == []
+    known = [(row["draft"], row["nodes"]) for row in there["predictions"] if row["nodes"] > row["depth"]]
+    assert sorted(known) == sorted(
+        (row["draft"], row["nodes"]) for row in here["predictions"] if row["nodes"] > row["depth"]
+    )
+    assert cli.main(["calibrate", str(bundle), "--merge", str(copy)]) == 0
+    both = Bundle.open(bundle).manifest
+    assert [entry["machine"] for entry in both.costs][-1] == "robot" and len(both.costs) == 2
+    assert len(both.acceptance) == len(here["acceptance"]), "the same observations are kept once"
+
+
+def test_bench_shows_the_prediction_beside_the_measurement(bundle: Path, data: Path, capsys: Capture) -> None:
+    report = calibrate(capsys, bundle, "--data", data)
+    tree = next(row for row in report["predictions"] if row["nodes"] == 8)
+    tree_of_8 = ["--draft", "medusa", "--draft-nodes", "8", "--draft-length", "3"]
+    tree_of_7 = ["--draft", "medusa", "--draft-nodes", "7"]
+    for words, expected in ((tree_of_8, tree["speedup"]), (tree_of_7, None)):
+        capsys.readouterr()
+        assert (
+            cli.main(["bench", str(bundle), *words, "--repeats", "1", "--max-new-tokens", "12", "--json"])
+            == 0
+        )
+        found = json.loads(capsys.readouterr().out)["predicted"]
+        assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_saving_pass_times_again_keeps_the_choice(bundle: Path, data: Path, capsys: Capture) -> None:
+    calibrate(capsys, bundle, "--data", data)
+    chosen_here(bundle, "early-exit@1", draft_length=2)
+    assert (
+        cli.main(["bench", str(bundle), "--save", "--repeats", "1", "--max-new-tokens", "8", "--json"]) == 0
+    )
+    (entry,) = Bundle.open(bundle).manifest.costs
+    assert entry["choice"]["draft"] == "early-exit@1"
+    capsys.readouterr()
+    assert cli.main(["inspect", str(bundle)]) == 0
+
+
+def test_the_reward_of_fastvlm_chooses_among_layers(bundle: Path, data: Path, capsys: Capture) -> None:
+    report = calibrate(capsys, bundle, "--data", data, "--by", "reward", "--dry-run")
+    assert report["costs"]["choice"]["draft"] in ("imitation@1", "early-exit@1")
+    assert not Bundle.open(bundle).manifest.acceptance, "a dry run writes nothing"
+    assert "is not one of" in refused(capsys, bundle, "--data", data, "--by", "chance")
+
+
+def test_merging_refuses_another_model_and_what_is_no_report(
+    bundle: Path, tiny_bundle: Bundles, data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert "another model" in refused(capsys, bundle, "--merge", tiny_bundle("llama").path)
+    (tmp_path / "list.json").write_text("[]")
+    assert "holds no report" in refused(capsys, bundle, "--merge", tmp_path / "list.json")
+    assert "give one of them" in refused(capsys, bundle, "--merge", tmp_path / "list.json", "--data", data)
+
+
+def test_the_length_by_position_of_fastvlm_is_a_policy(tiny_bundle: Bundles) -> None:
+    with Session.load(tiny_bundle("llama").path) as session:
+        found = session.generate(
+            prompt="the cup", max_new_tokens=48, draft="early-exit@1", adaptive="logistic", ignore_eos=True
+        )
+        plain = session.generate(prompt="the cup", max_new_tokens=48, draft="none", ignore_eos=True)
+    depths = {depth for _, depth in found.stats.shapes}
+    assert found.tokens == plain.tokens and {9, 10} <= depths <= set(range(11)), (
+        "5 + floor(10 σ(0.01 (t − 24)))"
+    )
