@@ -16,6 +16,7 @@ from .bundle.folder import Bundle, Check
 from .decode.passes import Decoder
 from .errors import InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
+from .families.base import image_list
 from .measure.machine import processor
 from .options import integer
 from .request import RequestOptions, Settings, request_options, resolve
@@ -156,7 +157,7 @@ class Session:
         """Caption an image or answer a prompt.
 
         `image`: path, bytes or binary stream of an image file, PIL image, uint8 array [H, W, 3] (`channels` "rgb", or
-        "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`). `prompt`: text, chat messages, or None for the
+        "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); a list where the model reads several. `prompt`: text, chat messages, or None for the
         bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
@@ -302,7 +303,7 @@ class Session:
         if channels != "rgb" and image is not None:
             from .images.load import load_image  # a text model needs no Pillow
 
-            image = load_image(image, channels)
+            image = [load_image(each, channels) for each in image_list(image)]
         return self._family.prepare(self.bundle, image, prompt)
 
     def _free_when_idle(self) -> None:

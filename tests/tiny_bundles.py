@@ -60,6 +60,7 @@ BUNDLES = {
     ),
     "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "seed": 18, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
+    "llava": Recipe("llava", changes={"vision_layers": 2}, head="shared"),
     "t5-two-cuts": Recipe(
         "blip2-t5",
         (1, 2),
@@ -70,6 +71,7 @@ BUNDLES = {
     "blip2-opt-two-cuts": Recipe(
         "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
     ),
+    "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
 }
 BUNDLES |= {

@@ -24,11 +24,16 @@ from transformers import (
     Blip2QFormerConfig,
     Blip2VisionConfig,
     BlipImageProcessorPil,
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -53,6 +58,16 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    "{% endif %}{{ ' ' if message['role'] == 'user' else '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+"""After that of the published LLaVA-1.5: pictures first, whatever their place in the message."""
 
 
 # --- weights ---
@@ -112,24 +127,30 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
     model.lm_head.weight = torch.nn.Parameter(head)  # transformers ties the head of every new T5
 
 
-def _fill_llama(model: LlamaForCausalLM, silent: tuple[int, ...], generator: torch.Generator) -> None:
-    config = model.config
+def _fill_llama(
+    model: LlamaForCausalLM | LlavaForConditionalGeneration,
+    silent: tuple[int, ...],
+    generator: torch.Generator,
+) -> None:
+    """The language model of a Llama, or of a LLaVA."""
+    config = model.config.get_text_config()
+    body = getattr(model.model, "language_model", model.model)
     _scale_linears(
-        model.model, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
+        body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
-    for norm in model.modules():
+    for norm in body.modules():
         if type(norm).__name__ == "LlamaRMSNorm":
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
     if config.tie_word_embeddings:
         with torch.no_grad():
-            model.model.embed_tokens.weight.copy_(head)
+            body.embed_tokens.weight.copy_(head)
         # The row of the current token scores itself: without a final norm that turns signs it would repeat for ever.
         signs = torch.randint(0, 2, (config.hidden_size,), generator=generator) * 2.0 - 1.0
-        model.model.norm.weight.data.mul_(signs)
+        body.norm.weight.data.mul_(signs)
     else:
-        _normal(model.model.embed_tokens.weight, 0.7, generator)
+        _normal(body.embed_tokens.weight, 0.7, generator)
         with torch.no_grad():
             model.lm_head.weight.copy_(head)
 
@@ -298,6 +319,43 @@ def llama(
     return model, tokenizer
 
 
+def llava(
+    seed: int = 19, *, image_side: int = 32, vision_layers: int = 3, vision_width: int = 64, strategy: str = "default",
+    feature_layer: int = -2, tied: bool = False, **text_changes: Any,
+) -> tuple[LlavaForConditionalGeneration, PreTrainedTokenizerFast]:  # fmt: skip
+    """A LLaVA-1.5 of CLIP and Llama (2 layers unless changed)."""
+    core = llama_tokenizer()
+    core.add_tokens([AddedToken(IMAGE_TOKEN, normalized=False, special=True)], special_tokens=True)
+    core.chat_template = None  # it is the processor's
+    end = core.convert_tokens_to_ids("<|im_end|>")
+    options: dict[str, Any] = {
+        "vocab_size": len(core), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": tied,
+        "bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": None,
+    } | text_changes  # fmt: skip
+    vision = CLIPVisionConfig(
+        hidden_size=vision_width, intermediate_size=2 * vision_width, num_hidden_layers=vision_layers,
+        num_attention_heads=2, image_size=image_side, patch_size=16, projection_dim=32,
+    )  # fmt: skip
+    config = LlavaConfig(
+        vision_config=vision, text_config=LlamaConfig(**options), image_token_index=len(core) - 1,
+        vision_feature_layer=feature_layer, vision_feature_select_strategy=strategy, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = LlavaForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    tower = model.model.vision_tower
+    _scale_linears(tower, {}, generator)
+    _scale_linears(model.model.multi_modal_projector, {"linear_1": 1.0, "linear_2": 1.0}, generator)
+    _fill_norms(tower, generator)
+    _normal(tower.embeddings.class_embedding, 0.3, generator)
+    _normal(tower.embeddings.position_embedding.weight, 0.3, generator)
+    patches = tower.embeddings.patch_embedding
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    _fill_llama(model, (end - 1, end, len(core) - 1), generator)
+    return model, core
+
+
 def opt_config(tokenizer: PreTrainedTokenizerFast, *, tied: bool = True, **changes: Any) -> OPTConfig:
     """An OPT as in BLIP-2: pre-norm, biases, tied; 2 layers unless changed."""
     options: dict[str, Any] = {
@@ -426,6 +484,15 @@ def save(
             image_std=[0.26862954, 0.26130258, 0.27577711],
         )
         Blip2Processor(images, tokenizer, num_query_tokens=config.num_query_tokens).save_pretrained(folder)
+    elif isinstance(model, LlavaForConditionalGeneration):
+        side, vision = config.vision_config.image_size, config.vision_config
+        images = CLIPImageProcessorPil(
+            size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+        )
+        LlavaProcessor(
+            images, tokenizer, patch_size=vision.patch_size, num_additional_image_tokens=1,
+            vision_feature_select_strategy=config.vision_feature_select_strategy, chat_template=LLAVA_TEMPLATE,
+        ).save_pretrained(folder)  # fmt: skip
     elif isinstance(model, VisionEncoderDecoderModel):
         side = config.encoder.image_size
         ViTImageProcessorPil(
@@ -453,6 +520,7 @@ BUILDERS = {
     "blip2-t5": blip2_t5,
     "blip2-opt": blip2_opt,
     "vit-gpt2": vit_gpt2,
+    "llava": llava,
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

@@ -61,7 +61,7 @@ def check_shapes(prepared: Prepared) -> None:
     """Every parameter of the model's class that the checkpoint holds has its shape, and none of a decoder layer is
     missing."""
     checkpoint, language = prepared.checkpoint, prepared.family.language
-    layers = f"{language.prefix}{language.layers_path}."
+    layers = f"{language.within(language.layers_path)}."
     for name, shape in checkpoint.names.shapes.items():
         stored = checkpoint.stored(name) if name.startswith(layers) else checkpoint.names.held(name)
         if stored is not None and checkpoint.tensors.shape(stored) != shape:

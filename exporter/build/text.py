@@ -52,7 +52,7 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
     """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
     ends = end_tokens(checkpoint)
     pad, bos = _special(checkpoint, "pad_token_id"), _special(checkpoint, "bos_token_id")
-    template = checkpoint.tokenizer.chat_template
+    template = family.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     prompt = (

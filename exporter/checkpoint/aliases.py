@@ -52,6 +52,8 @@ ALIASES: tuple[Alias, ...] = (
         "image captioning with ViT and GPT-2, 240 M parameters",
         hub_id="nlpconnect/vit-gpt2-image-captioning",
     ),
+    Alias("llava-1.5-7b", "llava", "LLaVA-1.5 with Vicuna-7B", hub_id="llava-hf/llava-1.5-7b-hf"),
+    Alias("llava-1.5-13b", "llava", "LLaVA-1.5 with Vicuna-13B", hub_id="llava-hf/llava-1.5-13b-hf"),
     Alias(
         "smollm2-135m",
         "llama",

@@ -167,6 +167,11 @@ class Family:
         """The id that holds the place of an image row in a prompt."""
         return None
 
+    @property
+    def chat_template(self) -> Any:
+        """Jinja source, or several by name, or None."""
+        return self.checkpoint.tokenizer.chat_template
+
     @functools.cached_property
     def decoder_start(self) -> int | None:
         """The token that a decoder with cross-attention starts with, as transformers finds it."""

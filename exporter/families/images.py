@@ -26,7 +26,42 @@ def square_image(
     `side` is (height, width) that the vision tower takes, `processor` the runtime's name for it, and `reference` the
     transformers class on Pillow whose own values stand for settings that are left out.
     """
-    for name in ("do_center_crop", "do_pad"):
+    size = settings.get("size") or reference.size
+    found = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if found != side:
+        raise _other_size(size, side)
+    return _described(settings, side, processor, reference, refused=("do_center_crop", "do_pad"))
+
+
+def cropped_image(
+    settings: dict[str, Any], side: tuple[int, int], processor: str, reference: Any
+) -> dict[str, Any]:
+    """Settings of a processor that resizes the shorter side, crops the middle, rescales and normalises; see
+    `square_image`."""
+    if settings.get("do_center_crop") is False:
+        raise UnsupportedModelError("image processor: do_center_crop=false is not supported")
+    crop = settings.get("crop_size") or reference.crop_size
+    found = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
+    if found != side:
+        raise _other_size(crop, side)
+    size = settings.get("size") or reference.size
+    short = size.get("shortest_edge") if isinstance(size, dict) else size
+    if type(short) is not int or short < 1 or (isinstance(size, dict) and len(size) > 1):
+        raise UnsupportedModelError(f"image processor: size {size} is not a shortest_edge")
+    found = _described(settings, side, processor, reference, refused=("do_pad",))
+    return {**found, "shortest_edge": short}
+
+
+def _other_size(size: Any, side: tuple[int, int]) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}"
+    )
+
+
+def _described(
+    settings: dict[str, Any], side: tuple[int, int], processor: str, reference: Any, refused: Sequence[str]
+) -> dict[str, Any]:
+    for name in refused:
         if settings.get(name):
             raise UnsupportedModelError(f"image processor: {name}=true is not supported")
     for name in ("do_resize", "do_rescale", "do_normalize"):
@@ -37,12 +72,6 @@ def square_image(
         raise UnsupportedModelError(f"image processor: resample={resample!r} is unknown")
     mean = _channels(settings, "image_mean", reference.image_mean)
     std = _channels(settings, "image_std", reference.image_std)
-    size = settings.get("size") or reference.size
-    found = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
-    if found != side:
-        raise UnsupportedModelError(
-            f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}"
-        )
     return {
         "processor": processor,
         "height": side[0],

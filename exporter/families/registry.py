@@ -9,10 +9,11 @@ from ..checkpoint.load import Checkpoint
 from .base import Family
 from .blip2 import Blip2Family
 from .llama import LlamaFamily
+from .llava import LlavaFamily
 from .t5 import T5Family
 from .vit_gpt2 import ViTGPT2Family
 
-FAMILIES: tuple[type[Family], ...] = (Blip2Family, LlamaFamily, T5Family, ViTGPT2Family)
+FAMILIES: tuple[type[Family], ...] = (Blip2Family, LlamaFamily, LlavaFamily, T5Family, ViTGPT2Family)
 
 
 def architectures() -> dict[str, str]:

@@ -20,8 +20,10 @@ log = logging.getLogger(__name__)
 
 def run(
     bundle: options.Bundle,
-    image: Path = typer.Option(
-        None, "--image", help="Image file: JPEG, PNG, WebP, …; - reads standard input."
+    image: list[Path] = typer.Option(
+        [],
+        "--image",
+        help="Image file: JPEG, PNG, WebP, …; - reads standard input. Repeat for several, where the model reads several.",
     ),
     prompt: str = typer.Option(
         None, "--prompt", help="Prompt; - reads standard input. Default: the bundle's."
@@ -80,7 +82,7 @@ def run(
     }  # fmt: skip
     request_options(asked)
     Sampling(temperature, top_k, top_p, 0 if seed is None else seed)
-    if prompt == "-" and str(image) == "-":
+    if [prompt, *map(str, image)].count("-") > 1:
         raise OptionError(
             "--image - and --prompt -: standard input holds one of them; give the other by name"
         )
@@ -88,19 +90,18 @@ def run(
     opened = Bundle.open(bundle, how)
     tell_bundle(opened, how, time.perf_counter() - begin)
     text = read_prompt(prompt, raw)
-    picture, begin = None, time.perf_counter()
-    if image is not None:
-        picture = read_picture(image)
+    begin = time.perf_counter()
+    pictures = [read_picture(path) for path in image]
     read = time.perf_counter() - begin
     # A request that cannot be served is refused before a large model is loaded for nothing.
-    prepared = get_family(opened.manifest.model.family).prepare(opened, picture, text)
-    tell_request(prepared, picture, read)
+    prepared = get_family(opened.manifest.model.family).prepare(opened, pictures, text)
+    tell_request(prepared, pictures, read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with Session.load(opened, threads=threads, max_length=max_length) as session:
         tell_session(session, time.perf_counter() - begin)
-        stream = session.stream(image=picture, prompt=text, **asked)
+        stream = session.stream(image=pictures, prompt=text, **asked)
         for piece in stream:
             if not as_json:
                 sys.stdout.write(piece)
@@ -124,13 +125,13 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    result: Result, bundle: str, image: Path | None, prompt: str | None, note: str | None = None
+    result: Result, bundle: str, image: list[Path], prompt: str | None, note: str | None = None
 ) -> dict[str, Any]:
     """The JSON of one request (schema: `schemas/run-1.json`)."""
     return {
         "schema_version": 1,
         "bundle": bundle,
-        "image": None if image is None else str(image),
+        "image": [str(path) for path in image] if len(image) > 1 else str(image[0]) if image else None,
         "prompt": prompt,
         "note": note,
         **result.to_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .output import quantity, size
@@ -43,9 +44,9 @@ def tell_bundle(bundle: Bundle, check: Check, seconds: float) -> None:
     log.debug("compared: %sthe sizes of %d files, %s", sealed, len(files), sums[check])
 
 
-def tell_request(prepared: Prepared, image: Any = None, seconds: float | None = None) -> None:
-    """How large a request is; `image` is the picture that was read in `seconds`."""
-    if image is not None:
+def tell_request(prepared: Prepared, images: Sequence[Any] = (), seconds: float | None = None) -> None:
+    """How large a request is; `images` are the pictures that were read in `seconds`, all together."""
+    for image in images:
         took = "" if seconds is None else f", read in {seconds:.2f} s"
         log.debug("picture: %d × %d, mode %s%s", image.width, image.height, image.mode, took)
     slots = prepared.row_slots

@@ -10,6 +10,7 @@ from .base import Family, Prepared, Prompt, RawPrompt
 FAMILIES = {
     "blip2": ("blip2", "Blip2"),
     "llama": ("llama", "Llama"),
+    "llava": ("llava", "Llava"),
     "t5": ("t5", "T5"),
     "vit-gpt2": ("vit_gpt2", "ViTGPT2"),
 }

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from ..errors import ImageError
+
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
     from ..text.tokenizer import Tokenizer
@@ -62,10 +64,27 @@ class Family(Protocol):
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Check and lay out one request.
 
-        `image` is a path, a PIL image, a uint8 array [H, W, 3] or None. Raises `ImageError` or `PromptError`
-        naming the limit that was broken.
+        `image` is a path, a PIL image, a uint8 array [H, W, 3], a list of them, or None. Raises `ImageError` or
+        `PromptError` naming the limit that was broken.
         """
         ...
+
+
+def image_list(image: Any) -> list[Any]:
+    """One picture, several, or none, as a list."""
+    if image is None:
+        return []
+    return list(image) if isinstance(image, list | tuple) else [image]
+
+
+def one_image(image: Any) -> Any:
+    """The picture of a model that describes one. Raises `ImageError` for none and for several."""
+    images = image_list(image)
+    if not images:
+        raise ImageError("this model describes images: give one (--image FILE)")
+    if len(images) > 1:
+        raise ImageError(f"this model describes one image at a time, {len(images)} were given")
+    return images[0]
 
 
 def decoder_start(manifest: Manifest) -> np.ndarray:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, ImageError, PromptError
+from ..errors import BundleError, PromptError
 from ..images.load import load_image
 from ..images.processors import preprocess
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, Source, decoder_start
+from .base import Prepared, Prompt, Source, decoder_start, one_image
 
 
 class Blip2:
@@ -31,8 +31,7 @@ class Blip2:
                 "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family "
                 "'blip2'; build the bundle again"
             )
-        if image is None:
-            raise ImageError("this model describes images: give one (--image FILE)")
+        image = one_image(image)
         if isinstance(prompt, list):
             raise PromptError("this model has no chat template: give the prompt as text, not as messages")
         words = as_text(text.default_prompt or "" if prompt is None else prompt)

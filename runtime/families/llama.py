@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import ImageError, PromptError
 from ..text.chat import check_messages, render_chat
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, RawPrompt, Source
+from .base import Prepared, Prompt, RawPrompt, Source, image_list
 
 
 class Llama:
@@ -18,7 +18,7 @@ class Llama:
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message; a list is a whole conversation; `RawPrompt` skips the template."""
         manifest, tokenizer = bundle.manifest, bundle.tokenizer
-        if image is not None:
+        if image_list(image):
             raise ImageError("this model reads text only: leave the image out")
         if prompt is None:
             prompt = manifest.text.default_prompt

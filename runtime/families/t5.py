@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ImageError, PromptError
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, Source, decoder_start
+from .base import Prepared, Prompt, Source, decoder_start, image_list
 
 
 class T5:
@@ -17,7 +17,7 @@ class T5:
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """The tokenizer's ids of the prompt, the bundle's default when None."""
         manifest = bundle.manifest
-        if image is not None:
+        if image_list(image):
             raise ImageError("this model reads text only: leave the image out")
         if isinstance(prompt, list):
             raise PromptError("this model has no chat template: give the prompt as text, not as messages")

@@ -26,6 +26,7 @@ KINDS = {
     "blip2-t5": {"num_decoder_layers": 5, "decoder_start_token_id": 2},  # another start than id 0
     "blip2-opt": {"num_hidden_layers": 5},
     "vit-gpt2": {"n_layer": 5},
+    "llava": {"num_hidden_layers": 5},
 }
 """Tiny checkpoint of every family → changes that give its decoder 5 layers. A new family is one line here."""
 

@@ -14,6 +14,7 @@ from transformers import (
     AutoConfig,
     Blip2ForConditionalGeneration,
     LlamaForCausalLM,
+    LlavaForConditionalGeneration,
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
 )
@@ -21,6 +22,7 @@ from transformers import (
 CLASSES: dict[str, Any] = {
     "blip-2": Blip2ForConditionalGeneration,
     "llama": LlamaForCausalLM,
+    "llava": LlavaForConditionalGeneration,
     "t5": T5ForConditionalGeneration,
     "vision-encoder-decoder": VisionEncoderDecoderModel,
 }
@@ -28,11 +30,12 @@ CLASSES: dict[str, Any] = {
 
 PARTS = {
     "llama": ("model.layers", "model.norm"),
+    "llava": ("model.language_model.layers", "model.language_model.norm"),
     "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
     "gpt2": ("transformer.h", "transformer.ln_f"),
     "t5": ("decoder.block", "decoder.final_layer_norm"),
 }
-"""`model_type` of a language model → where its layers and its final norm are."""
+"""`model_type` of a model, or of its language model → where its layers and its final norm are."""
 
 NEVER = 10**6
 """An end token that no model has."""
@@ -65,7 +68,7 @@ class Oracle:
         )
         paths = {"blip-2": "language_model", "vision-encoder-decoder": "decoder"}
         self.text = self.model.get_submodule(paths.get(kind, ""))
-        layers, norm = PARTS[self.text.config.model_type]
+        layers, norm = PARTS[kind if kind in PARTS else self.text.config.model_type]
         self.layers, self.norm = self.text.get_submodule(layers), self.text.get_submodule(norm)
         self.reads_text = kind != "vision-encoder-decoder"
         self.encoder_decoder = not self.reads_text or bool(self.text.config.is_encoder_decoder)

@@ -71,9 +71,9 @@ def test_a_batch_says_what_each_request_alone_says(tiny_checkpoint: Callable[...
             torch.testing.assert_close(together[row, : len(alone)], alone, atol=1e-4, rtol=1e-4)
 
 
-def changed(folder: Path, part: str, **values: Any) -> Path:
+def changed(folder: Path, part: str | None, **values: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
-    config[part] |= values
+    (config if part is None else config[part]).update(values)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -87,10 +87,19 @@ def changed(folder: Path, part: str, **values: Any) -> Path:
         ("vit-gpt2", "decoder", {"add_cross_attention": False}, "add_cross_attention"),
         ("vit-gpt2", "decoder", {"n_layer": 1}, "a decoder of 1 layer cannot be cut"),
         ("vit-gpt2", "encoder", {"model_type": "deit"}, "of 'deit' and 'gpt2' is not supported"),
+        ("llava", "text_config", {"model_type": "mistral"}, "the language model 'mistral' is not supported"),
+        (
+            "llava",
+            "vision_config",
+            {"model_type": "siglip_vision_model"},
+            "vision tower 'siglip_vision_model'",
+        ),
+        ("llava", None, {"vision_feature_layer": [-2, -5]}, r"vision_feature_layer=\[-2, -5\] is not one of"),
+        ("llava", None, {"vision_feature_layer": -9}, "vision_feature_layer=-9 is not one of the 4 states"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
-    tmp_path: Path, name: str, part: str, values: dict, message: str
+    tmp_path: Path, name: str, part: str | None, values: dict, message: str
 ) -> None:
     folder = changed(tiny_models.checkpoint(name, tmp_path), part, **values)
     with pytest.raises(UnsupportedModelError, match=message):
@@ -102,6 +111,26 @@ def test_a_picture_processor_of_another_size_is_refused(tmp_path: Path) -> None:
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"size": 48}))
     with pytest.raises(UnsupportedModelError, match="size 48 differs from the vision tower's 32 x 32"):
+        family_for(open_checkpoint(folder)).image()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"crop_size": {"height": 48, "width": 48}}, "differs from the vision tower's 32 x 32"),
+        ({"do_center_crop": False}, "do_center_crop=false"),
+        ({"do_pad": True}, "do_pad=true"),
+        ({"size": {"height": 32, "width": 32}}, "is not a shortest_edge"),
+        ({"size": {"shortest_edge": 32, "longest_edge": 64}}, "is not a shortest_edge"),
+    ],
+)
+def test_a_cropping_processor_of_another_kind_is_refused(tmp_path: Path, change: dict, message: str) -> None:
+    folder = tiny_models.checkpoint("llava", tmp_path)
+    path = folder / "processor_config.json"
+    document = json.loads(path.read_text())
+    document["image_processor"] |= change
+    path.write_text(json.dumps(document))
+    with pytest.raises(UnsupportedModelError, match=message):
         family_for(open_checkpoint(folder)).image()
 
 

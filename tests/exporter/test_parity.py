@@ -21,7 +21,7 @@ from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.runtime.errors import ExportError
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "t5", "blip2-t5"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "t5", "blip2-t5", "llava"])
 @pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
 def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) -> None:
     bundle, checkpoint = tiny_bundle(name)
@@ -44,6 +44,7 @@ CONFIGURATIONS = {
         {"tied": False, "vision_width": 96, "scale_attn_by_inverse_layer_idx": True},
         {"scale_attn_weights": False, "n_inner": 64, "activation_function": "relu"},
     ],
+    "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
 
@@ -54,9 +55,7 @@ CONFIGURATIONS = {
     ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
 )
 @pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
-def test_graphs_of_learned_positions_pass(
-    tiny_bundle: Callable, name: str, changes: dict, memory: int
-) -> None:
+def test_graphs_with_other_options_pass(tiny_bundle: Callable, name: str, changes: dict, memory: int) -> None:
     bundle, checkpoint = tiny_bundle(name, **changes)
     entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory)
     graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]

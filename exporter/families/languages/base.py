@@ -44,7 +44,9 @@ def learned_positions(config: Any, *, cross_attention: bool) -> DecoderShape:
 class Language:
     """One language model. `prefix` is its module path in the whole model (`language_model.` in BLIP-2, else "").
 
-    A subclass names its modules by their paths below `prefix`, sets `decoder`, and calls one layer (`run_layer`).
+    A subclass names its modules by their paths in its own class, sets `decoder`, and calls one layer (`run_layer`).
+    Where the whole model holds the language model without its head, `body` is where the head's own model would have it:
+    `model.language_model.` in Llava, whose LM head stands beside it.
     """
 
     name: ClassVar[str]
@@ -61,8 +63,8 @@ class Language:
     max_positions: int | None = None
     logit_scale: float = 1.0
 
-    def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
-        self.checkpoint, self.config, self.prefix = checkpoint, config, prefix
+    def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
+        self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
         check_common(config, self.kind.__name__)
 
     @functools.cached_property
@@ -70,8 +72,8 @@ class Language:
         """The embedding table [V, E]."""
         name = embedding_tensor(
             self.checkpoint,
-            f"{self.prefix}{self.embed_path}.weight",
-            f"{self.prefix}lm_head.weight",
+            f"{self.within(self.embed_path)}.weight",
+            f"{self.within('lm_head')}.weight",
             bool(self.config.tie_word_embeddings),
         )
         return WeightRef((name,), False, self._table_shape)
@@ -82,7 +84,7 @@ class Language:
         name = head_tensor(
             self.checkpoint,
             self.embedding.names[0],
-            f"{self.prefix}lm_head.weight",
+            f"{self.within('lm_head')}.weight",
             bool(self.config.tie_word_embeddings),
         )
         return WeightRef((name,), False, self._table_shape)
@@ -123,9 +125,14 @@ class Language:
 
     # --- what follows ---
 
+    def within(self, path: str) -> str:
+        """The path in the whole model of a module of the language model's own class."""
+        own = path.startswith("model.")
+        return f"{self.prefix}{self.body}{path.removeprefix('model.')}" if own else f"{self.prefix}{path}"
+
     def named(self, path: str) -> Named:
         """Names of the checkpoint's tensors for parameters of the module at `path` ("model.norm." with its dot)."""
-        return lambda name: self.checkpoint.stored(f"{self.prefix}{path}{name}")
+        return lambda name: self.checkpoint.stored(f"{self.within(path)}{name}")
 
     @functools.cached_property
     def model(self) -> Any:
@@ -136,14 +143,13 @@ class Language:
 
     def parts(self, model: Any) -> Parts:
         """The modules of a whole, real model."""
-        language = model.get_submodule(self.prefix.rstrip("."))
         return Parts(
-            layers=language.get_submodule(self.layers_path),
-            final_norm=language.get_submodule(self.norm_path),
-            lm_head=language.lm_head,
-            embed=language.get_submodule(self.embed_path),
+            layers=model.get_submodule(self.within(self.layers_path)),
+            final_norm=model.get_submodule(self.within(self.norm_path)),
+            lm_head=model.get_submodule(self.within("lm_head")),
+            embed=model.get_submodule(self.within(self.embed_path)),
             logit_scale=self.logit_scale,
-            encoder=self.encoder_module(language),
+            encoder=self.encoder_module(model.get_submodule(self.prefix.rstrip("."))),
         )
 
     def graphs(self, cuts: Sequence[int], store: WeightStore) -> Iterator[GraphSpec]:

@@ -31,8 +31,8 @@ class LlamaLanguage(Language):
     norm_path: ClassVar[str] = "model.norm"
     embed_path: ClassVar[str] = "model.embed_tokens"
 
-    def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
-        super().__init__(checkpoint, config, prefix)
+    def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
+        super().__init__(checkpoint, config, prefix, body)
         rope = config.rope_parameters or {}
         kind = rope.get("rope_type", "default")
         if kind not in ROPE_TYPES:

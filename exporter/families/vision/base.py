@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -82,7 +82,7 @@ class Calls:
         self,
         module: nn.Module,
         path: str,
-        given: dict[str, tuple[ir.Value, Sequence[str | int]]],
+        given: Mapping[str, tuple[ir.Value, Sequence[str | int]]],
         function: Callable[..., Any] = lambda module, hidden: (module(hidden),),
     ) -> ir.Value:
         """The value of `function(module, *given)`; `given` maps a name to (value, shape), `path` ends with a dot."""

@@ -9,10 +9,11 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
-from . import square
+from . import crop, square
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
+    "clip": crop.preprocess,
     "vit": square.preprocess,
 }
 """`image.processor` of a manifest → function. A new processor is one line here."""

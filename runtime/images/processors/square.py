@@ -8,6 +8,7 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
+from .normal import normalized
 from .resample import resampling
 
 
@@ -19,8 +20,4 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
             "build the bundle again"
         )
     resized = image.resize((settings.width, settings.height), resample=resampling(settings.resample))
-    # The reference scales in float64, rounds to float32, then normalizes in float32.
-    pixels = (np.asarray(resized).astype(np.float64) * settings.rescale_factor).astype(np.float32)
-    mean, std = np.asarray(settings.mean, np.float32), np.asarray(settings.std, np.float32)
-    pixels = (pixels - mean) / std
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])  # [H, W, 3] → [1, 3, H, W]
+    return normalized(np.asarray(resized), settings)

@@ -124,19 +124,23 @@ class _Model:
 
 
 class LlamaModel(_Model):
-    """Graphs of a `llama` bundle."""
+    """Graphs of a `llama` bundle; `self.body` is the LlamaModel."""
+
+    @property
+    def body(self) -> Any:
+        return self.model.model
 
     def segment(self, io: Tensors, first: int, last: int) -> Tensors:
         hidden, cache = io["hidden"], _Rows(io)
-        angles = self.model.model.rotary_emb(hidden, io["positions"])
-        for layer in self.model.model.layers[first:last]:
+        angles = self.body.rotary_emb(hidden, io["positions"])
+        for layer in self.body.layers[first:last]:
             mask = _additive(io["attn_mask"])
             hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, past_key_values=cache)
         return {"hidden_out": hidden}
 
     def head(self, io: Tensors) -> Tensors:
         rows = io["hidden"].reshape(-1, io["hidden"].shape[-1])[io["row_index"]]
-        return {"logits": self.model.lm_head(self.model.model.norm(rows))}
+        return {"logits": self.model.lm_head(self.body.norm(rows))}
 
 
 class T5Model(_Model):
@@ -256,8 +260,21 @@ class ViTGPT2Model(_Model):
         return {"logits": self.model.decoder.lm_head(self.model.decoder.transformer.ln_f(rows))}
 
 
+class LlavaModel(LlamaModel):
+    """Graphs of a `llava` bundle."""
+
+    @property
+    def body(self) -> Any:
+        return self.model.model.language_model
+
+    def vision(self, io: Tensors) -> Tensors:
+        rows = self.model.get_image_features(io["pixel_values"]).pooler_output
+        return {"image_rows": torch.stack(list(rows))}
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
+    ("llava", "llama"): LlavaModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,
     ("t5", "t5"): T5Model,

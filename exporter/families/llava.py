@@ -1,0 +1,65 @@
+"""LLaVA-1.5: rows of pictures anywhere in the prompt of a Llama (Liu et al., arXiv 2310.03744)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ...runtime.errors import InputError, UnsupportedModelError
+from ...runtime.families.base import image_list
+from ...runtime.families.llava import placed
+from ..checkpoint.load import Checkpoint
+from .base import Family, ReferencePrompt
+from .languages.llama import LlamaLanguage
+from .vision.clip import ClipVision
+
+
+class LlavaFamily(Family):
+    """Exports LlavaForConditionalGeneration of CLIP and Llama (Vicuna)."""
+
+    name: ClassVar[str] = "llava"
+    architectures: ClassVar[tuple[str, ...]] = ("LlavaForConditionalGeneration",)
+    model_types: ClassVar[tuple[str, ...]] = ("llava",)
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        config = self.config.text_config
+        if config.model_type != "llama":
+            raise UnsupportedModelError(
+                f"LlavaForConditionalGeneration with the language model {config.model_type!r} is not supported, only with 'llama'"
+            )
+        self.language = LlamaLanguage(checkpoint, config, "", "model.language_model.")
+        self.vision = ClipVision(checkpoint, self.language.decoder.hidden_size)
+
+    @property
+    def image_token_id(self) -> int:
+        """The processor's `<image>`."""
+        return self.config.image_token_id
+
+    @property
+    def chat_template(self) -> Any:
+        """The processor's: it writes `<image>` where a message has a picture."""
+        return getattr(self.checkpoint.processor, "chat_template", None) or super().chat_template
+
+    def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
+        """`LlavaProcessor`: the chat template where there is one, `<image>` repeated for every row of a picture."""
+        processor, images = self.checkpoint.processor, image_list(image)
+        if processor.patch_size is None:  # folders of older releases leave these to the configuration
+            processor.patch_size = self.config.vision_config.patch_size
+            processor.num_additional_image_tokens = 1
+        if processor.vision_feature_select_strategy is None:
+            processor.vision_feature_select_strategy = self.config.vision_feature_select_strategy
+        turns: Sequence[Any] | str = placed(
+            prompt or "", len(images), self.chat_template, processor.image_token
+        )
+        text = (
+            turns
+            if isinstance(turns, str)
+            else processor.apply_chat_template(turns, add_generation_prompt=True)
+        )
+        special = isinstance(turns, str)
+        made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=special)
+        ids = tuple(made["input_ids"][0].tolist())
+        if not ids:
+            raise InputError("the prompt has no tokens; write some text")
+        return ReferencePrompt(ids, {"pixel_values": made["pixel_values"]} if images else None)

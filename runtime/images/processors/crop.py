@@ -1,0 +1,42 @@
+"""Resize the shorter side, crop the middle, scale, normalize. Reference: transformers' `CLIPImageProcessorPil`."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from ...bundle.manifest import ImageInfo
+from ...errors import BundleError
+from .normal import normalized
+from .resample import resampling
+
+
+def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
+    """`pixel_values` float32 [1, 3, height, width] of an RGB image; the aspect ratio is kept, what stands over is cut."""
+    short = settings.extra.get("shortest_edge")
+    if settings.width is None or settings.height is None or type(short) is not int or short < 1:
+        raise BundleError(
+            f"manifest fields 'image.height', 'image.width' and 'image.shortest_edge' must be set for processor "
+            f"{settings.processor!r}; build the bundle again"
+        )
+    width, height = image.size
+    longer = int(short * max(width, height) / min(width, height))
+    size = (short, longer) if width <= height else (longer, short)
+    resized = np.asarray(image.resize(size, resample=resampling(settings.resample)))
+    return normalized(_middle(resized, settings.height, settings.width), settings)
+
+
+def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The middle [height, width, 3]; black where the picture is smaller, as the reference pads it."""
+    found = np.zeros((height, width, 3), pixels.dtype)
+    have = pixels.shape[:2]
+    if have[0] < height or have[1] < width:
+        # The reference pads first (the odd row goes in front), then cuts.
+        whole = max(have[0], height), max(have[1], width)
+        before = [-(-(a - b) // 2) for a, b in zip(whole, have, strict=True)]
+        larger = np.zeros((*whole, 3), pixels.dtype)
+        larger[before[0] : before[0] + have[0], before[1] : before[1] + have[1]] = pixels
+        pixels = larger
+    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+    found[...] = pixels[top : top + height, left : left + width]
+    return found
