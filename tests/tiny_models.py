@@ -38,6 +38,8 @@ from transformers import (
     OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     T5Tokenizer,
@@ -128,18 +130,18 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
 
 
 def _fill_llama(
-    model: LlamaForCausalLM | LlavaForConditionalGeneration,
+    model: LlamaForCausalLM | Qwen2ForCausalLM | LlavaForConditionalGeneration,
     silent: tuple[int, ...],
     generator: torch.Generator,
 ) -> None:
-    """The language model of a Llama, or of a LLaVA."""
+    """A Llama or what is built like one, or the language model of a LLaVA."""
     config = model.config.get_text_config()
     body = getattr(model.model, "language_model", model.model)
     _scale_linears(
         body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
     for norm in body.modules():
-        if type(norm).__name__ == "LlamaRMSNorm":
+        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm"):
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
@@ -319,9 +321,28 @@ def llama(
     return model, tokenizer
 
 
+def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """A Qwen2 with grouped-query attention and biases that show when they are left out; tied, as the small ones are."""
+    tokenizer = llama_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    options: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": end, "pad_token_id": None,
+    } | changes  # fmt: skip
+    model = Qwen2ForCausalLM(Qwen2Config(**options)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    _fill_llama(model, (end - 1, end), generator)
+    for name, value in model.named_parameters():
+        if name.endswith("proj.bias"):
+            _normal(value, 0.5, generator)
+    return model, tokenizer
+
+
 def llava(
     seed: int = 19, *, image_side: int = 32, vision_layers: int = 3, vision_width: int = 64, strategy: str = "default",
-    feature_layer: int = -2, tied: bool = False, **text_changes: Any,
+    feature_layer: int = -2, activation: str = "gelu", tied: bool = False, **text_changes: Any,
 ) -> tuple[LlavaForConditionalGeneration, PreTrainedTokenizerFast]:  # fmt: skip
     """A LLaVA-1.5 of CLIP and Llama (2 layers unless changed)."""
     core = llama_tokenizer()
@@ -340,7 +361,8 @@ def llava(
     )  # fmt: skip
     config = LlavaConfig(
         vision_config=vision, text_config=LlamaConfig(**options), image_token_index=len(core) - 1,
-        vision_feature_layer=feature_layer, vision_feature_select_strategy=strategy, tie_word_embeddings=tied,
+        vision_feature_layer=feature_layer, vision_feature_select_strategy=strategy,
+        projector_hidden_act=activation, tie_word_embeddings=tied,
     )  # fmt: skip
     model = LlavaForConditionalGeneration(config).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -521,6 +543,7 @@ BUILDERS = {
     "blip2-opt": blip2_opt,
     "vit-gpt2": vit_gpt2,
     "llava": llava,
+    "qwen2": qwen2,
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

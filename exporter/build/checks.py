@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers.activations import ACT2CLS
+from transformers.activations import ACT2CLS, LinearActivation
 
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
@@ -81,7 +81,10 @@ def check_activations(family: Family) -> None:
         signature(module): module
         for model in models
         for path, module in model.named_modules()
-        if isinstance(module, kinds) and "pooler" not in path.split(".")  # no graph holds a pooler
+        # No graph holds a pooler, and "linear" has no operator.
+        if isinstance(module, kinds)
+        and not isinstance(module, LinearActivation)
+        and "pooler" not in path.split(".")
     }
     rows = [TraceInput("hidden", ("batch", "width", 8))]
     with family.language.hooks():

@@ -73,6 +73,12 @@ ALIASES: tuple[Alias, ...] = (
         hub_id="HuggingFaceTB/SmolLM2-1.7B-Instruct",
     ),
     Alias(
+        "qwen2.5-0.5b",
+        "llama",
+        "Qwen2.5-0.5B-Instruct, text only",
+        hub_id="Qwen/Qwen2.5-0.5B-Instruct",
+    ),
+    Alias(
         "tinyllama-1.1b",
         "llama",
         "TinyLlama-1.1B-Chat, text only",

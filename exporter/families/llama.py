@@ -1,4 +1,4 @@
-"""Llama, text only (LlamaForCausalLM)."""
+"""Decoders that read text only: Llama, and Qwen2 and Qwen2.5, which differ by biases."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 from ...runtime.errors import InputError
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt
-from .languages.llama import LlamaLanguage
+from .languages import language_for
 
 
 class LlamaFamily(Family):
-    """Exports LlamaForCausalLM."""
+    """Exports LlamaForCausalLM and Qwen2ForCausalLM: the layout of a prompt is the same, whatever decoder reads it."""
 
     name: ClassVar[str] = "llama"
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
-    model_types: ClassVar[tuple[str, ...]] = ("llama",)
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self.language = LlamaLanguage(checkpoint, checkpoint.config, "")
+        self.language = language_for(checkpoint, checkpoint.config, "")
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """The chat template where the tokenizer has one (text becomes one user message), else the plain prompt."""

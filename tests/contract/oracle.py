@@ -15,6 +15,7 @@ from transformers import (
     Blip2ForConditionalGeneration,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
+    Qwen2ForCausalLM,
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
 )
@@ -23,6 +24,7 @@ CLASSES: dict[str, Any] = {
     "blip-2": Blip2ForConditionalGeneration,
     "llama": LlamaForCausalLM,
     "llava": LlavaForConditionalGeneration,
+    "qwen2": Qwen2ForCausalLM,
     "t5": T5ForConditionalGeneration,
     "vision-encoder-decoder": VisionEncoderDecoderModel,
 }
@@ -31,6 +33,7 @@ CLASSES: dict[str, Any] = {
 PARTS = {
     "llama": ("model.layers", "model.norm"),
     "llava": ("model.language_model.layers", "model.language_model.norm"),
+    "qwen2": ("model.layers", "model.norm"),
     "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
     "gpt2": ("transformer.h", "transformer.ln_f"),
     "t5": ("decoder.block", "decoder.final_layer_norm"),

@@ -29,7 +29,17 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
 }
 """The columns. A new engine is one line here."""
 
-FAMILIES = ("t5", "llama", "blip2-opt", "vit-gpt2", "llava", "t5-text", "t5-float16", "llama-bfloat16")
+FAMILIES = (
+    "t5",
+    "llama",
+    "blip2-opt",
+    "vit-gpt2",
+    "llava",
+    "qwen2",
+    "t5-text",
+    "t5-float16",
+    "llama-bfloat16",
+)
 """Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here; a precision stands
 behind a family's name, and the oracle then has the rounded weights."""
 

@@ -44,7 +44,8 @@ CONFIGURATIONS = {
         {"tied": False, "vision_width": 96, "scale_attn_by_inverse_layer_idx": True},
         {"scale_attn_weights": False, "n_inner": 64, "activation_function": "relu"},
     ],
-    "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}],
+    "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
+    "qwen2": [{}, {"tie_word_embeddings": False, "num_key_value_heads": 3}],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
 

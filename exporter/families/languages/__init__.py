@@ -12,6 +12,7 @@ from .base import Language
 LANGUAGES = {
     "t5": "T5Language",
     "llama": "LlamaLanguage",
+    "qwen2": "Qwen2Language",
     "opt": "OPTLanguage",
     "gpt2": "GPT2Language",
 }

@@ -30,24 +30,28 @@ class LlamaLanguage(Language):
     layers_path: ClassVar[str] = "model.layers"
     norm_path: ClassVar[str] = "model.norm"
     embed_path: ClassVar[str] = "model.embed_tokens"
+    modeling: ClassVar[Any] = modeling_llama
+    """The module of transformers with the layers."""
+    norm: ClassVar[Any] = modeling_llama.LlamaRMSNorm
+    angles: ClassVar[Any] = modeling_llama.LlamaRotaryEmbedding
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         super().__init__(checkpoint, config, prefix, body)
         rope = config.rope_parameters or {}
-        kind = rope.get("rope_type", "default")
+        kind, whose = rope.get("rope_type", "default"), self.kind.__name__
         if kind not in ROPE_TYPES:
             raise UnsupportedModelError(
-                f"LlamaForCausalLM: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
+                f"{whose}: rope_type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}"
             )
         if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
-            raise UnsupportedModelError("LlamaForCausalLM: partial_rotary_factor is not supported")
+            raise UnsupportedModelError(f"{whose}: partial_rotary_factor is not supported")
         self.max_positions = config.max_position_embeddings
         self.decoder = DecoderShape(
             num_layers=config.num_hidden_layers,
             hidden_size=config.hidden_size,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             position="rotary",
             mask_dtype="bool",
             mask_heads=1,
@@ -56,13 +60,11 @@ class LlamaLanguage(Language):
 
     def hooks(self) -> AbstractContextManager[None]:
         """RMS norms and rotary embeddings become one operator each."""
-        return export_hooks(rms_norms=(modeling_llama.LlamaRMSNorm,), rotary_modules=(modeling_llama,))
+        return export_hooks(rms_norms=(self.norm,), rotary_modules=(self.modeling,))
 
     def prologue(self) -> Prologue:
         """The angles of the positions."""
-        angles = modeling_llama.LlamaRotaryEmbedding(
-            self.model.config
-        ).eval()  # the hollow one's buffers are empty
+        angles = self.angles(self.model.config).eval()  # the hollow one's buffers are empty
         positions = [TraceInput("positions", ("batch", "width"), torch.int64)]
         return trace(angles, rotary_angles, positions, ("cos", "sin")), str
 
