@@ -324,16 +324,17 @@ def llama(
 def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """A Qwen2 with grouped-query attention and biases that show when they are left out; tied, as the small ones are."""
     tokenizer = llama_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})  # transformers' Qwen2 tokenizer has it, asked or not
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     options: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 512,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": True,
-        "bos_token_id": None, "eos_token_id": end, "pad_token_id": None,
+        "bos_token_id": None, "eos_token_id": end, "pad_token_id": end + 1,
     } | changes  # fmt: skip
     model = Qwen2ForCausalLM(Qwen2Config(**options)).eval()
     generator = torch.Generator().manual_seed(seed)
-    _fill_llama(model, (end - 1, end), generator)
+    _fill_llama(model, (end - 1, end, end + 1), generator)
     for name, value in model.named_parameters():
         if name.endswith("proj.bias"):
             _normal(value, 0.5, generator)
