@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ..errors import NumericsError
 from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
 from .sampling import Sampling, counter_uniform
 from .stats import Stats
+from .typical import Typical, verify_typical
 
 if TYPE_CHECKING:
     from .policy import DraftPolicy
@@ -48,6 +50,8 @@ class Sequence:
     policy: DraftPolicy | None = None
     processors: Processors | None = None
     force_acceptance: float | None = None
+    typical: Typical | None = None
+    """Accept what is typical: lossy. At temperature 0 that is greedy decoding, as for Medusa's authors."""
     barred: frozenset[int] = frozenset()
     row: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -138,23 +142,33 @@ class Sequence:
             seed = self.sampling.seed ^ 0x5EED
             uniforms = [counter_uniform(seed, index + i) for i in range(tree.proposed)]
             return verify_forced(tree, choose, uniforms, self.force_acceptance)
+        if self.typical is not None and not self.sampling.greedy:
+            return verify_typical(
+                tree,
+                lambda node, after: self._distribution(rows, first + node, after),
+                lambda node, after: self.choose(rows, first + node, list(after)),
+                self.typical,
+            )
         if tree.q is not None:
             return verify_sampled(tree, self._distributions(tree, rows, first), tree.q, self._uniforms(tree))
         return verify_draws(tree, choose)
 
     def _distributions(self, tree: TokenTree, rows: TargetRows, first: int) -> list[np.ndarray]:
         """p after every node of a chain, with the processors that its prefix asks for."""
-        found: list[np.ndarray] = []
-        before: list[int] = []
-        for node in range(len(tree)):
-            rows.check(first + node)
-            logits = rows.logits(first + node)
-            if self.processors is not None:
-                logits = self.processors.apply(logits, before)
-            found.append(self.sampling.probabilities(logits))
-            if node + 1 < len(tree):
-                before.append(tree.tokens[node + 1])
-        return found
+        return [
+            self._distribution(rows, first + node, tree.tokens[1 : node + 1]) for node in range(len(tree))
+        ]
+
+    def _distribution(self, rows: TargetRows, row: int, after: Items[int]) -> np.ndarray:
+        """p of the token after the emitted ones and `after`: float64 [V], from the logits of `row`.
+
+        Raises `NumericsError` for logits that are not finite.
+        """
+        rows.check(row)
+        logits = rows.logits(row)
+        if self.processors is not None:
+            logits = self.processors.apply(logits, after)
+        return self.sampling.probabilities(logits)
 
     def _uniforms(self, tree: TokenTree) -> list[tuple[float, float]]:
         """One uniform for accepting and one for drawing again, per output position."""
