@@ -14,6 +14,9 @@ from ..options import integer, number
 
 _MASK = (1 << 64) - 1
 
+ACCEPTING, DRAWING_AGAIN, FORCING = 0xACCE, 0xD3A3, 0x5EED
+"""Streams of uniforms (`Sampling.uniform`) beside that of the tokens themselves."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -40,9 +43,10 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def uniform(self, index: int) -> float:
-        """The uniform in [0, 1) of emitted token `index`: splitmix64 of (seed, index), 53 bits."""
-        return counter_uniform(self.seed, index)
+    def uniform(self, index: int, stream: int = 0) -> float:
+        """The uniform in [0, 1) of emitted token `index`: splitmix64 of (seed, index), 53 bits. Other streams have
+        uniforms of their own for the same token."""
+        return counter_uniform(self.seed ^ stream, index)
 
     def choose(self, logits: np.ndarray, index: int) -> int:
         """Token number `index` of the output from its logits [V]; ties go to the lowest id."""

@@ -14,7 +14,7 @@ from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
 from ..errors import NumericsError
 from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
-from .sampling import Sampling, counter_uniform
+from .sampling import ACCEPTING, DRAWING_AGAIN, FORCING, Sampling
 from .stats import Stats
 from .typical import Typical, verify_typical
 
@@ -139,8 +139,7 @@ class Sequence:
 
         index = len(self.tokens)
         if self.force_acceptance is not None:
-            seed = self.sampling.seed ^ 0x5EED
-            uniforms = [counter_uniform(seed, index + i) for i in range(tree.proposed)]
+            uniforms = [self.sampling.uniform(index + i, FORCING) for i in range(tree.proposed)]
             return verify_forced(tree, choose, uniforms, self.force_acceptance)
         if self.typical is not None and not self.sampling.greedy:
             return verify_typical(
@@ -172,8 +171,5 @@ class Sequence:
 
     def _uniforms(self, tree: TokenTree) -> list[tuple[float, float]]:
         """One uniform for accepting and one for drawing again, per output position."""
-        index, seed = len(self.tokens), self.sampling.seed
-        return [
-            (counter_uniform(seed ^ 0xACCE, index + i), counter_uniform(seed ^ 0xD3A3, index + i))
-            for i in range(len(tree))
-        ]
+        index, uniform = len(self.tokens), self.sampling.uniform
+        return [(uniform(index + i, ACCEPTING), uniform(index + i, DRAWING_AGAIN)) for i in range(len(tree))]
