@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .options import ADAPTIVE, CHANNELS, integer, number
+from .speculate.drawing import WAYS
 from .speculate.policy import DraftPolicy, FixedLength, LogisticLength
 from .speculate.sampling import Sampling
 from .speculate.typical import Typical
@@ -46,6 +47,7 @@ class RequestOptions:
     lossy: str | None = None
     typical_epsilon: float = Typical.epsilon
     typical_delta: float = Typical.delta
+    draft_sampling: str | None = None
     channels: str = "rgb"
 
     def __post_init__(self) -> None:
@@ -59,6 +61,12 @@ class RequestOptions:
             found["repetition_penalty"] = number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
         if self.lossy not in (None, *LOSSY):
             raise OptionError(f"lossy: {self.lossy!r:.80} is not one of {', '.join(LOSSY)}")
+        if self.draft_sampling not in (None, *WAYS):
+            raise OptionError(f"draft_sampling: {self.draft_sampling!r:.80} is not one of {', '.join(WAYS)}")
+        if self.draft_sampling in ("drawn", "auto") and (self.lossy or self.force_acceptance is not None):
+            raise OptionError(
+                f"draft_sampling: {self.draft_sampling} keeps the distribution, lossy and force_acceptance do not; choose one"
+            )
         Typical(self.typical_epsilon, self.typical_delta)
         if self.lossy is not None and self.force_acceptance is not None:
             raise OptionError("lossy and force_acceptance are two ways to accept; choose one")
@@ -109,6 +117,8 @@ class Settings:
     """In place of the model's; None keeps that."""
     typical: Typical | None = None
     """Lossy acceptance, where the request asked for it and there is something to accept."""
+    draft_sampling: str = "match"
+    """One of `drawing.WAYS`; at temperature 0 always match."""
     draft: DraftInfo | None = None
     draft_length: int = 0
     """Tokens of a proposal; 0 where the controller or a policy of the caller's decides."""
@@ -145,6 +155,9 @@ def resolve(
         options.lossy is not None and not sampling.greedy
     ):  # at temperature 0 typical acceptance is greedy decoding
         request["typical"] = Typical(options.typical_epsilon, options.typical_delta)
+    if options.lossy is None and options.force_acceptance is None and not sampling.greedy:
+        # Without a seed nobody can tell one draw from another: then whatever accepts more.
+        request["draft_sampling"] = options.draft_sampling or ("auto" if options.seed is None else "match")
     defaults, length, threshold = manifest.policy, options.draft_length, options.confidence_threshold
     nodes = options.draft_nodes
     if threshold is None:

@@ -13,6 +13,7 @@ from .decode.passes import Decoder
 from .errors import NumericsError, PromptError
 from .families.base import Prepared
 from .result import Result
+from .speculate.drawing import Drawing
 from .speculate.processors import Processors
 from .speculate.sequence import Sequence, SequenceLimits
 from .speculate.stats import Stats
@@ -69,6 +70,9 @@ class Running:
             settings.policy,
             force_acceptance=settings.forced,
             typical=settings.typical,
+            drawing=None
+            if settings.draft_sampling == "match"
+            else Drawing(settings.draft_sampling == "auto"),
             row=decoder.batch,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)

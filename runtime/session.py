@@ -160,6 +160,7 @@ class Session:
         lossy: str | None = None,
         typical_epsilon: float = Typical.epsilon,
         typical_delta: float = Typical.delta,
+        draft_sampling: str | None = None,
         channels: str = "rgb",
     ) -> Result:
         """Caption an image or answer a prompt.
@@ -176,13 +177,15 @@ class Session:
         at this rate whatever they are: for timing only, the output is not text. `lossy="typical"` accepts drafts that
         the model finds likely enough (`typical_epsilon`, `typical_delta`; Medusa's typical acceptance): faster at a
         temperature, but the text is not distributed as the model's, and `Result.lossy` says so; at temperature 0 it is
-        greedy decoding.
+        greedy decoding. `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
+        whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
+        text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
         Raises `InputError` for the request, `OptionError` for an option.
         """
         options = RequestOptions(
             max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
             draft_nodes=draft_nodes, confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, lossy=lossy, typical_epsilon=typical_epsilon, typical_delta=typical_delta,
+            min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, lossy=lossy, typical_epsilon=typical_epsilon, typical_delta=typical_delta, draft_sampling=draft_sampling,
             stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
             channels=channels,
         )  # fmt: skip

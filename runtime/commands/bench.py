@@ -33,6 +33,7 @@ def bench(
     ),
     temperature: options.Temperature = 0.0,
     seed: int = typer.Option(0, "--seed", min=0, help="Seed of sampling, for both arms."),
+    draft_sampling: options.DraftSampling = None,
     lossy: options.Lossy = None,
     typical_epsilon: options.TypicalEpsilon = 0.09,
     typical_delta: options.TypicalDelta = 0.3,
@@ -57,10 +58,12 @@ def bench(
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
     sampling = {"temperature": temperature, "seed": seed} if temperature else {}
-    unfaithful: dict[str, Any] = {}
+    accepting: dict[str, Any] = {}
     if lossy is not None:
-        unfaithful = {"lossy": lossy, "typical_epsilon": typical_epsilon, "typical_delta": typical_delta}
-    request_options({**sampling, **unfaithful, "force_acceptance": force_acceptance})
+        accepting = {"lossy": lossy, "typical_epsilon": typical_epsilon, "typical_delta": typical_delta}
+    if draft_sampling is not None:
+        accepting["draft_sampling"] = draft_sampling
+    request_options({**sampling, **accepting, "force_acceptance": force_acceptance})
     check_lossy(lossy, temperature)
     if plot is not None:
         check_plot(plot)
@@ -81,7 +84,7 @@ def bench(
         report = measure(
             session,
             requests,
-            options=asked | unfaithful,
+            options=asked | accepting,
             sampling=sampling,
             max_new_tokens=max_new_tokens,
             repeats=repeats,

@@ -34,6 +34,15 @@ TypicalEpsilon = Annotated[
 TypicalDelta = Annotated[
     float, typer.Option("--typical-delta", metavar="D", help="Of --lossy typical: see E.")
 ]
+DraftSampling = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-sampling",
+        metavar="match|drawn|auto",
+        help="At a temperature: match the model's own draws, draw proposals, or whichever accepts more. "
+        "Default: match with --seed, else auto.",
+    ),
+]
 DraftNodes = Annotated[
     int | None,
     typer.Option(

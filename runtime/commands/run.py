@@ -58,6 +58,7 @@ def run(
     repetition_penalty: float = typer.Option(
         None, "--repetition-penalty", metavar="X", help="In place of the model's own; 1 is none."
     ),
+    draft_sampling: options.DraftSampling = None,
     lossy: options.Lossy = None,
     typical_epsilon: options.TypicalEpsilon = 0.09,
     typical_delta: options.TypicalDelta = 0.3,
@@ -91,7 +92,7 @@ def run(
 
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
-        "min_p": min_p, "repetition_penalty": repetition_penalty, "lossy": lossy, "typical_epsilon": typical_epsilon,
+        "min_p": min_p, "repetition_penalty": repetition_penalty, "draft_sampling": draft_sampling, "lossy": lossy, "typical_epsilon": typical_epsilon,
         "typical_delta": typical_delta, "stop": stop, "deadline": deadline, "confidence_threshold": confidence_threshold,
     }  # fmt: skip
     request_options(asked)

@@ -145,7 +145,9 @@ def measure(
     return report | {
         "forced_acceptance": force_acceptance,
         "output_is_text": not forced,
-        "identical": None if forced or report["lossy"] is not None else identical,
+        "identical": identical
+        if options.get("draft_sampling", "match") == "match" and not (forced or report["lossy"])
+        else None,
         "costs": _entry(session, table, rows) if every_draft else None,
     }
 

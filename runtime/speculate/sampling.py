@@ -14,7 +14,7 @@ from ..options import integer, number
 
 _MASK = (1 << 64) - 1
 
-ACCEPTING, DRAWING_AGAIN, FORCING = 0xACCE, 0xD3A3, 0x5EED
+ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING = 0xACCE, 0xD3A3, 0x5EED, 0xD4AF
 """Streams of uniforms (`Sampling.uniform`) beside that of the tokens themselves."""
 
 

@@ -110,17 +110,19 @@ def test_draw_and_match_has_exactly_the_target_law(tree: TokenTree, weights: lis
 def test_sampled_trees_are_refused() -> None:
     p = np.array([0.5, 0.3, 0.2])
     with pytest.raises(ValueError, match="chain"):
-        verify_sampled(TokenTree([0, 1, 2], [-1, 0, 0]), [p] * 3, [p] * 2, [(0.5, 0.5)] * 3)
+        verify_sampled(TokenTree([0, 1, 2], [-1, 0, 0]), [p, p, p].__getitem__, [p] * 2, [(0.5, 0.5)] * 3)
 
 
 def test_sampled_edges() -> None:
     point, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])
     chain = TokenTree.chain([0, 0])
-    assert verify_sampled(chain, [other, other], [point], [(0.0, 0.5)] * 2).path == [], (
+    assert verify_sampled(chain, [other, other].__getitem__, [point], [(0.0, 0.5)] * 2).path == [], (
         "p = 0 is never accepted"
     )
-    assert verify_sampled(chain, [point, other], [point], [(0.999999, 0.5)] * 2) == ([1], 1, 1)
-    assert verify_sampled(chain, [point, other], [np.zeros(2)], [(0.5, 0.5)] * 2).path == [1], "q = 0, p > 0"
+    assert verify_sampled(chain, [point, other].__getitem__, [point], [(0.999999, 0.5)] * 2) == ([1], 1, 1)
+    assert verify_sampled(chain, [point, other].__getitem__, [np.zeros(2)], [(0.5, 0.5)] * 2).path == [1], (
+        "q = 0, p > 0"
+    )
 
 
 def test_forced_acceptance_counts() -> None:

@@ -129,6 +129,10 @@ OPTIONS: list[tuple[list[object], dict[str, Any]]] = [
     (["--temperature", 2, "--seed", 3, "--top-k", 5], {"temperature": 2.0, "seed": 3, "top_k": 5}),
     (["--temperature", 2, "--seed", 3, "--top-p", 0.2], {"temperature": 2.0, "seed": 3, "top_p": 0.2}),
     (["--temperature", 2, "--seed", 3, "--min-p", 0.3], {"temperature": 2.0, "seed": 3, "min_p": 0.3}),
+    (
+        ["--temperature", 2, "--seed", 3, "--draft-sampling", "drawn", "--draft", "early-exit"],
+        {"temperature": 2.0, "seed": 3, "draft_sampling": "drawn", "draft": "early-exit"},
+    ),
     (["--repetition-penalty", 1.8], {"repetition_penalty": 1.8}),
     (
         ["--draft", "imitation", "--confidence-threshold", 1],
@@ -439,6 +443,8 @@ def test_lossy_is_marked_wherever_it_is_shown(tiny_bundle: Bundles, capsys: Capt
     assert main("bench", path, *arguments, *BENCH) == 0
     shown = capsys.readouterr().out
     assert "typical, LOSSY" in shown and "not distributed as the model's" in shown
+    drawn = bench(capsys, path, *arguments[:8], *arguments[-2:], "--draft-sampling", "drawn")
+    assert (drawn["lossy"], drawn["identical"]) == (None, None), "another draw from the same distribution"
     kept = bench(capsys, path, *arguments[:8], *arguments[-2:])
     assert (kept["lossy"], kept["identical"], kept["temperature"]) == (None, True, 0.9)
 

@@ -16,11 +16,11 @@ from toy import PROMPT
 from toy_drafts import DRAFTS, Case, Toy, law_of_last_two
 from vlmexport.runtime.speculate.sampling import Sampling
 from vlmexport.runtime.speculate.stats import Stats
-from wrong_laws import MUTANTS, typical
+from wrong_laws import NAMED
 
 DRAWS, REQUESTS, VOCABULARY = 20_000, 100, 4
 SIGNIFICANCE = 0.01
-ARMS = ["heads, chain", "heads, tree", "on-trunk", "drawn"]
+ARMS = ["heads, chain", "heads, tree", "heads, either", "on-trunk", "on-trunk, drawn"]
 
 
 def toy() -> Toy:
@@ -80,9 +80,7 @@ def test_drawn_tokens_have_the_law_of_the_target(draft: str) -> None:
         assert found[:10] == texts(given, DRAFTS["plain"], 10)
 
 
-@pytest.mark.parametrize(
-    "mutant", [each for each in MUTANTS if each is not typical], ids=lambda mutant: mutant.__name__
-)
+@pytest.mark.parametrize("mutant", NAMED, ids=lambda mutant: mutant.__name__)
 def test_the_draws_show(mutant: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     given = toy()
     assert p_value(given, texts(given, mutant(monkeypatch), 30)) < 1e-6

@@ -15,10 +15,12 @@ from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
 from vlmexport.runtime.speculate import sampling as sampling_module
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.acceptance import Verdict
+from vlmexport.runtime.speculate.budget import NOTHING, Budget
 from vlmexport.runtime.speculate.controller import Adaptive
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.cycle import Cycle
+from vlmexport.runtime.speculate.drawing import Drawing
 from vlmexport.runtime.speculate.policy import FixedLength
 from vlmexport.runtime.speculate.processors import Processors
 from vlmexport.runtime.speculate.proposer import Proposer
@@ -28,8 +30,6 @@ from vlmexport.runtime.speculate.sequence import SequenceLimits
 from vlmexport.runtime.speculate.stats import Stats
 
 Law = Callable[[Sequence[int]], np.ndarray]
-PROPOSING = 0xD4AF
-"""A stream of uniforms that a drawn draft has for itself."""
 
 
 def law_of_last_two(salt: int, vocabulary: int, sharpness: float = 1.0) -> Law:
@@ -87,7 +87,7 @@ class OnTrunk(Likeliest):
         )
 
     def choose(self, sequence: Request, rows: ToyRows, row: int, after: list[int]) -> int:
-        return sequence.choose(rows, row, after)  # type: ignore[arg-type]
+        return sequence.propose(rows, row, after)  # type: ignore[arg-type]
 
 
 class Drawn(Likeliest):
@@ -99,8 +99,7 @@ class Drawn(Likeliest):
         tokens, q = [sequence.tokens[-1]], []
         for depth in range(budget.depth):
             q.append(sequence.sampling.probabilities(self.law([*PROMPT, *sequence.tokens, *tokens[1:]])))
-            uniform = sequence.sampling.uniform(len(sequence.tokens) + depth, PROPOSING)
-            tokens.append(sampling_module.draw(q[-1], uniform))
+            tokens.append(sampling_module.draw(q[-1], sequence.proposing(depth)))
         tree = TokenTree.chain(tokens)
         tree.q = q
         return tree
@@ -112,7 +111,7 @@ class Case:
 
     proposer: Callable[[ToyWithHeads, Law], Proposer]
     policy: Callable[[], Any]
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Callable[[], dict[str, Any]] = dict
     same_stream: bool = True
     """The text is that of plain decoding with the same seed; else only its law is."""
 
@@ -123,6 +122,18 @@ def _eager() -> Adaptive:
         Curve({1: 1.0, 4: 1.5}), {name: DraftCosts() for name in ("likeliest", "drawn", "medusa")}
     )
     return Adaptive(costs, Budget.chain(3))
+
+
+class Hesitant(FixedLength):
+    """Drafts nothing after a cycle that drafted all it might: a policy may look at what was drafted and thrown away."""
+
+    full = False
+
+    def allot(self, sequences: Sequence[Request]) -> list[Budget]:
+        return [NOTHING] * len(sequences) if self.full else super().allot(sequences)
+
+    def observe(self, sequence: Request, proposed: int, verdict: Verdict) -> None:
+        self.full = proposed == self.length
 
 
 CHAIN, TREE = (lambda: FixedLength(2)), (lambda: FixedLength(2, nodes=5))
@@ -138,6 +149,33 @@ DRAFTS = {
     "heads, likeliest tree": Case(lambda decoder, law: medusa(decoder, 2, 3), TREE),
     "prompt lookup": Case(lambda decoder, law: PromptLookup(_named("lookup"), decoder), TREE),  # type: ignore[arg-type]
     "drawn": Case(lambda decoder, law: Drawn(law), CHAIN, same_stream=False),
+    "heads, drawn": Case(
+        lambda decoder, law: medusa(decoder, 2, 2),
+        CHAIN,
+        lambda: {"drawing": Drawing(False)},
+        same_stream=False,
+    ),
+    "heads, either": Case(
+        lambda decoder, law: medusa(decoder, 2, 2),
+        CHAIN,
+        lambda: {"drawing": Drawing(True)},
+        same_stream=False,
+    ),
+    "heads, either, tree": Case(
+        lambda decoder, law: medusa(decoder, 2, 2), TREE, lambda: {"drawing": Drawing(True)}, same_stream=True
+    ),
+    "on-trunk, drawn": Case(
+        lambda decoder, law: OnTrunk(law, decoder),
+        CHAIN,
+        lambda: {"drawing": Drawing(False)},
+        same_stream=False,
+    ),
+    "on-trunk, drawn, confident": Case(
+        lambda decoder, law: OnTrunk(law, decoder),
+        lambda: Hesitant(3, 0.4),
+        lambda: {"drawing": Drawing(True)},
+        same_stream=False,
+    ),
     "drawn, adaptive": Case(lambda decoder, law: Drawn(law), _eager, same_stream=False),
 }
 
@@ -177,7 +215,7 @@ class Toy:
         proposer = case.proposer(decoder, self.draft)
         request = started(
             SequenceLimits(self.limit, self.eos), proposer, case.policy(), sampling=sampling or self.sampling,
-            processors=self.processors(), **dict(case.options),
+            processors=self.processors(), **case.options(),
         )  # fmt: skip
         if proposer.needs_prompt_rows:
             begin_with(proposer, decoder, request)  # type: ignore[arg-type]

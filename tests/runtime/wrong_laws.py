@@ -40,7 +40,7 @@ def longest_of_several_samples(patch: pytest.MonkeyPatch) -> Case:
         fresh = itertools.count(0xF0)
 
         def choose(node: int, after: list[int]) -> int:
-            p = self._distribution(rows, first + node, after)
+            p = self.distribution(rows, first + node, after)
             return sampling.draw(p, self.sampling.uniform(len(self.tokens), next(fresh)))
 
         found = [Verdict([], choose(0, []), 0)]
@@ -84,7 +84,21 @@ def siblings_in_another_order(patch: pytest.MonkeyPatch) -> Case:
 def typical(patch: pytest.MonkeyPatch) -> Case:
     """Not an error, but not the law either."""
     case = DRAFTS["tree"]
-    return Case(case.proposer, case.policy, (("typical", Typical()),))
+    return Case(case.proposer, case.policy, lambda: {"typical": Typical()})
 
 
-MUTANTS = [softmax_of_an_argmax, longest_of_several_samples, pad_id_0, siblings_in_another_order, typical]
+def left_over_uniforms(patch: pytest.MonkeyPatch) -> Case:
+    """A proposal that is drawn again at the same place is drawn with the same uniform, on which depended how much is
+    drafted now."""
+    patch.setattr(
+        Request,
+        "proposing",
+        lambda self, depth: self.sampling.uniform(len(self.tokens) + depth, sampling.PROPOSING),
+    )
+    return DRAFTS["on-trunk, drawn, confident"]
+
+
+NAMED = [softmax_of_an_argmax, longest_of_several_samples, pad_id_0, siblings_in_another_order]
+"""Errors that others have made; each is large enough to show in a few thousand draws."""
+
+MUTANTS = [*NAMED, left_over_uniforms, typical]
