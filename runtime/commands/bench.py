@@ -206,6 +206,8 @@ def show(report: dict[str, Any], out: Console) -> None:
             "lossless decoding",
             style="bold yellow",
         )
+    elif report["identical"] is None and report["output_is_text"]:
+        out.print("Output        distributed as the model's; another draw than plain decoding's")
     elif report["identical"] is None:
         pass
     elif report["identical"]:

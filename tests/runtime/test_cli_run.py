@@ -445,6 +445,8 @@ def test_lossy_is_marked_wherever_it_is_shown(tiny_bundle: Bundles, capsys: Capt
     assert "typical, LOSSY" in shown and "not distributed as the model's" in shown
     drawn = bench(capsys, path, *arguments[:8], *arguments[-2:], "--draft-sampling", "drawn")
     assert (drawn["lossy"], drawn["identical"]) == (None, None), "another draw from the same distribution"
+    assert main("bench", path, *arguments[:8], *arguments[-2:], "--draft-sampling", "auto", *BENCH) == 0
+    assert "another draw than plain decoding's" in capsys.readouterr().out
     kept = bench(capsys, path, *arguments[:8], *arguments[-2:])
     assert (kept["lossy"], kept["identical"], kept["temperature"]) == (None, True, 0.9)
 
