@@ -151,9 +151,8 @@ def resolve(
     chosen = manifest.choose_draft(options.draft) if options.speculative else None
     if chosen is None:
         return Settings(**request)
-    if (
-        options.lossy is not None and not sampling.greedy
-    ):  # at temperature 0 typical acceptance is greedy decoding
+    # At temperature 0 typical acceptance is greedy decoding.
+    if options.lossy is not None and not sampling.greedy:
         request["typical"] = Typical(options.typical_epsilon, options.typical_delta)
     if options.lossy is None and options.force_acceptance is None and not sampling.greedy:
         # Without a seed nobody can tell one draw from another: then whatever accepts more.
