@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .options import ADAPTIVE, CHANNELS, integer, number
+from .speculate.drawing import WAYS
 from .speculate.policy import DraftPolicy, FixedLength, LogisticLength
 from .speculate.sampling import Sampling
+from .speculate.typical import Typical
 
 if TYPE_CHECKING:
     from .bundle.manifest import DraftInfo, Manifest
+
+
+LOSSY = ("typical",)
+"""Ways of accepting drafts that do not keep the target's distribution; only a request that names one gets it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,8 @@ class RequestOptions:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: Sequence[str] | str = ()
     deadline: float | None = None
@@ -36,6 +44,10 @@ class RequestOptions:
     adaptive: str | None = None
     policy: DraftPolicy | None = None
     force_acceptance: float | None = None
+    lossy: str | None = None
+    typical_epsilon: float = Typical.epsilon
+    typical_delta: float = Typical.delta
+    draft_sampling: str | None = None
     channels: str = "rgb"
 
     def __post_init__(self) -> None:
@@ -45,6 +57,19 @@ class RequestOptions:
             found["deadline"] = number("deadline", self.deadline, 0, above=True)
         if self.force_acceptance is not None:
             found["force_acceptance"] = number("force_acceptance", self.force_acceptance, 0, 1)
+        if self.repetition_penalty is not None:
+            found["repetition_penalty"] = number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
+        if self.lossy not in (None, *LOSSY):
+            raise OptionError(f"lossy: {self.lossy!r:.80} is not one of {', '.join(LOSSY)}")
+        if self.draft_sampling not in (None, *WAYS):
+            raise OptionError(f"draft_sampling: {self.draft_sampling!r:.80} is not one of {', '.join(WAYS)}")
+        if self.draft_sampling in ("drawn", "auto") and (self.lossy or self.force_acceptance is not None):
+            raise OptionError(
+                f"draft_sampling: {self.draft_sampling} keeps the distribution, lossy and force_acceptance do not; choose one"
+            )
+        Typical(self.typical_epsilon, self.typical_delta)
+        if self.lossy is not None and self.force_acceptance is not None:
+            raise OptionError("lossy and force_acceptance are two ways to accept; choose one")
         if self.confidence_threshold is not None:
             found["confidence_threshold"] = number("confidence_threshold", self.confidence_threshold, 0, 1)
         for name in ("speculative", "ignore_eos"):
@@ -88,6 +113,12 @@ class Settings:
     eos: frozenset[int]
     sampling: Sampling
     forced: float | None
+    repetition_penalty: float | None = None
+    """In place of the model's; None keeps that."""
+    typical: Typical | None = None
+    """Lossy acceptance, where the request asked for it and there is something to accept."""
+    draft_sampling: str = "match"
+    """One of `drawing.WAYS`; at temperature 0 always match."""
     draft: DraftInfo | None = None
     draft_length: int = 0
     """Tokens of a proposal; 0 where the controller or a policy of the caller's decides."""
@@ -104,9 +135,8 @@ def resolve(
         given = getattr(options, name)
         if given is not None and given >= widest:
             raise OptionError(f"{name}: {given} is above {widest - 1} (the bundle's max_width is {widest})")
-    sampling = Sampling(
-        options.temperature, options.top_k, options.top_p, 0 if options.seed is None else options.seed
-    )
+    seed = 0 if options.seed is None else options.seed
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, seed, options.min_p)
     if options.seed is None and not sampling.greedy:
         sampling = replace(sampling, seed=secrets.randbits(63))
     request: dict[str, Any] = {
@@ -116,10 +146,17 @@ def resolve(
         "eos": frozenset() if options.ignore_eos else frozenset(manifest.text.eos_token_ids),
         "sampling": sampling,
         "forced": options.force_acceptance,
+        "repetition_penalty": options.repetition_penalty,
     }
     chosen = manifest.choose_draft(options.draft) if options.speculative else None
     if chosen is None:
         return Settings(**request)
+    # At temperature 0 typical acceptance is greedy decoding.
+    if options.lossy is not None and not sampling.greedy:
+        request["typical"] = Typical(options.typical_epsilon, options.typical_delta)
+    if options.lossy is None and options.force_acceptance is None and not sampling.greedy:
+        # Without a seed nobody can tell one draw from another: then whatever accepts more.
+        request["draft_sampling"] = options.draft_sampling or ("auto" if options.seed is None else "match")
     defaults, length, threshold = manifest.policy, options.draft_length, options.confidence_threshold
     nodes = options.draft_nodes
     if threshold is None:

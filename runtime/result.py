@@ -18,11 +18,17 @@ class Result:
     finish_reason: str
     stats: Stats
 
+    @property
+    def lossy(self) -> str | None:
+        """ "typical" where drafts were accepted that way: the text is then not distributed as the model's. Else None."""
+        return self.stats.lossy
+
     def to_dict(self) -> dict[str, Any]:
         """JSON object."""
         return {
             "text": self.text,
             "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
+            "lossy": self.lossy,
             "stats": self.stats.to_dict(),
         }

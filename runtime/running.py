@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from .decode.passes import Decoder
 from .errors import NumericsError, PromptError
 from .families.base import Prepared
 from .result import Result
+from .speculate.drawing import Drawing
 from .speculate.processors import Processors
 from .speculate.sequence import Sequence, SequenceLimits
 from .speculate.stats import Stats
@@ -48,6 +50,9 @@ class Running:
         is then as before.
         """
         self._decoder, self._begin = decoder, begin
+        self._generation = bundle.manifest.generation
+        if settings.repetition_penalty is not None:
+            self._generation = replace(self._generation, repetition_penalty=settings.repetition_penalty)
         self._parts: list[str] = []
         deadline = None if settings.deadline is None else begin + settings.deadline
         self.sequence = Sequence(
@@ -58,11 +63,16 @@ class Running:
                 draft=None if settings.draft is None else settings.draft.name,
                 draft_length=settings.draft_length,
                 forced=settings.forced is not None,
+                lossy=None if settings.typical is None else "typical",
             ),
             settings.sampling,
             proposer,
             settings.policy,
             force_acceptance=settings.forced,
+            typical=settings.typical,
+            drawing=None
+            if settings.draft_sampling == "match"
+            else Drawing(settings.draft_sampling == "auto"),
             row=decoder.batch,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
@@ -140,7 +150,7 @@ class Running:
             sequence.barred = frozenset(ids[prepared.row_slots].tolist())
         sequence.prompt_ids = ids.tolist()
         sequence.processors = Processors.from_info(
-            manifest.generation, manifest.text.eos_token_ids, sequence.prompt_ids
+            self._generation, manifest.text.eos_token_ids, sequence.prompt_ids
         )
         encoded = time.perf_counter()
         seconds.encoder = encoded - vision

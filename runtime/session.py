@@ -31,6 +31,7 @@ from .speculate.sequence import Sequence as Request
 from .speculate.stats import Stats
 from .speculate.stored_acceptance import measured_trees
 from .speculate.stored_costs import bundle_here, pick_costs
+from .speculate.typical import Typical
 
 INT64 = 2**63 - 1
 
@@ -46,10 +47,12 @@ class Stream:
     `close` (or leaving the loop) ends the request; its finish reason is then `cancelled`.
     """
 
-    def __init__(self, pieces: Callable[[list[Result]], Iterator[str]]):
+    def __init__(self, pieces: Callable[[list[Result]], Iterator[str]], lossy: str | None = None):
         # The generator gets the list, not the stream: a cycle would keep a dropped stream's request running.
         self._found: list[Result] = []
         self._pieces = pieces(self._found)
+        self.lossy = lossy
+        """"typical" where drafts are accepted that way: known before the first piece; `result.lossy` says it too."""
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -144,6 +147,8 @@ class Session:
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float | None = None,
         seed: int | None = None,
         stop: Sequence[str] | str = (),
         deadline: float | None = None,
@@ -152,6 +157,10 @@ class Session:
         adaptive: str | None = None,
         policy: DraftPolicy | None = None,
         force_acceptance: float | None = None,
+        lossy: str | None = None,
+        typical_epsilon: float = Typical.epsilon,
+        typical_delta: float = Typical.delta,
+        draft_sampling: str | None = None,
         channels: str = "rgb",
     ) -> Result:
         """Caption an image or answer a prompt.
@@ -162,14 +171,21 @@ class Session:
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
         ("off": the bundle's length). `draft_nodes` above the length asks drafts that propose trees for so many tokens a
-        cycle, at most `draft_length` of them on one path. `temperature` 0 is greedy. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
+        cycle, at most `draft_length` of them on one path. `temperature` 0 is greedy. `repetition_penalty` takes the
+        place of the model's own. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
         between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
-        at this rate whatever they are: for timing only, the output is not text.
+        at this rate whatever they are: for timing only, the output is not text. `lossy="typical"` accepts drafts that
+        the model finds likely enough (`typical_epsilon`, `typical_delta`; Medusa's typical acceptance): faster at a
+        temperature, but the text is not distributed as the model's, and `Result.lossy` says so; at temperature 0 it is
+        greedy decoding. `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
+        whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
+        text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
         Raises `InputError` for the request, `OptionError` for an option.
         """
         options = RequestOptions(
             max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
-            draft_nodes=draft_nodes, confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+            draft_nodes=draft_nodes, confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, lossy=lossy, typical_epsilon=typical_epsilon, typical_delta=typical_delta, draft_sampling=draft_sampling,
             stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
             channels=channels,
         )  # fmt: skip
@@ -196,7 +212,7 @@ class Session:
             prepared = self._prepare(image, prompt, options.channels)
             yield from self._run(found, prepared, settings, begin, streamed)
 
-        return Stream(self._guarded(pieces))
+        return Stream(self._guarded(pieces), None if settings.typical is None else "typical")
 
     def generate_tokens(self, token_ids: Sequence[int], **options: Any) -> Result:
         """Like `generate` for a prompt of token ids, special tokens included; no image, no chat template.

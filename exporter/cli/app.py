@@ -190,9 +190,16 @@ def verify(
         None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."
     ),
     parity_memory: str = typer.Option(None, "--parity-memory", metavar="SIZE", help="As in `build`."),
+    lossy: str = typer.Option(None, "--lossy", hidden=True),
     as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with its model: parity and losslessness."""
+    if lossy is not None:
+        from ...runtime.errors import OptionError
+
+        raise OptionError(
+            f"--lossy {lossy}: verify checks that the output is the model's, which lossy acceptance gives up; leave it out"
+        )
     need_extra("export", "`vlmexport verify`")
     from ...runtime.commands.output import console, print_json
     from ...runtime.commands.requests import read_picture

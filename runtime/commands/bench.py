@@ -31,6 +31,12 @@ def bench(
         None, "--force-acceptance", metavar="A", min=0.0, max=1.0,
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
     ),
+    temperature: options.Temperature = 0.0,
+    seed: int = typer.Option(0, "--seed", min=0, help="Seed of sampling, for both arms."),
+    draft_sampling: options.DraftSampling = None,
+    lossy: options.Lossy = None,
+    typical_epsilon: options.TypicalEpsilon = 0.09,
+    typical_delta: options.TypicalDelta = 0.3,
     threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
@@ -41,15 +47,24 @@ def bench(
     from ..errors import OptionError
     from ..families import get_family
     from ..measure.benchmark import measure
+    from ..request import request_options
     from ..session import Session
     from .output import console, print_json
     from .plot import check_plot, write_plot
     from .progress import showing
-    from .requests import draft_options
+    from .requests import check_lossy, draft_options
     from .telling import tell_bundle, tell_draft, tell_request, tell_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
+    sampling = {"temperature": temperature, "seed": seed} if temperature else {}
+    accepting: dict[str, Any] = {}
+    if lossy is not None:
+        accepting = {"lossy": lossy, "typical_epsilon": typical_epsilon, "typical_delta": typical_delta}
+    if draft_sampling is not None:
+        accepting["draft_sampling"] = draft_sampling
+    request_options({**sampling, **accepting, "force_acceptance": force_acceptance})
+    check_lossy(lossy, temperature)
     if plot is not None:
         check_plot(plot)
     begin = time.perf_counter()
@@ -69,7 +84,8 @@ def bench(
         report = measure(
             session,
             requests,
-            options=asked,
+            options=asked | accepting,
+            sampling=sampling,
             max_new_tokens=max_new_tokens,
             repeats=repeats,
             force_acceptance=force_acceptance,
@@ -145,7 +161,8 @@ def show(report: dict[str, Any], out: Console) -> None:
     table.add_column("")
     for name in ("tokens/s", "min – max", "first token", "whole request"):
         table.add_column(name, justify="right")
-    for name, arm in (("plain", plain), ("speculative", speculative)):
+    drafted = "speculative" if report["lossy"] is None else f"{report['lossy']}, LOSSY"
+    for name, arm in (("plain", plain), (drafted, speculative)):
         table.add_row(
             name,
             f"{arm['tokens_per_second']:.1f}",
@@ -183,7 +200,15 @@ def show(report: dict[str, Any], out: Console) -> None:
     )
     if busy(machine):
         out.print(BUSY, style="yellow")
-    if report["identical"] is None:
+    if report["lossy"] is not None:
+        out.print(
+            f"Output        LOSSY ({report['lossy']} acceptance): not distributed as the model's; the speed-up is not that of "
+            "lossless decoding",
+            style="bold yellow",
+        )
+    elif report["identical"] is None and report["output_is_text"]:
+        out.print("Output        distributed as the model's; another draw than plain decoding's")
+    elif report["identical"] is None:
         pass
     elif report["identical"]:
         out.print("Output        identical to plain decoding, token for token", style="green")

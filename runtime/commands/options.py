@@ -16,6 +16,33 @@ Threads = Annotated[
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")
 ]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")]
+Lossy = Annotated[
+    str | None,
+    typer.Option(
+        "--lossy",
+        metavar="typical",
+        help="Accept drafts that are likely enough: the text is NOT distributed as the model's. Needs --temperature.",
+    ),
+]
+TypicalEpsilon = Annotated[
+    float,
+    typer.Option(
+        "--typical-epsilon", metavar="E", help="Of --lossy typical: accept above min(E, D · exp(−entropy))."
+    ),
+]
+TypicalDelta = Annotated[
+    float, typer.Option("--typical-delta", metavar="D", help="Of --lossy typical: see E.")
+]
+DraftSampling = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-sampling",
+        metavar="match|drawn|auto",
+        help="At a temperature: match the model's own draws, draw proposals, or whichever accepts more. "
+        "Default: match with --seed, else auto.",
+    ),
+]
 DraftNodes = Annotated[
     int | None,
     typer.Option(

@@ -42,6 +42,8 @@ def drawn(report: dict[str, Any]) -> Any:
     title = f"{report['model']}: {report['speedup']['decode']:.2f} × decoding with {report['draft']['name']}"
     if not report["output_is_text"]:
         title += f" (acceptance forced to {report['forced_acceptance']:g}: not text)"
+    if report["lossy"] is not None:
+        title += f" (LOSSY: {report['lossy']} acceptance)"
     figure.suptitle(title)
     machine = report["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores"

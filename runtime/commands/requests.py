@@ -38,6 +38,16 @@ def draft_options(
     return options
 
 
+def check_lossy(lossy: str | None, temperature: float) -> None:
+    """Refuse `--lossy` on a command line without a temperature, where it would do nothing. Raises `OptionError`."""
+    from ..errors import OptionError
+
+    if lossy is not None and temperature == 0:
+        raise OptionError(
+            f"--lossy {lossy}: at temperature 0 it is greedy decoding; give a --temperature above 0, or leave it out"
+        )
+
+
 def read_prompt(prompt: str | None, raw: bool) -> str | None:
     """The `--prompt` text; `-` reads standard input, which must be UTF-8."""
     from ..families import RawPrompt

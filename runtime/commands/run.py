@@ -43,11 +43,25 @@ def run(
         max=1.0,
         help="Stop drafting after a token that the draft gives a lower probability.",
     ),
-    temperature: float = typer.Option(0.0, "--temperature", min=0.0, help="0 takes the likeliest token."),
+    temperature: options.Temperature = 0.0,
     top_k: int = typer.Option(0, "--top-k", min=0, help="Sample among the K likeliest tokens; 0: all."),
     top_p: float = typer.Option(
         1.0, "--top-p", max=1.0, help="Sample among the likeliest tokens that make up this probability."
     ),
+    min_p: float = typer.Option(
+        0.0,
+        "--min-p",
+        min=0.0,
+        max=1.0,
+        help="Sample among tokens that are at least this part as likely as the likeliest.",
+    ),
+    repetition_penalty: float = typer.Option(
+        None, "--repetition-penalty", metavar="X", help="In place of the model's own; 1 is none."
+    ),
+    draft_sampling: options.DraftSampling = None,
+    lossy: options.Lossy = None,
+    typical_epsilon: options.TypicalEpsilon = 0.09,
+    typical_delta: options.TypicalDelta = 0.3,
     seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
     stop: list[str] = typer.Option(
         [], "--stop", metavar="TEXT", help="End before this text; repeat for several."
@@ -73,15 +87,17 @@ def run(
     from ..session import Session
     from ..speculate.sampling import Sampling
     from .output import print_json
-    from .requests import draft_options, read_picture, read_prompt
+    from .requests import check_lossy, draft_options, read_picture, read_prompt
     from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
-        "stop": stop, "deadline": deadline, "confidence_threshold": confidence_threshold,
+        "min_p": min_p, "repetition_penalty": repetition_penalty, "draft_sampling": draft_sampling, "lossy": lossy, "typical_epsilon": typical_epsilon,
+        "typical_delta": typical_delta, "stop": stop, "deadline": deadline, "confidence_threshold": confidence_threshold,
     }  # fmt: skip
     request_options(asked)
-    Sampling(temperature, top_k, top_p, 0 if seed is None else seed)
+    Sampling(temperature, top_k, top_p, 0 if seed is None else seed, min_p)
+    check_lossy(lossy, temperature)
     if [prompt, *map(str, image)].count("-") > 1:
         raise OptionError(
             "--image - and --prompt -: standard input holds one of them; give the other by name"
@@ -145,4 +161,5 @@ def summary(result: Result) -> str:
     line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason})"
     if not stats.proposed:
         return f"{line}; plain decoding"
-    return f"{line}; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length or 'adaptive'}"
+    line += f"; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length or 'adaptive'}"
+    return line if result.lossy is None else f"{line}; LOSSY ({result.lossy} acceptance)"

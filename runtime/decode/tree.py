@@ -17,6 +17,8 @@ class TokenTree:
 
     q: Sequence[np.ndarray] | None = None
     """For a chain whose tokens were drawn: `q[i]` [V], the distribution that token i + 1 came from."""
+    rival: Sequence[np.ndarray] | None = None
+    """For a chain of likeliest tokens: `rival[i]` [V], what token i + 1 could have been drawn from instead."""
 
     __slots__ = ("__dict__", "is_chain", "tokens")
 

@@ -86,6 +86,7 @@ def measure(
     *,
     options: dict[str, Any],
     max_new_tokens: int,
+    sampling: dict[str, Any] | None = None,
     repeats: int = 5,
     warm_up: int = 1,
     force_acceptance: float | None = None,
@@ -94,15 +95,22 @@ def measure(
 ) -> dict[str, Any]:
     """Measure and return the report (schema: `schemas/bench-1.json`).
 
-    `options` are the speculative arm's keyword arguments of `Session.generate`. Each repeat decodes every
+    `options` are the speculative arm's keyword arguments of `Session.generate`, `sampling` those of both. Each repeat decodes every
     request plainly, then speculatively, so that both arms meet the same state of the machine. `every_draft` times
     the passes of all drafts of the bundle: then the report's `costs` is an entry for the manifest, else null.
     Raises `OptionError` when there is nothing to compare.
     """
-    plain_options = {"max_new_tokens": max_new_tokens, "speculative": False}
+    sampling = sampling or {}
+    plain_options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "speculative": False, **sampling}
     manifest = session.bundle.manifest
     draft = drafting(manifest, options)
-    draft_options = {"max_new_tokens": max_new_tokens, **options, "draft": draft.name, "speculative": True}
+    draft_options = {
+        "max_new_tokens": max_new_tokens,
+        **sampling,
+        **options,
+        "draft": draft.name,
+        "speculative": True,
+    }
     if force_acceptance is not None:
         # Random weights rarely emit the end token, and forced drafts must not end the output by chance.
         draft_options |= {"force_acceptance": force_acceptance, "ignore_eos": True}
@@ -137,7 +145,9 @@ def measure(
     return report | {
         "forced_acceptance": force_acceptance,
         "output_is_text": not forced,
-        "identical": None if forced else identical,
+        "identical": identical
+        if options.get("draft_sampling", "match") == "match" and not (forced or report["lossy"])
+        else None,
         "costs": _entry(session, table, rows) if every_draft else None,
     }
 
@@ -185,6 +195,8 @@ def _report(
         "note": session.note,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
         "draft_length": results[0].stats.draft_length or None,  # None: the controller's choice
+        "lossy": total.lossy,
+        "temperature": options.get("temperature", 0.0),
         "max_new_tokens": options["max_new_tokens"],
         "repeats": len(plain.tokens),
         "requests": [

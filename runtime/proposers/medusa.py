@@ -21,12 +21,14 @@ from ..engines.buffers import HostBuffer
 from ..errors import BundleError
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
+from ..speculate.sampling import draw
 from .rank_tree import Parents, grow, within
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
     from ..decode.passes import Decoder
     from ..speculate.acceptance import Verdict
+    from ..speculate.drawing import Drawing
     from ..speculate.sequence import Sequence
 
 
@@ -103,7 +105,12 @@ class Medusa(Proposer):
             mine = scores[row].tolist()
             # NaN or +inf anywhere in a head's logits makes the sum of its exponentials that, and all its values NaN.
             if all(isfinite(head[0]) for head in mine):
-                trees.append(self._tree_of(sequence.tokens[-1], tokens[row], mine, budget))
+                if sequence.drawing is not None and budget.nodes <= budget.depth:
+                    trees.append(
+                        self._drawn(sequence, sequence.drawing, tokens[row], scores[row], budget.nodes)
+                    )
+                else:
+                    trees.append(self._tree_of(sequence.tokens[-1], tokens[row], mine, budget))
                 continue
             sequence.fail(not_finite(self._graph, mine[0][0]))
             trees.append(TokenTree.chain(sequence.tokens[-1:]))
@@ -136,6 +143,28 @@ class Medusa(Proposer):
             return shape.with_tokens([pending, *tokens[places].tolist()])
         except ValueError as error:  # a vocabulary of its own that names a token twice
             raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
+
+    def _drawn(
+        self, sequence: Sequence, drawing: Drawing, tokens: np.ndarray, scores: np.ndarray, most: int
+    ) -> TokenTree:
+        """A chain with what it is drawn from: of head k the softmax over its ranks alone, after the request's temperature
+        and the like. Any q is one; that of a head need not know what the heads before it drew."""
+        sampling, chain, q = sequence.sampling, [sequence.tokens[-1]], []
+        for depth, (ids, ranked) in enumerate(zip(tokens[:most], scores[:most], strict=True)):
+            shares = sampling.probabilities(ranked)
+            whole = np.zeros(self._vocabulary)
+            np.add.at(whole, ids, shares)
+            q.append(whole)
+            rank = 0
+            if drawing.draws:
+                rank = draw(shares, sequence.proposing(depth))
+            chain.append(int(ids[rank]))
+        tree = TokenTree.chain(chain)
+        if drawing.draws:
+            tree.q = q
+        else:
+            tree.rival = q
+        return tree
 
     def _keep(self, sequence: Sequence, rows: View, row: int) -> None:
         """Copy `row` of `rows` [1, n, E] to the sequence's place; where the buffers are."""

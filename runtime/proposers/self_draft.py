@@ -47,9 +47,9 @@ class SelfDraft(Proposer):
         return head.run()
 
     def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
-        """The token of the draft logits. At a temperature it is drawn with the uniform that the target will use at
-        this index: deterministic given the request, and it matches as often as the two distributions agree."""
-        return sequence.choose(rows, row, after)
+        """The token of the draft logits; at a temperature drawn, with the target's uniform or from q
+        (`Sequence.propose`)."""
+        return sequence.propose(rows, row, after)
 
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetRows]:
         decoder = self._decoder

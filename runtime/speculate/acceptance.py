@@ -59,27 +59,28 @@ def verify_draws(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
 
 def verify_sampled(
     tree: TokenTree,
-    target: Sequence[np.ndarray],
+    target: Callable[[int], np.ndarray],
     proposal: Sequence[np.ndarray],
     uniforms: Sequence[tuple[float, float]],
 ) -> Verdict:
-    """A chain whose token i + 1 was drawn from `proposal[i]` [V]; `target[i]` [V] is p after node i.
+    """A chain whose token i + 1 was drawn from `proposal[i]` [V]; `target(i)` [V] is p after node i,
+    asked of nodes that are reached, once each.
 
-    Both are the distributions after temperature, top-k and top-p. `uniforms[i]` is one uniform for accepting
+    Both are the distributions after temperature, top-k, top-p and min-p. `uniforms[i]` is one uniform for accepting
     and one for the residual or bonus at depth i. Accepts when u·q(x) < p(x): no division, p = 0 never accepted.
     """
     if not tree.is_chain:
         raise ValueError("sampled proposals are verified as chains")
     path: list[int] = []
     for node in range(tree.proposed):
-        token, p, q = tree.tokens[node + 1], target[node], proposal[node]
+        token, p, q = tree.tokens[node + 1], target(node), proposal[node]
         accept, redraw = uniforms[node]
         if not accept * q[token] < p[token]:
             residual = np.maximum(p - q, 0)
             return Verdict(path, draw(residual if residual.sum() > 1e-12 else p, redraw), node + 1)
         path.append(node + 1)
     last = tree.proposed
-    return Verdict(path, draw(target[last], uniforms[last][1]), last)
+    return Verdict(path, draw(target(last), uniforms[last][1]), last)
 
 
 def verify_forced(

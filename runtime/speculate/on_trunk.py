@@ -82,7 +82,7 @@ def draft_on_trunk(
                     steps = max(steps, len(chain))  # the last draft passes the trunk too
         step += 1
     for row, chain in chains.items():
-        trees[row] = TokenTree.chain(chain)
+        trees[row] = sequences[row].drafted(chain)
     return cut
 
 
@@ -99,13 +99,13 @@ def _one(
             token = proposer.choose(sequence, rows, 0, drafted)
         except NumericsError as error:
             sequence.fail(error)
-            return TokenTree.chain([pending, *drafted])  # all of it has passed
+            return sequence.drafted([pending, *drafted])  # all of it has passed
         drafted.append(token)
         tokens = [token]
         if ends(rows, 0, token):
             break
     decoder.trunk(cut, tokens)  # the last draft passes the trunk too: d + 1 exit rows
-    return TokenTree.chain([pending, *drafted])
+    return sequence.drafted([pending, *drafted])
 
 
 def _ending(sequence: Sequence) -> Callable[[TargetRows, int, int], bool]:

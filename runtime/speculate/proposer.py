@@ -21,7 +21,7 @@ class Proposer:
     the outcome of every cycle, also of those without a proposal. What a proposer keeps about a sequence it keeps by
     the sequence. A proposal is a deterministic function of the request and the tokens emitted so far, so that
     draw-and-match verification is lossless at any temperature; one that is drawn from a distribution q of its own
-    carries q in its tree (`TokenTree.q`), and is verified by acceptance and residual.
+    carries q in its tree (`TokenTree.q`), and is verified by acceptance and residual; it draws with `Sequence.proposing`.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,10 @@ from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
 from ..errors import NumericsError
 from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
-from .sampling import Sampling, counter_uniform
+from .drawing import Drawing
+from .sampling import ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING, Sampling, draw
 from .stats import Stats
+from .typical import Typical, verify_typical
 
 if TYPE_CHECKING:
     from .policy import DraftPolicy
@@ -48,6 +51,12 @@ class Sequence:
     policy: DraftPolicy | None = None
     processors: Processors | None = None
     force_acceptance: float | None = None
+    typical: Typical | None = None
+    """Accept what is typical: lossy. At temperature 0 that is greedy decoding, as for Medusa's authors."""
+    drawing: Drawing | None = None
+    """Whether proposals are drawn from the draft's distribution; None: they are matched with the target's draws."""
+    q: list[np.ndarray] = field(default_factory=list)
+    """What the chain that is drafted on the trunk right now was drawn from."""
     barred: frozenset[int] = frozenset()
     row: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -121,6 +130,27 @@ class Sequence:
             logits = processors.apply(logits, after)
         return sampling.choose(logits, len(self.tokens) + len(after))
 
+    def propose(self, rows: TargetRows, row: int, after: list[int]) -> int:
+        """The token to draft after the emitted tokens and `after`, from draft logits. Matched, it is drawn with the
+        uniform that the target will use there: it agrees as often as that makes the two distributions agree. Else it
+        is drawn with a uniform of its own, and `q` remembers from what."""
+        if self.drawing is None:
+            return self.choose(rows, row, after)
+        self.q.append(self.distribution(rows, row, after))
+        return draw(self.q[-1], self.proposing(len(after)))
+
+    def proposing(self, depth: int) -> float:
+        """The uniform that draws the proposal behind `depth` others. Every cycle has its own: how much is drafted may
+        depend on what was drafted before and thrown away, and must not depend on what is drawn next."""
+        return self.sampling.uniform(len(self.tokens) + depth, PROPOSING + (self.stats.cycles << 16))
+
+    def drafted(self, tokens: Items[int]) -> TokenTree:
+        """The chain of the pending token and what `propose` drafted after it."""
+        tree = TokenTree.chain(tokens)
+        if self.q:
+            tree.q, self.q = self.q, []
+        return tree
+
     def judge(self, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
         greedy = self.processors is None and self.sampling.temperature == 0
@@ -135,31 +165,55 @@ class Sequence:
 
         index = len(self.tokens)
         if self.force_acceptance is not None:
-            seed = self.sampling.seed ^ 0x5EED
-            uniforms = [counter_uniform(seed, index + i) for i in range(tree.proposed)]
+            uniforms = [self.sampling.uniform(index + i, FORCING) for i in range(tree.proposed)]
             return verify_forced(tree, choose, uniforms, self.force_acceptance)
+        if self.typical is not None and not self.sampling.greedy:
+            return verify_typical(
+                tree,
+                lambda node, after: self.distribution(rows, first + node, after),
+                lambda node, after: self.choose(rows, first + node, list(after)),
+                self.typical,
+            )
         if tree.q is not None:
-            return verify_sampled(tree, self._distributions(tree, rows, first), tree.q, self._uniforms(tree))
+            return self._drawn(tree, tree.q, rows, first)
+        if tree.rival is not None:
+            return self._matched(tree, tree.rival, rows, first)
         return verify_draws(tree, choose)
 
-    def _distributions(self, tree: TokenTree, rows: TargetRows, first: int) -> list[np.ndarray]:
-        """p after every node of a chain, with the processors that its prefix asks for."""
-        found: list[np.ndarray] = []
-        before: list[int] = []
-        for node in range(len(tree)):
-            rows.check(first + node)
-            logits = rows.logits(first + node)
-            if self.processors is not None:
-                logits = self.processors.apply(logits, before)
-            found.append(self.sampling.probabilities(logits))
-            if node + 1 < len(tree):
-                before.append(tree.tokens[node + 1])
-        return found
+    def _drawn(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
+        """Acceptance and residual of a chain that was drawn from `q`."""
+
+        def target(node: int) -> np.ndarray:
+            p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
+            if self.drawing is not None and node < len(q):
+                self.drawing.compare(p, q[node])
+            return p
+
+        return verify_sampled(tree, target, q, self._uniforms(tree))
+
+    def _matched(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
+        """Draw-and-match of a chain that could have been drawn from `q`."""
+
+        def choose(node: int, depth: int) -> int:
+            p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
+            if self.drawing is not None and node < len(q):
+                self.drawing.compare(p, q[node])
+            return draw(p, self.sampling.uniform(len(self.tokens) + depth))
+
+        return verify_draws(tree, choose)
+
+    def distribution(self, rows: TargetRows, row: int, after: Items[int]) -> np.ndarray:
+        """p of the token after the emitted ones and `after`: float64 [V], from the logits of `row`.
+
+        Raises `NumericsError` for logits that are not finite.
+        """
+        rows.check(row)
+        logits = rows.logits(row)
+        if self.processors is not None:
+            logits = self.processors.apply(logits, after)
+        return self.sampling.probabilities(logits)
 
     def _uniforms(self, tree: TokenTree) -> list[tuple[float, float]]:
         """One uniform for accepting and one for drawing again, per output position."""
-        index, seed = len(self.tokens), self.sampling.seed
-        return [
-            (counter_uniform(seed ^ 0xACCE, index + i), counter_uniform(seed ^ 0xD3A3, index + i))
-            for i in range(len(tree))
-        ]
+        index, uniform = len(self.tokens), self.sampling.uniform
+        return [(uniform(index + i, ACCEPTING), uniform(index + i, DRAWING_AGAIN)) for i in range(len(tree))]

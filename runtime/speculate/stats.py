@@ -53,6 +53,8 @@ class Stats:
     draft_length: int = 0
     forced: bool = False
     """True when acceptance was forced for a measurement: the output is not text."""
+    lossy: str | None = None
+    """Name of the lossy way in which drafts were accepted; None: the output has the target's distribution."""
     evaluated_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -113,7 +115,7 @@ class Stats:
     def total(cls, requests: Iterable[Stats]) -> Stats:
         """Counters and seconds of several requests together; `tau`, `alpha` and `tokens_per_second` are then theirs.
 
-        `draft`, `draft_length` and `forced` are kept where all requests agree. The first tokens of the requests,
+        `draft`, `draft_length` and `forced` are kept where all requests agree, `lossy` where any was. The first tokens of the requests,
         which prefill gives, are counted in `requests`.
         """
         found = list(requests)
@@ -124,6 +126,7 @@ class Stats:
             values = {getattr(entry, name) for entry in found}
             if len(values) == 1:
                 setattr(out, name, values.pop())
+        out.lossy = next((entry.lossy for entry in found if entry.lossy is not None), None)
         for name in ("evaluated_by_depth", "accepted_by_depth"):
             lists = [getattr(entry, name) for entry in found]
             longest = max(map(len, lists), default=0)

@@ -55,6 +55,21 @@ class Scripted(Proposer):
         return TokenTree.chain([sequence.tokens[-1], *(self.script(index + i) for i in range(budget.depth))])
 
 
+class Bushy(Scripted):
+    """Every node of the right path has wrong siblings on both sides, until the budget is used up."""
+
+    def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        index, tokens, parents, node = len(sequence.tokens), [sequence.tokens[-1]], [-1], 0
+        wide = max(1, budget.nodes // budget.depth)
+        for depth in range(budget.depth):
+            right, before = self.script(index + depth), (depth * 5) % wide
+            for place in range(wide):
+                tokens.append(right if place == before else wrong_token(right, 1 + place))
+                parents.append(node)
+            node = len(tokens) - wide + before
+        return TokenTree(tokens, parents)
+
+
 class ScriptedTree(Scripted):
     """Wrong branches first and deeper than the right one, which ends early: depth is not place, a leaf may be short."""
 
@@ -190,6 +205,10 @@ class Ask:
     eos: tuple[int, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     threshold: float | None = None
+    nodes: int | None = None
+    """Drafted tokens of a tree; None takes the proposer's `nodes`, if it has any."""
+    stop: int | None = None
+    """The consumer ends the request at this token, as a stop string does."""
 
 
 def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
@@ -203,7 +222,8 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
             number, ask = waiting.pop(0)
             policy = None
             if ask.proposer is not None:
-                policy = FixedLength(ask.length, ask.threshold, getattr(ask.proposer, "nodes", None))
+                nodes = getattr(ask.proposer, "nodes", None) if ask.nodes is None else ask.nodes
+                policy = FixedLength(ask.length, ask.threshold, nodes)
             sequence = Sequence(
                 rig.first_ids(ask.request), SequenceLimits(ask.limit, ask.eos), Stats(), ask.sampling,
                 ask.proposer, policy,
@@ -213,21 +233,29 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
                 ask.proposer.begin(sequence)
             cycle.join(sequence)
             numbers[sequence] = (number, ask)
-            list(sequence.emit([sequence.choose(rows, 0, [])]))
+            consume(sequence, ask, [sequence.choose(rows, 0, [])])
         for sequence in [s for s in cycle.sequences if s.finish_reason is not None]:
             number, ask = numbers[sequence]
             cycle.leave(sequence)
             if ask.proposer is not None:
                 ask.proposer.end(sequence)
             sequence.finish()
-            most = ask.length if ask.length == 0 else max(ask.length, getattr(ask.proposer, "nodes", 0))
+            nodes = getattr(ask.proposer, "nodes", 0) if ask.nodes is None else ask.nodes
+            most = ask.length if ask.length == 0 else max(ask.length, nodes)
             check_stats(sequence.stats, sequence.tokens, most)
             reason, error = sequence.finish_reason or "", sequence.error
             runs[number] = Run(tuple(sequence.tokens), reason, sequence.stats, error)
         if cycle.sequences:
             for sequence, tokens in zip(list(cycle.sequences), cycle.run(), strict=True):
-                list(sequence.emit(tokens))
+                consume(sequence, numbers[sequence][1], tokens)
     return [runs[number] for number in range(len(asked))]
+
+
+def consume(sequence: Sequence, ask: Ask, tokens: list[int]) -> None:
+    """Take the tokens of a cycle; who asked for an end at a token stops there, in the middle of the cycle."""
+    for token in sequence.emit(tokens):
+        if token == ask.stop:
+            sequence.stop("stop")
 
 
 def check_stats(stats: Stats, tokens: Items[int], length: int) -> None:
@@ -327,6 +355,59 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
         assert run.tokens == want, (
             f"{draft}, {together} together, request {number}: {run.tokens}, wanted {want}"
         )
+
+
+SHAPES = {"chain": (5, 5), "tree of 8": (4, 8), "tree of 30": (5, 30)}
+"""Depth and drafted tokens of a proposal."""
+
+MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
+    name: DRAFTS[name]
+    for name in (
+        "early-exit",
+        "imitation",
+        "medusa-tree",
+        "medusa-likeliest",
+        "prompt-lookup",
+        "always-wrong",
+    )
+} | {
+    "bushy": lambda rig, truth: Bushy(
+        rig, None, lambda i: _at(truth, i) if i % 5 else wrong_token(_at(truth, i))
+    )
+}
+
+
+def matrix(rig: Rig, draft: str, shape: str, end: str, together: int, temperature: float) -> None:
+    """Requests that all end in one way, decoded `together`, get the tokens of `generate`, or at a temperature those of
+    plain decoding alone with the same seed."""
+    depth, nodes = SHAPES[shape]
+    make, limit, known = MATRIX_DRAFTS[draft], 20, {}
+    asked, wanted = [], []
+    for number in range(together + 2 if together > 1 else 3):
+        request = rig.request(60 + number, 1 + 3 * number % 17)
+        sampling = Sampling(temperature=temperature, seed=number)
+        if temperature:
+            whole = generate(rig, request, limit, sampling=sampling).tokens
+        else:
+            whole = rig.oracle.greedy(request, limit)
+        at = number * 7 % limit
+        ending = {
+            "eos": Ask(request, limit, eos=(whole[at],)),
+            "stop": Ask(request, limit, stop=whole[at]),
+            "limit": Ask(request, at + 1),
+        }[end]
+        want = whole[: at + 1] if end == "limit" else whole[: whole.index(whole[at]) + 1]
+        proposer = known.setdefault(draft, make(rig, ())) if draft in SHARED else make(rig, whole)
+        asked.append(replace(ending, proposer=proposer, length=depth, nodes=nodes, sampling=sampling))
+        wanted.append((want, {"limit": "length"}.get(end, end)))
+    runs = generate_batch(rig, asked, together)
+    for number, (run, (want, reason)) in enumerate(zip(runs, wanted, strict=True)):
+        assert run.tokens == want, f"request {number}: {run.tokens}, wanted {want}"
+        assert run.reason == reason or len(want) == limit
+    deepest = max(nodes for run in runs for nodes, _ in [(0, 0), *run.stats.shapes])
+    assert deepest > 0 or draft == "prompt-lookup", "nothing was drafted"
+    if draft == "bushy":
+        assert deepest > nodes - depth, "trees as large as asked for"
 
 
 def one_ends(rig: Rig, draft: str) -> None:

@@ -44,6 +44,30 @@ def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft
     lossless.batch(rigs(family, engine), draft, together, 20 if engine == "onnxruntime" else 7)
 
 
+@in_pairs(
+    family=FAMILIES,
+    draft=lossless.MATRIX_DRAFTS,
+    shape=lossless.SHAPES,
+    end=("eos", "limit", "stop"),
+    together=(1, 3, 16),
+    temperature=(0.0, 1.0),
+)
+def test_the_matrix(
+    rigs: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    draft: str,
+    shape: str,
+    end: str,
+    together: int,
+    temperature: float,
+) -> None:
+    """Drafts × shapes × families × ends × batches × temperatures: pairs in every run, the product in `make test-all`."""
+    rig = rigs(family, "onnxruntime")
+    monkeypatch.setattr(rig.manifest.limits, "max_width", 32)
+    lossless.matrix(rig.fresh(), draft, shape, end, together, temperature)
+
+
 @in_pairs(family=FAMILIES, engine=ENGINES, draft=("early-exit", "prompt-lookup", "tree"))
 def test_who_fails_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
     lossless.one_ends(rigs(family, engine), draft)

@@ -341,6 +341,11 @@ def generation(draft: str, *lengths: int, engine: str = "onnxruntime") -> Guard:
     return lambda rigs, family: lossless.greedy(rigs(family, engine), draft, (41, 42, 47), lengths, (40,))
 
 
+def matrix(rigs: Callable, family: str) -> None:
+    """Bushy trees of a batch at a temperature."""
+    lossless.matrix(rigs(family, "onnxruntime"), "bushy", "tree of 8", "limit", 3, 1.0)
+
+
 def not_finite(rigs: Callable, family: str) -> None:
     """Logits that are not finite end a request, on the recording device."""
     device.not_finite(rigs(family, "device"))
@@ -411,7 +416,7 @@ MUTANTS = {
         },
     ),
     "siblings visible in a tree": Mutant(
-        siblings_visible, {"tree": table("tree"), "generation": generation("tree", 6)}
+        siblings_visible, {"tree": table("tree"), "generation": generation("tree", 6), "matrix": matrix}
     ),
     "tree path not committed": Mutant(
         path_not_committed,
@@ -419,6 +424,7 @@ MUTANTS = {
             "commit": table("commit_of_a_tree_path"),
             "ragged": table("ragged_trees"),
             "generation": generation("tree", 6),
+            "matrix": matrix,
         },
     ),
     "padding with id 0 accepted": Mutant(

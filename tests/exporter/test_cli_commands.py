@@ -107,6 +107,12 @@ def test_verify_finds_other_weights(
     assert "built from other weights" in json.loads(out)["failures"][0]
 
 
+def test_verify_refuses_lossy_acceptance(capfd: pytest.CaptureFixture) -> None:
+    status, _, err = _run(capfd, "verify", "bundle", "--model", "model", "--lossy", "typical")
+    assert status == 2
+    assert "--lossy typical: verify checks that the output is the model's" in err
+
+
 def test_verify_finds_a_changed_file(
     tiny_bundle: Callable, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:

@@ -128,6 +128,12 @@ def run_json(capsys: Capture, bundle: Path, *arguments: object) -> dict[str, Any
 OPTIONS: list[tuple[list[object], dict[str, Any]]] = [
     (["--temperature", 2, "--seed", 3, "--top-k", 5], {"temperature": 2.0, "seed": 3, "top_k": 5}),
     (["--temperature", 2, "--seed", 3, "--top-p", 0.2], {"temperature": 2.0, "seed": 3, "top_p": 0.2}),
+    (["--temperature", 2, "--seed", 3, "--min-p", 0.3], {"temperature": 2.0, "seed": 3, "min_p": 0.3}),
+    (
+        ["--temperature", 2, "--seed", 3, "--draft-sampling", "drawn", "--draft", "early-exit"],
+        {"temperature": 2.0, "seed": 3, "draft_sampling": "drawn", "draft": "early-exit"},
+    ),
+    (["--repetition-penalty", 1.8], {"repetition_penalty": 1.8}),
     (
         ["--draft", "imitation", "--confidence-threshold", 1],
         {"draft": "imitation", "confidence_threshold": 1.0},
@@ -416,15 +422,55 @@ def test_bench_forced_acceptance_says_so(tiny_bundle: Bundles, capsys: Capture) 
     assert "not text" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("quick")
+def test_lossy_is_marked_wherever_it_is_shown(tiny_bundle: Bundles, capsys: Capture) -> None:
+    path = tiny_bundle("llama").path
+    arguments = [
+        "--draft", "medusa", "--draft-length", 3, "--temperature", 0.9, "--seed", 2,
+        "--lossy", "typical", "--typical-epsilon", 0, "--prompt", "the cup",
+    ]  # fmt: skip
+    found = run_json(capsys, path, *arguments, "--max-new-tokens", 16)
+    with Session.load(path) as session:
+        asked = {"draft": "medusa", "draft_length": 3, "temperature": 0.9, "seed": 2}
+        want = session.generate(
+            prompt="the cup", max_new_tokens=16, lossy="typical", typical_epsilon=0.0, **asked
+        )
+    assert (found["lossy"], found["tokens"]) == ("typical", want.tokens)
+    assert main("run", path, *arguments) == 0
+    assert "; LOSSY (typical acceptance)" in capsys.readouterr().err
+    report = bench(capsys, path, *arguments)
+    assert (report["lossy"], report["identical"], report["temperature"]) == ("typical", None, 0.9)
+    assert main("bench", path, *arguments, *BENCH) == 0
+    shown = capsys.readouterr().out
+    assert "typical, LOSSY" in shown and "not distributed as the model's" in shown
+    drawn = bench(capsys, path, *arguments[:8], *arguments[-2:], "--draft-sampling", "drawn")
+    assert (drawn["lossy"], drawn["identical"]) == (None, None), "another draw from the same distribution"
+    assert main("bench", path, *arguments[:8], *arguments[-2:], "--draft-sampling", "auto", *BENCH) == 0
+    assert "another draw than plain decoding's" in capsys.readouterr().out
+    kept = bench(capsys, path, *arguments[:8], *arguments[-2:])
+    assert (kept["lossy"], kept["identical"], kept["temperature"]) == (None, True, 0.9)
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_lossy_without_a_temperature_is_refused(tiny_bundle: Bundles, capsys: Capture, command: str) -> None:
+    path = tiny_bundle("llama").path
+    capsys.readouterr()
+    assert main(command, path, "--prompt", "the cup", "--lossy", "typical") == 2
+    assert "at temperature 0 it is greedy decoding" in capsys.readouterr().err
+    assert main(command, path, "--prompt", "the cup", "--lossy", "nearly", "--temperature", 1) == 2
+    assert "lossy: 'nearly' is not one of typical" in capsys.readouterr().err
+
+
 def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() -> None:
     pytest.importorskip("matplotlib")
     arm = {"tokens_per_second": 90.0, "tokens_per_second_min": 80.0, "tokens_per_second_max": 95.0}
     report = {
-        "model": "tiny", "speedup": {"decode": 1.5}, "draft": {"name": "imitation@3"}, "output_is_text": True,
+        "model": "tiny", "speedup": {"decode": 1.5}, "draft": {"name": "imitation@3"}, "output_is_text": True, "lossy": "typical",
         "plain": arm, "speculative": arm, "bound": None, "alpha_by_depth": [0.9, 0.8], "tau": 2.0,
         "width_cost": {"1": 1.0, "6": 1.4}, "machine": {"cpu": "A Processor of Some Name", "cores": 2, "load": 5.0},
     }  # fmt: skip
     figure = plot.drawn(report)
+    assert "LOSSY: typical acceptance" in figure.get_suptitle()
     renderer = figure.canvas.get_renderer()
     figure.draw(renderer)
     notes = {text.get_text(): text.get_window_extent(renderer) for text in figure.texts}

@@ -1,19 +1,18 @@
 """The cycle on a toy model: any proposer, any tree, any stop gives the tokens of plain decoding.
 
-The toy's next token is a function of the whole prefix, so one wrong row, crop or commit changes everything after.
+The toy is in `toy.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import PROMPT, VOCABULARY, ToyDecoder, ToyRows, decode, logits_of, started
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.speculate.acceptance import Verdict
@@ -26,91 +25,7 @@ from vlmexport.runtime.speculate.sequence import Sequence as Request
 from vlmexport.runtime.speculate.sequence import SequenceLimits
 from vlmexport.runtime.speculate.stats import Stats
 
-VOCABULARY = 11
-PROMPT = (3, 1, 4)
 EOS = 7
-
-
-def logits_of(prefix: Sequence[int]) -> np.ndarray:
-    return np.random.default_rng([len(prefix), *prefix]).standard_normal(VOCABULARY).astype(np.float32)
-
-
-class ToyRows:
-    """What the toy says after the nodes of a pass."""
-
-    def __init__(self, values: list[np.ndarray]) -> None:
-        self._values = values
-
-    def best(self, row: int) -> int:
-        return int(self._values[row].argmax())
-
-    def logits(self, row: int) -> np.ndarray:
-        return self._values[row]
-
-    def check(self, row: int) -> None:
-        assert np.isfinite(self._values[row]).all()
-
-
-class ToyDecoder:
-    """`Decoder` whose caches are lists of tokens. Node rows of a pass are scratch until they are accepted."""
-
-    max_width = 9
-    embedding = SimpleNamespace(vocabulary=VOCABULARY)
-
-    def __init__(self) -> None:
-        self.caches: list[list[int]] = []
-        self.exit: list[tuple[int, ...]] = []
-        self.passes: list[tuple[str, int]] = []
-        self._trees: list[TokenTree] = []
-
-    def add(self) -> int:
-        self.caches.append(list(PROMPT))
-        return len(self.caches) - 1
-
-    def remove(self, row: int) -> None:
-        self.caches[row] = self.caches[-1]
-        self.caches.pop()
-
-    @property
-    def exit_count(self) -> int:
-        return len(self.exit)
-
-    def begin_cycle(self, width: int) -> None:
-        assert 1 <= width <= self.max_width
-        self.reserved, self.exit = width, []
-
-    def trunk(self, cut: int, tokens: Sequence[int], trees: object = None) -> None:
-        assert len(self.exit) < self.reserved and len(tokens) == len(self.caches)
-        self.exit.append(tuple(tokens))
-        self.passes.append(("trunk", 1))
-
-    def tail(self, cut: int, count: int, trees: Sequence[TokenTree] | None = None) -> None:
-        assert count == len(self.exit)
-        chains = [TokenTree.chain([step[row] for step in self.exit]) for row in range(len(self.caches))]
-        self._trees = chains if trees is None else list(trees)
-        for chain, tree in zip(chains, self._trees, strict=True):
-            assert chain.tokens[: len(tree)] == tree.tokens, "the tail sees what passed the trunk"
-        self.passes.append(("tail", count))
-
-    def full(self, *trees: TokenTree) -> None:
-        assert max(map(len, trees)) <= self.reserved and len(trees) == len(self.caches)
-        self._trees = list(trees)
-        self.passes.append(("full", max(map(len, trees))))
-
-    def head_of(self, trees: Sequence[TokenTree]) -> ToyRows:
-        out = []
-        for cache, tree in zip(self.caches, trees, strict=True):
-            for node in range(len(tree)):
-                path, up = [], node
-                while up >= 0:
-                    path.append(tree.tokens[up])
-                    up = tree.parents[up]
-                out.append(logits_of([*cache, *reversed(path)]))
-        return ToyRows(out)
-
-    def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
-        for cache, tree, path in zip(self.caches, trees, paths, strict=True):
-            cache += [tree.tokens[0], *(tree.tokens[node] for node in path)]
 
 
 class OracleTree(Proposer):
@@ -154,29 +69,6 @@ class OracleTrunk(OracleTree):
 
     def choose(self, sequence: Request, rows: None, row: int, after: list[int]) -> int:
         return self._draft(sequence, [*PROMPT, *sequence.tokens, *after])
-
-
-def started(
-    limits: SequenceLimits, proposer: Proposer | None = None, policy: Any = None, **options: Any
-) -> Request:
-    """A request after its prefill."""
-    sampling = options.pop("sampling", Sampling())
-    return Request(list(PROMPT), limits, Stats(), sampling, proposer, policy, **options)
-
-
-def decode(cycle: Cycle, decoder: ToyDecoder, request: Request) -> Iterator[int]:
-    """The tokens of one request, one by one."""
-    decoder.add()
-    cycle.join(request)
-    tokens = request.emit([request.choose(ToyRows([logits_of(PROMPT)]), 0, [])])
-    try:
-        yield from tokens
-        while request.finish_reason is None and not request.interrupted():
-            tokens = request.emit(cycle.run()[0])
-            yield from tokens
-    finally:
-        tokens.close()
-        request.finish()
 
 
 def run(limit: int = 40, eos: tuple[int, ...] = (), **options) -> tuple[Request, ToyDecoder, list[int]]:
