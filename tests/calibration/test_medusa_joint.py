@@ -165,14 +165,15 @@ def test_only_the_decoder_learns_after_the_heads_were_warmed_up(place: Place, tm
     target = place.target()
     before = weights(target)
     own = MedusaOptions(heads=HEADS, joint=True, warm_up_heads=3)
-    run = trainer(
-        place, tmp_path, own, LoopOptions(steps=6, batch_size=6, lr=1e-2, warmup=1), target, eval_every=9
-    )
+    loop = LoopOptions(steps=6, batch_size=6, lr=1e-2, warmup=1)
+    run = trainer(place, tmp_path, own, loop, target, eval_every=9, save_every=3)
     heads = {name: value.clone() for name, value in run.objective.network.state_dict().items()}
     run.train(stop_after=3)
     for name, value in target.model.named_parameters():
         assert torch.equal(value, before[name]), f"{name} moved while the heads learned alone"
     assert all(not torch.equal(v, heads[n]) for n, v in run.objective.network.state_dict().items())
+    moments = torch.load(tmp_path / "state.pt", weights_only=True)["optimizer"]["state"]
+    assert len(moments) == len(heads), "nothing is remembered of what did not learn"
     run.train(stop_after=2)
     inside = learned(target)
     assert any(inside.values()) and (all(inside.values()) == (place.kind == "llama-tied"))
@@ -198,11 +199,13 @@ def test_a_table_that_an_encoder_reads_stays_where_the_head_is_tied_to_it(tmp_pa
 
 
 def test_heads_and_target_have_rates_of_their_own(one: Place, tmp_path: Path) -> None:
-    """The first step of AdamW moves a number by its rate, whatever the gradient; the rates of later steps are logged."""
+    """The first step of AdamW moves a number by its rate, whatever the gradient, which is cut for each of the two alone;
+    the target's weights do not decay. The rates of later steps are logged."""
     target = one.target()
     before = weights(target)
     own = MedusaOptions(heads=HEADS, joint=True, base_lr=1e-4, warm_up_heads=0)
-    run = trainer(one, tmp_path / "a", own, LoopOptions(steps=1, batch_size=6, lr=1e-2, warmup=0), target)
+    loop = LoopOptions(steps=1, batch_size=6, lr=1e-2, warmup=0, clip=0.1, weight_decay=0.5)
+    run = trainer(one, tmp_path / "a", own, loop, target)
     heads = {name: value.clone() for name, value in run.objective.network.named_parameters()}
     run.train()
     inside = learned(target)
@@ -213,6 +216,11 @@ def test_heads_and_target_have_rates_of_their_own(one: Place, tmp_path: Path) ->
     for name, value in run.objective.network.named_parameters():
         if name.endswith("linear.weight"):  # zero before, so nothing decays
             assert (value - heads[name]).abs().median().item() == pytest.approx(1e-2, rel=1e-2)
+
+    moments = torch.load(tmp_path / "a" / "state.pt", weights_only=True)["optimizer"]["state"]
+    for ids in (range(len(heads)), range(len(heads), len(moments))):
+        norm = sum(float(moments[i]["exp_avg"].square().sum()) for i in ids) ** 0.5
+        assert norm == pytest.approx(0.1 * 0.1, rel=1e-2)
 
     own = MedusaOptions(heads=HEADS, joint=True, warm_up_heads=2)
     loop = LoopOptions(steps=6, batch_size=6, lr=4e-3, warmup=1)
@@ -385,8 +393,12 @@ def test_a_tied_table_that_is_stored_twice_changes_twice(tmp_path: Path) -> None
 
 
 def test_the_command_trains_both_and_says_where_they_are(
-    one: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked, rows = [], Target.rows
+    monkeypatch.setattr(
+        Target, "rows", lambda self, r, n, first=False: asked.append(first) or rows(self, r, n, first)
+    )
     data = one.folder.parent / "data.jsonl"
     command = [
         "train", "--model", str(one.folder), "--draft", "medusa", "--joint", "--heads", "2", "--data", str(data), "--steps",
@@ -403,6 +415,7 @@ def test_the_command_trains_both_and_says_where_they_are(
     assert "the target changes: " in printed.err and {"base", "heads"} <= set(report["best"]["validation"])
     assert cli.main(command) == 0
     assert capsys.readouterr().out.endswith(f"its target, which changed: {model}\n")
+    assert asked and all(asked), "the first token of an answer is learned, too"
     evaluate = ["eval", "--data", str(data), "--draft", str(tmp_path / "out"), "--max-new-tokens", "8"]
     assert cli.main([*evaluate, "--model", str(model)]) == 0
     assert cli.main([*evaluate, "--model", str(one.folder)]) == 2

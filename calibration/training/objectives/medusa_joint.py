@@ -2,8 +2,9 @@
 
 (Cai et al., arXiv 2401.10774, section 2.2.2.) L = CE of the target's own next token + λ · Σ_k decay^k · CE of head k. The
 paper's three measures against a target that forgets are here: the combined loss, two learning rates, and heads that
-learn alone at first, since what an untrained head asks for would distort the target. After them the target's rate warms
-up as the heads' did.
+learn alone at first, since what an untrained head asks for would distort the target (where the paper says that the backbone
+is trained first, it means the heads: github.com/FasterDecoding/Medusa, issue 74). After them the target's rate warms up
+as the heads' did.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ JOINTLY = ("base_lr", "head_weight", "warm_up_heads")
 """Options of joint training alone."""
 
 HEAD_WEIGHT = 0.2
-"""λ of the paper's joint training."""
+"""λ of the published recipe of joint training on given texts."""
 
 
 @dataclass(frozen=True)
