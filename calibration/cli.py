@@ -73,10 +73,12 @@ def train(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a draft for a frozen target; the same command continues a killed run."""
+    """Train a draft for a target, which stays as it is unless the draft's kind says otherwise; the same command continues a
+    killed run."""
     need_extra("train", "`vlmexport train`")
     own, loop = read_flags(draft, options, preset)
     _quiet(threads)
+    from ..exporter.drafts.files import MODEL
     from .data import load_records
     from .targets.target import load_target
     from .training.run import train_draft
@@ -100,6 +102,8 @@ def train(
         print_json(training_report(target, records, held, found, out / "best", loop.steps, seconds))
         return
     typer.echo(f"draft: {out / 'best'}")
+    if found.trained_from is not None:
+        typer.echo(f"its target, which changed: {out / 'best' / MODEL}")
 
 
 def generate_data(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..exporter.drafts.base import Draft
-from ..exporter.drafts.files import read_document
+from ..exporter.drafts.files import MODEL, read_document
 from .data.records import RecordSet
 from .generation.answers import Answers
 from .generation.generate import Generated
@@ -24,16 +24,20 @@ def training_report(
     seconds: float,
 ) -> dict[str, Any]:
     """Of a run that has come to its last step; `draft` is the best one, in `folder`. `validation` is null where a part
-    of the records was kept for it, and `seconds` are those of this call: a continued run took longer."""
+    of the records was kept for it, and `seconds` are those of this call: a continued run took longer. `model` is the
+    changed target, null where it did not change."""
+    document = read_document(folder)
+    changed = {"folder": str(folder / MODEL), "fingerprint": document["target"]["fingerprint"]}
     return {
         "schema_version": 1,
         "status": "trained",
         "target": {"name": target.name, "fingerprint": target.fingerprint},
         "draft": {"name": draft.name, "fingerprint": draft.fingerprint, "folder": str(folder)},
+        "model": None if draft.trained_from is None else changed,
         "records": _records(records),
         "validation": None if validation is None else _records(validation),
         "steps": steps,
-        "best": read_document(folder).get("evaluation") or {},
+        "best": document.get("evaluation") or {},
         "seconds": seconds,
     }
 

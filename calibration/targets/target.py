@@ -1,4 +1,4 @@
-"""The frozen target: what it says, and the rows that a draft learns from."""
+"""The target: what it says, and the rows that a draft learns from."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from ...exporter.families.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
 from ...runtime.errors import InputError, OptionError
 from ..data.records import Record
+from .changing import ChangingDecoder
 
 FUSED = 4  # how many last residuals FastVLM fuses
 
 
 @dataclass
 class Rows:
-    """Rows of a frozen target at the positions where a draft may propose.
+    """Rows of a target at the positions where a draft may propose.
 
     Row r saw the text up to its own input token; `tokens[r]` is what follows in the text. The first
-    answer token is not among them: prefill emits it.
+    answer token is not among them, unless it was asked for: prefill emits it.
     """
 
     trunk: Tensor  # [N, E] after layer n
     residuals: Tensor  # [N, K, E] after the last K layers, before the final norm
     tokens: Tensor  # int64 [N]
     records: Tensor  # int64 [N], index into the batch of records
-    positions: Tensor  # int64 [N], index of the token in its answer, from 1
+    positions: Tensor  # int64 [N], index of the token in its answer, from 1 (0 is the one that prefill emits)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
 class Target:
-    """A trained model of any supported family, never changed.
+    """A trained model of any supported family; frozen, unless a training asks for `changing`.
 
     `generate` and `rows` take records; `head` maps rows before the final norm to logits. Where the model's modules are
     and how a request is laid out comes from its family.
@@ -169,9 +170,17 @@ class Target:
         ends = [row.index(e) for e in self.eos_token_ids if e in row]
         return tuple(row[: min(ends) + 1] if ends else row)
 
-    @torch.no_grad()
-    def rows(self, records: Sequence[Record], layers: Sequence[int]) -> tuple[Rows, dict[int, Tensor]]:
-        """Teacher-forced rows of the records' texts.
+    def changing(self) -> ChangingDecoder:
+        """The part of this model that a joint training changes, in place."""
+        return ChangingDecoder(self)
+
+    def rows(
+        self, records: Sequence[Record], layers: Sequence[int], first: bool = False
+    ) -> tuple[Rows, dict[int, Tensor]]:
+        """Teacher-forced rows of the records' texts; with their graph where the decoder learns.
+
+        Args:
+            layers: whose outputs are wanted. first: also the row that says the first token of an answer.
 
         Returns:
             rows with the trunk of `layers[0]`, and the trunk rows [N, E] of every asked layer.
@@ -189,11 +198,12 @@ class Target:
                 handle.remove()
         batch, slots, tokens, positions = [], [], [], []
         for b, answer in enumerate(answers):
-            count = max(0, len(answer) - 1)
+            begin = 0 if first else 1
+            count = max(0, len(answer) - begin)
             batch += [b] * count
-            slots += range(starts[b] + 1, starts[b] + 1 + count)
-            tokens += answer[1:]
-            positions += range(1, count + 1)
+            slots += range(starts[b] + begin, starts[b] + begin + count)
+            tokens += answer[begin:]
+            positions += range(begin, begin + count)
         index = (
             torch.tensor(batch, dtype=torch.long, device=self.device),
             torch.tensor(slots, dtype=torch.long, device=self.device),

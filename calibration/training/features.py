@@ -1,7 +1,7 @@
 """Where training rows come from: the target run live, or its rows cached once in flat files.
 
 The imitation network is stateless and the target frozen, so a row never changes: cached, an epoch costs
-two small matrix products per row instead of a pass of the target.
+two small matrix products per row instead of a pass of the target. A target that learns is run live.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def in_batches(source: FeatureSource, size: int) -> Iterator[Rows]:
 
 
 class LiveFeatures:
-    """Runs the target for every batch."""
+    """Runs the target for every batch; with `first` also for the rows that say the first token of every answer."""
 
-    def __init__(self, target: Target, records: RecordSet, layer: int) -> None:
-        self.target, self.records, self.layer = target, records, layer
+    def __init__(self, target: Target, records: RecordSet, layer: int, first: bool = False) -> None:
+        self.target, self.records, self.layer, self.first = target, records, layer, first
 
     def __len__(self) -> int:
         return len(self.records)
 
     def rows(self, indices: Sequence[int]) -> Rows:
         """See `FeatureSource`."""
-        return self.target.rows([self.records[i] for i in indices], [self.layer])[0]
+        return self.target.rows([self.records[i] for i in indices], [self.layer], self.first)[0]
 
 
 class CachedFeatures:

@@ -87,11 +87,20 @@ def decayed_cross_entropy(draft_logits: Tensor, tokens: Tensor, decay: float = 0
     Args:
         draft_logits: [N, K, V]. tokens: int64 [N, K]; −100 where the text ends before, which does not count.
     """
-    logits, depths = draft_logits.float(), draft_logits.shape[1]
+    return decayed(cross_entropies(draft_logits, tokens), decay)
+
+
+def cross_entropies(draft_logits: Tensor, tokens: Tensor) -> Tensor:
+    """The cross entropy of every head by itself, [K]; shapes as `decayed_cross_entropy`."""
+    logits = draft_logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-100, reduction="none")
     known = (tokens != -100).float()
-    means = (losses.view_as(known) * known).sum(0) / known.sum(0).clamp_min(1.0)
-    weights = decay ** torch.arange(1, depths + 1, dtype=means.dtype, device=means.device)
+    return (losses.view_as(known) * known).sum(0) / known.sum(0).clamp_min(1.0)
+
+
+def decayed(means: Tensor, decay: float) -> Tensor:
+    """Σ_k decay^k · means[k − 1] over k = 1 … K."""
+    weights = decay ** torch.arange(1, len(means) + 1, dtype=means.dtype, device=means.device)
     return (weights * means).sum()
 
 

@@ -56,6 +56,16 @@ class Options:
         """
         return target.num_layers
 
+    @property
+    def changes_target(self) -> bool:
+        """Whether the target learns too, so that its rows are others after every step."""
+        return False
+
+    def completed(self, loop: LoopOptions) -> Options:
+        """The same with the defaults that follow from the loop's options, whose `lr` is set. OptionError where the two
+        do not fit."""
+        return self
+
     def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self)  # type: ignore[call-overload]

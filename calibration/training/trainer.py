@@ -27,13 +27,18 @@ from .provenance import provenance
 from .state import load_state, save_state
 
 
-def learning_rate(step: int, options: LoopOptions) -> float:
-    """Linear warm-up over `warmup` steps, then half a cosine to 0 at the last step."""
-    assert options.lr is not None
-    if step < options.warmup:
-        return options.lr * (step + 1) / (options.warmup + 1)
-    done = (step - options.warmup) / max(1, options.steps - options.warmup)
-    return options.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+def learning_rate(step: int, options: LoopOptions, peak: float | None = None, start: int = 0) -> float:
+    """0 before `start`, linear warm-up over `warmup` steps to `peak` (default: the run's), then half a cosine to 0 at
+    the last step."""
+    peak = options.lr if peak is None else peak
+    assert peak is not None
+    if step < start:
+        return 0.0
+    warm = start + options.warmup
+    if step < warm:
+        return peak * (step - start + 1) / (options.warmup + 1)
+    done = (step - warm) / max(1, options.steps - warm)
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def batch_indices(step: int, size: int, options: LoopOptions) -> list[int]:
@@ -53,7 +58,7 @@ class Trainer:
 
     Args:
         build: gives the untrained draft for the target; called once, after the seed is set.
-        options: of the loop. target: frozen.
+        options: of the loop. target: frozen, unless the objective changes it.
         source, validation: rows to train on and to choose the best draft by.
         data: identity of the data; a resumed run must have the same. out: the folder.
         device: of the target and of the rows.
@@ -82,6 +87,7 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.objective = build(target).to(self.accelerator.device)
         self.options = options.with_rate(self.objective.learning_rate(target.hidden_size))
+        self.objective.options = self.objective.options.completed(self.options)
         self.all_options = {**self.objective.options.to_dict(), **self.options.to_dict()}
         kind = self.objective.kind
         self.run = {"draft": kind, **self.all_options, "target": target.fingerprint, "data": data}
@@ -102,6 +108,8 @@ class Trainer:
             self.step, self.best = state["step"], state["best"]
             self._say(f"resumed at step {self.step}/{options.steps}")
         optimizer = self.accelerator.prepare(optimizer)
+        if self.objective.notice:
+            self._say(self.objective.notice)
         board = self._board()
         start, clock, since, seen = self.step, time.perf_counter(), time.perf_counter(), 0
         while self.step < options.steps and (stop_after is None or self.step - start < stop_after):
@@ -124,6 +132,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         if self.step < options.steps:
             return self._draft({})
+        self.objective.restore(self.out / "best")
         best = open_draft(self.out / "best")
         found = self.objective.finished(best, self.validation, self.target)
         if found is not best and self.accelerator.is_main_process:
@@ -139,9 +148,11 @@ class Trainer:
         many rows: a process may have none.
         """
         options = self.options
-        rate = learning_rate(self.step, options)
+        rates: dict[str, float] = {}
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(self.step, options, group.get("peak"), group.get("start", 0))
+            rates[group.get("rate", "lr")] = group["lr"]
+        self.objective.begin(self.step)
         indices = batch_indices(self.step, len(self.source), options)
         mine = indices[self.accelerator.process_index :: self.accelerator.num_processes]
         rows = self.source.rows(mine) if mine else []
@@ -156,14 +167,14 @@ class Trainer:
             self.accelerator.backward(loss * (len(rows) / count))
         if self.accelerator.num_processes > 1:
             self._sum_gradients()
-        own = list(self.objective.network.parameters())
-        if options.clip_value is not None:
-            self.accelerator.clip_grad_value_(own, options.clip_value)
-        self.accelerator.clip_grad_norm_(own, options.clip)
+        for own in self.objective.clipped():
+            if options.clip_value is not None:
+                self.accelerator.clip_grad_value_(own, options.clip_value)
+            self.accelerator.clip_grad_norm_(own, options.clip)
         optimizer.step()
         optimizer.zero_grad()
         found = {k: v.item() for k, v in parts.items()}
-        return (found | {"lr": rate} if found else {}), count
+        return (found | rates if found else {}), count
 
     def _check_loss(self, loss: float) -> None:
         """OptionError where a number was lost: nothing that follows would bring it back."""
@@ -211,7 +222,8 @@ class Trainer:
         if better > self.best:
             self.best = better
             if self.accelerator.is_main_process:
-                self._draft({"step": self.step, "validation": means}).save(self.out / "best")
+                draft = self._draft({"step": self.step, "validation": means})
+                self.objective.save(draft, self.out / "best")
 
     def _save(self, optimizer: Any) -> None:
         if not self.accelerator.is_main_process:
@@ -227,7 +239,7 @@ class Trainer:
                 "best": self.best,
             },
         )
-        self._draft({"step": self.step}).save(self.out / "last")
+        self.objective.save(self._draft({"step": self.step}), self.out / "last")
 
     def _draft(self, evaluation: dict[str, Any]) -> Draft:
         return self.objective.draft(provenance() | {"options": self.all_options}, evaluation)

@@ -25,6 +25,7 @@ from ...runtime.bundle.manifest import (
     PolicyInfo,
     TensorInfo,
     TextInfo,
+    TrainedFrom,
     ValueInfo,
     WeightsInfo,
 )
@@ -47,6 +48,7 @@ def describe(
     Raises BundleError for a value that no manifest may hold, UnsupportedModelError for what cannot be described.
     """
     shape, precision = family.decoder, family.precision(request.precision)
+    origin = checkpoint.trained_from
     text = TextInfo.parse(describe_text(checkpoint, family, request.default_prompt), "text")
     check_tokens(text, family.tensors()["embedding_table"].shape[0])
     image, encoder = family.image(), family.encoder()
@@ -68,6 +70,9 @@ def describe(
             decoder=family.decoder_name,
             fingerprint="",
             parameters=0,
+            trained_from=None
+            if origin is None
+            else TrainedFrom(name=origin.name, fingerprint=origin.fingerprint),
         ),
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,

@@ -55,13 +55,7 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
     template = family.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    prompt = (
-        default_prompt
-        if default_prompt is not None
-        else checkpoint.alias.default_prompt
-        if checkpoint.alias
-        else None
-    )
+    prompt = checkpoint.default_prompt if default_prompt is None else default_prompt
     vocabulary = family.tensors()["embedding_table"].shape[0]
     return {
         "tokenizer": TOKENIZER_FILE,

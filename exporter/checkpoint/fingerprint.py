@@ -6,11 +6,12 @@ import hashlib
 
 import torch
 
+from .changed import ChangedTensors
 from .load import Checkpoint
 from .tensors import TensorFiles
 
 
-def fingerprint(checkpoint: Checkpoint | TensorFiles) -> str:
+def fingerprint(checkpoint: Checkpoint | TensorFiles | ChangedTensors) -> str:
     """`sha256:<hex>` over name, dtype, shape and content of every tensor, sorted by name.
 
     The same for one file or many shards. Reads every tensor once, one at a time; computed once per checkpoint object.

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
 from .aliases import Alias, find_alias, unknown_model
+from .changed import Origin
 from .hub import SMALL, described, download
 from .lines import first_line
 from .names import StoredNames, hollow_names
@@ -73,6 +74,18 @@ class Checkpoint:
     def stored(self, name: str) -> str:
         """The tensor behind a parameter of `model_class`, or behind the table it is tied to; ExportError if none."""
         return self.names.stored(name)
+
+    @functools.cached_property
+    def trained_from(self) -> Origin | None:
+        """The model that this one was trained further from, where it says so."""
+        return Origin.read(self.folder)
+
+    @property
+    def default_prompt(self) -> str | None:
+        """The prompt of requests without one: the alias's, or that of the model it was trained from."""
+        if self.alias is not None:
+            return self.alias.default_prompt
+        return None if self.trained_from is None else self.trained_from.default_prompt
 
     @functools.cached_property
     def generation_config(self) -> dict[str, Any]:

@@ -45,6 +45,12 @@ class Draft(ABC):
         """`sha256:` of what was trained, None where nothing was."""
         return None
 
+    @property
+    def trained_from(self) -> Mapping[str, Any] | None:
+        """Name and fingerprint of the model that its target was before it changed with this draft; None where it did
+        not."""
+        return None
+
     def check_target(self, name: str, fingerprint: str, num_layers: int, hidden_size: int) -> None:
         """Raises ExportError, naming both, unless the draft fits this target."""
         if self.layer is not None and not 0 < self.layer < num_layers:

@@ -5,7 +5,9 @@
      "target": {"name": "tiny-blip2-flant5", "fingerprint": "sha256:…", "num_layers": 12},
      "provenance": {…}, "evaluation": {…}}
 
-`layer` is null for kinds that need none. A folder may come from anyone: nothing in it is trusted.
+`layer` is null for kinds that need none. Where the target changed while the draft was trained, `target` is the changed
+one, which lies in the folder `model` beside the two files, and has `trained_from`: name and fingerprint of what it was.
+A folder may come from anyone: nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 FORMAT = "vlmexport-draft"
 SCHEMA_VERSION = 1
 DESCRIPTION, TENSORS = "draft.json", "draft.safetensors"
+MODEL = "model"
 DESCRIPTION_LIMIT = 16 << 20
 """Bytes. A description with its evaluation has some kilobytes."""
 

@@ -17,7 +17,15 @@ from torch import nn
 from ...runtime.errors import ExportError, OptionError
 from ..graphs.dtypes import TORCH
 from .base import Draft
-from .files import draft_folder, read_document, read_tensors, write_document, write_tensors
+from .files import (
+    DESCRIPTION,
+    MODEL,
+    draft_folder,
+    read_document,
+    read_tensors,
+    write_document,
+    write_tensors,
+)
 
 WIDEST = 1 << 17
 """Largest width of a decoder that is believed."""
@@ -37,7 +45,7 @@ class TrainedDraft(Draft):
     network: Any
     layer: int | None = None
     target: dict[str, Any]
-    """name, fingerprint, num_layers"""
+    """name, fingerprint, num_layers; `trained_from` (name, fingerprint) where it changed while the draft was trained"""
     provenance: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
 
@@ -58,6 +66,12 @@ class TrainedDraft(Draft):
             value = value.float() if value.is_floating_point() else value
             digest.update(value.contiguous().numpy().tobytes())
         return f"sha256:{digest.hexdigest()}"
+
+    @property
+    def trained_from(self) -> Mapping[str, Any] | None:
+        """The model that the target was before it changed with this draft; None where it did not."""
+        found = self.target.get("trained_from")
+        return found if isinstance(found, dict) else None
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Writes the draft folder; each file is replaced atomically, the description last."""
@@ -106,6 +120,13 @@ class TrainedDraft(Draft):
         checkpoint, which does not know its target's weights, must fit its width only."""
         from . import draft_kind
 
+        origin = self.trained_from
+        if origin is not None and origin.get("fingerprint") == fingerprint:
+            raise ExportError(
+                f"this draft changed its target while it was trained: it fits {_short(self.target.get('fingerprint'))}, no "
+                f"longer {name!r} ({_short(fingerprint)}), where that came from; give --model the folder {MODEL!r} beside "
+                f"the draft's {DESCRIPTION}"
+            )
         if self.target.get("fingerprint", "") not in (fingerprint, None):
             raise ExportError(
                 f"this draft was trained for {self.target.get('name')!r:.80} ({_short(self.target.get('fingerprint'))}), "

@@ -52,8 +52,17 @@ _DTYPE = string(20, tuple(ITEM_SIZES))
 
 
 @dataclass(kw_only=True)
+class TrainedFrom(Part):
+    """The model that a target was before it was trained further."""
+
+    name: str = checked(string(200))
+    fingerprint: str = checked(string(200))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class ModelInfo(Part):
-    """Where the model came from."""
+    """Where the model came from; `trained_from` where its weights changed while its draft was trained."""
 
     source: str = checked(string(4096))
     family: str = checked(string(64))
@@ -61,6 +70,7 @@ class ModelInfo(Part):
     decoder: str = checked(string(64))
     fingerprint: str = checked(string(200))
     parameters: int = checked(integer(0, 10**13))
+    trained_from: TrainedFrom | None = checked(optional(TrainedFrom.parse), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -84,6 +84,9 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     row("Bundle", found["path"])
     row("Model", f"{model['source']} ({model['architecture']}), {quantity(model['parameters'])} parameters, "
         f"{found['precision']}")  # fmt: skip
+    if (origin := model["trained_from"]) is not None:
+        row("Trained from", f"{origin['name']} ({origin['fingerprint'][:19]}): its weights changed with its draft, and so "
+            "may its answers")  # fmt: skip
     row("Size", f"{size(found['bytes'])}: weights {size(found['weights']['bytes'])}, graphs "
         f"{size(sum(graph['bytes'] for graph in found['graphs']))}")  # fmt: skip
     cuts = decoder["cuts"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from training_targets import make_jsonl, make_target
 from vlmexport.exporter.drafts import open_draft
 
@@ -21,10 +22,11 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training import features
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 
-model, data, out, batch = sys.argv[1:]
+model, data, out, batch, kind = sys.argv[1:]
 target, whole = load_target(model), features.LiveFeatures.rows
 seen = []
 
@@ -37,17 +39,20 @@ features.LiveFeatures.rows = rows
 train, held = load_records(data).split(0.2)
 train.name = "train"
 loop = LoopOptions(6, int(batch), lr=3e-3, warmup=2)
-train_draft(target, train, ImitationOptions(2, cosine=1.0), loop, Path(out), held)
+joint = MedusaOptions(heads=2, joint=True, warm_up_heads=2)
+train_draft(target, train, joint if kind == "joint" else ImitationOptions(2, cosine=1.0), loop, Path(out), held)
 Path(f"{out}-{PartialState().process_index}.json").write_text(json.dumps(seen))
 """
 
 
-def launch(folder: Path, processes: int, batch: int) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
-    """The best draft's weights, and which records each process read in each step."""
-    out = folder / f"run-{processes}-{batch}"
+def launch(
+    folder: Path, processes: int, batch: int, data: str = "data.jsonl", kind: str = "imitation"
+) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
+    """The last draft's weights, and which records each process read in each step."""
+    out = folder / f"run-{kind}-{processes}-{batch}"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        str(folder / "script.py"), str(folder / "model"), str(folder / "data.jsonl"), str(out), str(batch),
+        str(folder / "script.py"), str(folder / "model"), str(folder / data), str(out), str(batch), kind,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -69,6 +74,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines[number] = json.dumps({**record, "answer": f"{record['answer']} {record['answer']} cup"})
     (folder / "data.jsonl").write_text("\n".join(lines))
     (folder / "script.py").write_text(SCRIPT)
+    words = [("cup", "box", "blue", "you"), ("box", "cup", "you", "blue"), ("you", "blue", "cup", "box")]
+    alike = [
+        {"prompt": "see", "answer": " ".join(words[i % 3][i // 3 :] + words[i % 3][: i // 3])}
+        for i in range(12)
+    ]
+    (folder / "alike.jsonl").write_text("\n".join(map(json.dumps, alike)))
     return folder
 
 
@@ -83,3 +94,22 @@ def test_processes_share_every_batch_and_make_one_draft(folder: Path, batch: int
         assert sorted(parts) == sorted(whole), "each record once"
     for name, weights in alone.items():
         torch.testing.assert_close(together[name], weights, rtol=1e-4, atol=1e-6)
+
+
+def test_processes_change_a_target_as_one_does(folder: Path):
+    """Of answers of one length, for the mean over a head's tokens is taken in each process."""
+    alone, _ = launch(folder, 1, 4, "alike.jsonl", "joint")
+    together, _ = launch(folder, 2, 4, "alike.jsonl", "joint")
+    for name, weights in alone.items():
+        torch.testing.assert_close(together[name], weights, rtol=1e-3, atol=1e-5)
+    first, second, one = (
+        load_file(place / "model.safetensors")
+        for place in (
+            folder / "run-joint-1-4/last/model",
+            folder / "run-joint-2-4/last/model",
+            folder / "model",
+        )
+    )
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-5)
+    assert not torch.equal(first["lm_head.weight"], one["lm_head.weight"])

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, tuple[str, str, str]] = {
     "imitation": ("imitation", "ImitationObjective", "ImitationOptions"),
-    "medusa": ("medusa", "MedusaObjective", "MedusaOptions"),
+    "medusa": ("medusa", "medusa_objective", "MedusaOptions"),
 }
-"""Kind → (module, class, options class in `<module>_options`). Options are read without importing PyTorch."""
+"""Kind → (module, what makes its objective, options class in `<module>_options`). Options are read without importing
+PyTorch."""
 
 
 def options_of(kind: str) -> type[Options]:

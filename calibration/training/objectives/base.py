@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from ....exporter.drafts.base import Draft
+from ...targets.changing import ChangingDecoder
 from ...targets.target import Rows
 from ..features import FeatureSource
 from ..options import Options
@@ -18,7 +20,7 @@ Counts = Callable[[], Tensor]
 
 
 class LearnedTarget(Protocol):
-    """The frozen target as an objective sees it."""
+    """The target as an objective sees it; frozen, unless one asks for what is `changing`."""
 
     name: str
     lm_head: Any
@@ -36,6 +38,10 @@ class LearnedTarget(Protocol):
 
     def features(self, rows: Tensor) -> Tensor:
         """[..., E] before the final norm to what the LM head reads."""
+        ...
+
+    def changing(self) -> ChangingDecoder:
+        """The part of it that a joint training changes."""
         ...
 
 
@@ -70,8 +76,23 @@ class Objective(nn.Module, ABC):
     def learning_rate(self, hidden_size: int) -> float:
         """The rate for a target of this width where the user gives none."""
 
+    notice = ""
+    """A line for the user before the first step."""
+
+    def begin(self, step: int) -> None:
+        """Before the rows of a step are read: what learns in it."""
+        return
+
+    def clipped(self) -> list[list[nn.Parameter]]:
+        """Parameters whose gradients are cut together, by the norm of each list."""
+        return [list(self.network.parameters())]
+
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: matrices of the network decay, all else does not."""
+        """Parameter groups: matrices of the network decay, all else does not.
+
+        A group may have its highest learning rate `peak` (default: the run's), the step `start` from which its rate
+        warms up (default: the first), and a name for the log, `rate` (default: `lr`).
+        """
         own = list(self.network.parameters())
         inside = {id(p) for p in own}
         rest = [p for p in self.parameters() if id(p) not in inside and p.requires_grad]
@@ -79,6 +100,14 @@ class Objective(nn.Module, ABC):
             {"params": [p for p in own if p.ndim > 1]},
             {"params": [*(p for p in own if p.ndim <= 1), *rest], "weight_decay": 0.0},
         ]
+
+    def save(self, draft: Draft, folder: Path) -> None:
+        """Writes the draft as it stands, and what it needs beside it."""
+        draft.save(folder)
+
+    def restore(self, folder: Path) -> None:
+        """Brings the target to where it was when `save` wrote this folder."""
+        return
 
     def finished(self, draft: Draft, source: FeatureSource, target: LearnedTarget) -> Draft:
         """What a complete run gives: its best `draft`, perhaps with what can only be measured at the end, on the

@@ -1,4 +1,4 @@
-"""Medusa-1 in training: heads on a frozen target learn what the target says k tokens further on.
+"""Medusa in training: heads on a target learn what it says k tokens further on.
 
 (Cai et al., arXiv 2401.10774, section 2.2.1: Σ_k decay^k · CE of head k. The head that looks k tokens beyond the LM
 head's own is head k, so none repeats that one.)
@@ -26,8 +26,17 @@ BATCH = 64
 """Records that are looked at together while hits are counted."""
 
 
+def medusa_objective(
+    options: MedusaOptions, target: LearnedTarget, counts: Counts | None = None
+) -> MedusaObjective:
+    """Medusa-1, or where the target learns with the heads, Medusa-2."""
+    from .medusa_joint import JointMedusaObjective
+
+    return (JointMedusaObjective if options.joint else MedusaObjective)(options, target, counts)
+
+
 class MedusaObjective(Objective):
-    """See the module. `counts` is asked for where the heads choose from frequent tokens only."""
+    """Medusa-1: the target is frozen. `counts` is asked for where the heads choose from frequent tokens only."""
 
     kind = MedusaDraft.kind
     shown = {"head 1": "hit1", "tokens": "expected"}
@@ -50,16 +59,28 @@ class MedusaObjective(Objective):
         self.network.start_from(table, d2t)
 
     def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
-        """The decayed sum; parts have each head's share of right first proposals, over the rows that know the token,
-        and `expected`, the tokens of a cycle if heads were independent."""
-        logits = heads_logits(self.network, batch, target)
+        """The decayed sum; parts as `heads_loss`."""
+        total, parts = self.heads_loss(target.features(batch.residuals[:, -1]), batch, target)
+        parts["loss"] = total
+        return total, {name: value.detach() for name, value in parts.items()}
+
+    def heads_loss(
+        self, rows: Tensor, batch: Rows, target: LearnedTarget
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(Σ_k decay^k · CE_k, its parts) of heads on what the LM head reads, [N, E].
+
+        Parts have each head's cross entropy and its share of right first proposals, over the rows that know the
+        token, and `expected`, the tokens of a cycle if heads were independent.
+        """
+        logits = self.network(rows, target.lm_head.weight)
         labels = heads_labels(self.network, batch)
-        total = losses.decayed_cross_entropy(logits, labels, self.options.decay)
+        means = losses.cross_entropies(logits, labels)
         right = (logits.detach().argmax(-1) == labels) & (labels >= 0)
         hits = right.float().sum(0) / (ahead(batch, self.options.heads) >= 0).float().sum(0).clamp_min(1)
-        parts = {"loss": total} | {f"hit{k}": hit for k, hit in enumerate(hits, 1)}
+        parts = {f"head{k}": mean for k, mean in enumerate(means, 1)}
+        parts |= {f"hit{k}": hit for k, hit in enumerate(hits, 1)}
         parts["expected"] = 1 + hits.cumprod(0).sum()
-        return total, {name: value.detach() for name, value in parts.items()}
+        return losses.decayed(means, self.options.decay), parts
 
     def score(self, means: Mapping[str, float]) -> float:
         """The expected tokens of a cycle."""

@@ -1,0 +1,145 @@
+"""A model whose weights were trained further: a folder like that of the model it came from, with other weights.
+
+Configuration, tokenizer and processor are copied, tensors keep their names, and `trained_from.json` says which model it
+was:
+
+    {"name": "tiny-blip2-flant5", "fingerprint": "sha256:…", "default_prompt": "describe the scene"}
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...runtime.errors import ExportError
+from ...runtime.files import replacing
+from .hub import SMALL
+from .tensors import INDEX, SINGLE
+
+if TYPE_CHECKING:
+    from .load import Checkpoint
+
+FILE = "trained_from.json"
+LONGEST = 1 << 16
+"""Characters of a default prompt, as in a manifest."""
+
+SHARD_BYTES = 2 << 30
+"""Of weights in one file, and in memory beside the model while they are written."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that a changed one came from."""
+
+    name: str
+    fingerprint: str
+    default_prompt: str | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, name: str, fingerprint: str) -> Origin:
+        """What a model that `checkpoint` is trained into says of it."""
+        return cls(name, fingerprint, checkpoint.default_prompt)
+
+    @classmethod
+    def read(cls, folder: Path) -> Origin | None:
+        """What the model in `folder` says, None for one that says nothing. Raises ExportError for what is no such file."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (ValueError, RecursionError, OSError) as error:
+            raise ExportError(f"{path} cannot be read: {error}") from error
+        values = (
+            [found.get(n) for n in ("name", "fingerprint", "default_prompt")]
+            if isinstance(found, dict)
+            else []
+        )
+        for value, longest in zip(values, (200, 200, LONGEST), strict=False):
+            if not isinstance(value, str | None) or len(value or "") > longest:
+                raise ExportError(f"{path}: {value!r:.80} is not a text of at most {longest} characters")
+        if not values or values[0] is None or values[1] is None:
+            raise ExportError(f"{path} does not name a model and its fingerprint; delete it")
+        return cls(*values)  # type: ignore[arg-type]
+
+
+class ChangedTensors:
+    """A checkpoint's tensors with some replaced, as `fingerprint` reads them. What is replaced has the type it was
+    trained in, float32."""
+
+    def __init__(self, checkpoint: Checkpoint, changed: Mapping[str, torch.Tensor]) -> None:
+        self._files = checkpoint.tensors
+        self._changed = changed
+        for name, value in changed.items():
+            if tuple(value.shape) != self._files.shape(name):
+                raise ExportError(
+                    f"{name} is trained with shape {list(value.shape)}, but stored with {list(self._files.shape(name))} in "
+                    f"{self._files.folder}; save the model with this version of transformers"
+                )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._files.shape(name)
+
+    def dtype(self, name: str) -> str:
+        """Its dtype's name, as in torch."""
+        changed = self._changed.get(name)
+        return self._files.dtype(name) if changed is None else str(changed.dtype).removeprefix("torch.")
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor in that dtype, in memory of its own."""
+        changed = self._changed.get(name)
+        return self._files.read(name) if changed is None else changed.detach().to("cpu", copy=True)
+
+    def bytes(self, name: str) -> int:
+        """What it takes in that dtype."""
+        dtype = getattr(torch, self.dtype(name))
+        return torch.Size(self.shape(name)).numel() * dtype.itemsize
+
+
+def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors, origin: Origin) -> None:
+    """Writes the folder; each file is replaced atomically. A kill may leave some weights of before: whoever needs to
+    know compares the fingerprint."""
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(p for pattern in SMALL for p in checkpoint.folder.glob(pattern)):
+        if not path.name.endswith(".index.json"):
+            with path.open("rb") as source, replacing(folder / path.name) as out:
+                shutil.copyfileobj(source, out)
+    with replacing(folder / FILE) as out:
+        out.write((json.dumps(asdict(origin), indent=1) + "\n").encode())
+    shards = _shards(tensors)
+    table: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        table |= dict.fromkeys(names, file)
+        with replacing(folder / file) as out:
+            out.write(save({name: tensors.read(name).contiguous() for name in names}, {"format": "pt"}))
+    if len(shards) > 1:
+        total = sum(map(tensors.bytes, table))
+        with replacing(folder / INDEX) as out:
+            out.write(json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=1).encode())
+
+
+def _shards(tensors: ChangedTensors) -> list[list[str]]:
+    """Names by file: at most `SHARD_BYTES` each, or one tensor."""
+    found: list[list[str]] = [[]]
+    used = 0
+    for name in tensors:
+        size = tensors.bytes(name)
+        if found[-1] and used + size > SHARD_BYTES:
+            found.append([])
+            used = 0
+        found[-1].append(name)
+        used += size
+    return found
