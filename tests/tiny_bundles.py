@@ -60,10 +60,6 @@ BUNDLES = {
     ),
     "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "seed": 18, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
-    "qwen2": Recipe(
-        "qwen2", changes={"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    ),
-    "qwen2-two-cuts": Recipe("qwen2", (1, 2), {"num_hidden_layers": 3}),
     "llava": Recipe("llava", changes={"vision_layers": 2}, head="shared"),
     "t5-two-cuts": Recipe(
         "blip2-t5",

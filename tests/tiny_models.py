@@ -324,7 +324,9 @@ def llama(
 def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """A Qwen2 with grouped-query attention and biases that show when they are left out; tied, as the small ones are."""
     tokenizer = llama_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})  # transformers' Qwen2 tokenizer has it, asked or not
+    tokenizer.add_special_tokens(
+        {"pad_token": "<|endoftext|>"}
+    )  # transformers' Qwen2 tokenizer has it, asked or not
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     options: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -27,7 +27,6 @@ KINDS = {
     "blip2-opt": {"num_hidden_layers": 5},
     "vit-gpt2": {"n_layer": 5},
     "llava": {"num_hidden_layers": 5},
-    "qwen2": {"num_hidden_layers": 5},
 }
 """Tiny checkpoint of every family → changes that give its decoder 5 layers. A new family is one line here."""
 
@@ -76,5 +75,5 @@ def make_jsonl(path: Path, count: int, images: bool) -> Path:
 
 def make_records(folder: Path, kind: str, count: int = 12) -> RecordSet:
     """Records that suit a target of that kind."""
-    images = kind not in ("llama", "qwen2", "t5")
+    images = kind not in ("llama", "t5")
     return load_records(str(make_jsonl(folder / "data.jsonl", count, images=images)))

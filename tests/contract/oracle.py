@@ -15,7 +15,6 @@ from transformers import (
     Blip2ForConditionalGeneration,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
-    Qwen2ForCausalLM,
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
 )
@@ -24,7 +23,6 @@ CLASSES: dict[str, Any] = {
     "blip-2": Blip2ForConditionalGeneration,
     "llama": LlamaForCausalLM,
     "llava": LlavaForConditionalGeneration,
-    "qwen2": Qwen2ForCausalLM,
     "t5": T5ForConditionalGeneration,
     "vision-encoder-decoder": VisionEncoderDecoderModel,
 }
@@ -33,7 +31,6 @@ CLASSES: dict[str, Any] = {
 PARTS = {
     "llama": ("model.layers", "model.norm"),
     "llava": ("model.language_model.layers", "model.language_model.norm"),
-    "qwen2": ("model.layers", "model.norm"),
     "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
     "gpt2": ("transformer.h", "transformer.ln_f"),
     "t5": ("decoder.block", "decoder.final_layer_norm"),

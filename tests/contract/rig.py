@@ -35,7 +35,6 @@ FAMILIES = (
     "blip2-opt",
     "vit-gpt2",
     "llava",
-    "qwen2",
     "t5-text",
     "t5-float16",
     "llama-bfloat16",

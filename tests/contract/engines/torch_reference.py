@@ -274,7 +274,6 @@ class LlavaModel(LlamaModel):
 
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
-    ("llama", "qwen2"): LlamaModel,
     ("llava", "llama"): LlavaModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,
