@@ -26,11 +26,12 @@ def square_image(
     `side` is (height, width) that the vision tower takes, `processor` the runtime's name for it, and `reference` the
     transformers class on Pillow whose own values stand for settings that are left out.
     """
+    described = _described(settings, side, processor, reference, refused=("do_center_crop", "do_pad"))
     size = settings.get("size") or reference.size
     found = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
     if found != side:
         raise _other_size(size, side)
-    return _described(settings, side, processor, reference, refused=("do_center_crop", "do_pad"))
+    return described
 
 
 def cropped_image(
@@ -40,6 +41,7 @@ def cropped_image(
     `square_image`."""
     if settings.get("do_center_crop") is False:
         raise UnsupportedModelError("image processor: do_center_crop=false is not supported")
+    described = _described(settings, side, processor, reference, refused=("do_pad",))
     crop = settings.get("crop_size") or reference.crop_size
     found = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
     if found != side:
@@ -48,8 +50,7 @@ def cropped_image(
     short = size.get("shortest_edge") if isinstance(size, dict) else size
     if type(short) is not int or short < 1 or (isinstance(size, dict) and len(size) > 1):
         raise UnsupportedModelError(f"image processor: size {size} is not a shortest_edge")
-    found = _described(settings, side, processor, reference, refused=("do_pad",))
-    return {**found, "shortest_edge": short}
+    return {**described, "shortest_edge": short}
 
 
 def _other_size(size: Any, side: tuple[int, int]) -> UnsupportedModelError:

@@ -66,7 +66,7 @@ def test_next_to_temperature_0_drawn_proposals_give_the_greedy_text(
     tiny_bundle: Callable, family: str
 ) -> None:
     """Real engines: all of p lies on one token, whatever was drawn from whatever q; alone and in batches."""
-    with Session.load(tiny_bundle(family).path, max_batch=3, threads=1) as session:
+    with Session.load(tiny_bundle(family).path, max_batch=3) as session:
         prompts = [[11, 70, 100, 41, 5], [9, 8, 7], [5, 60, 33, 12], [17, 4]]
         options: dict[str, Any] = {
             "max_new_tokens": 24,
@@ -88,7 +88,7 @@ def test_next_to_temperature_0_drawn_proposals_give_the_greedy_text(
 
 
 def test_drawn_texts_repeat_with_their_seed_and_differ_from_matched_ones(tiny_bundle: Callable) -> None:
-    with Session.load(tiny_bundle("llama").path, threads=1) as session:
+    with Session.load(tiny_bundle("llama").path) as session:
         ids, asked = [11, 70, 100, 41, 5], {"max_new_tokens": 40, "temperature": 1.0, "seed": 4}
         plain = session.generate_tokens(ids, draft="none", **asked).tokens
         for way in WAYS:

@@ -108,7 +108,7 @@ ASKED = {"max_new_tokens": 40, "temperature": 0.9, "seed": 5}
 
 
 def test_only_the_name_makes_a_request_lossy_and_the_result_says_so(tiny_bundle: Callable) -> None:
-    with Session.load(tiny_bundle("llama").path, max_batch=3, threads=1) as session:
+    with Session.load(tiny_bundle("llama").path, max_batch=3) as session:
         ids = [11, 70, 100, 41, 5]
         for draft in (
             {"draft": "medusa"},
@@ -133,7 +133,7 @@ def test_only_the_name_makes_a_request_lossy_and_the_result_says_so(tiny_bundle:
 
 
 def test_a_lossy_request_leaves_the_others_of_its_batch_alone(tiny_bundle: Callable) -> None:
-    with Session.load(tiny_bundle("llama").path, max_batch=3, threads=1) as session:
+    with Session.load(tiny_bundle("llama").path, max_batch=3) as session:
         options = {**ASKED, "draft": "medusa", "draft_length": 3}
         asked = [{"prompt": "red cup " * (1 + n), **options, "seed": n} for n in range(5)]
         wanted = [session.generate(**one) for one in asked]
@@ -146,7 +146,7 @@ def test_a_lossy_request_leaves_the_others_of_its_batch_alone(tiny_bundle: Calla
 
 
 def test_a_stream_says_it_before_its_first_piece(tiny_bundle: Callable) -> None:
-    with Session.load(tiny_bundle("llama").path, threads=1) as session:
+    with Session.load(tiny_bundle("llama").path) as session:
         for options, lossy in (
             ({"lossy": "typical"}, "typical"),
             ({}, None),
@@ -171,7 +171,7 @@ def test_a_stream_says_it_before_its_first_piece(tiny_bundle: Callable) -> None:
 )
 def test_what_is_refused(tiny_bundle: Callable, options: dict, message: str) -> None:
     with (
-        Session.load(tiny_bundle("llama").path, threads=1) as session,
+        Session.load(tiny_bundle("llama").path) as session,
         pytest.raises(OptionError, match=message),
     ):
         session.generate(prompt="the cup", **options)
@@ -179,7 +179,7 @@ def test_what_is_refused(tiny_bundle: Callable, options: dict, message: str) -> 
 
 def test_min_p_and_a_penalty_of_the_request_come_before_acceptance(tiny_bundle: Callable) -> None:
     """With them, too, a draft changes nothing; and both do something."""
-    with Session.load(tiny_bundle("llama").path, threads=1) as session:
+    with Session.load(tiny_bundle("llama").path) as session:
         ids = [11, 70, 100, 41, 5]
         streams = set()
         for options in (
