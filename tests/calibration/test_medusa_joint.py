@@ -274,7 +274,14 @@ def test_a_finished_run_has_the_best_target_not_the_last(one: Place, tmp_path: P
     assert MedusaDraft.load(tmp_path / "last").target["fingerprint"] == last.fingerprint
 
 
-@pytest.fixture(scope="module", params=["llama-tied", "blip2-t5", "blip2-opt", "vit-gpt2"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama-tied",
+        "blip2-t5",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("blip2-opt", "vit-gpt2")),
+    ],
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Path]:
     """A place, and a training on its own answers that changed its target."""
     place = make_place(request.param, tmp_path_factory.mktemp(request.param))
