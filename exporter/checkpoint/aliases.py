@@ -42,12 +42,6 @@ ALIASES: tuple[Alias, ...] = (
         default_prompt="describe the scene",
     ),
     Alias(
-        "tiny-vit-gpt2",
-        "vit-gpt2",
-        "4 M parameters, describes generated tabletop scenes; comes with the package",
-        bundled="tiny-vit-gpt2",
-    ),
-    Alias(
         "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
     ),
     Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),
