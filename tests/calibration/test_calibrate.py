@@ -125,7 +125,8 @@ def test_another_device_chooses_by_what_was_observed_here(
     copy = shutil.copytree(bundle, tmp_path / "copy")
     here = calibrate(capsys, bundle, "--data", data)
     (tmp_path / "here.json").write_text(json.dumps(here))
-    assert cli.main(["calibrate", str(copy), "--merge", str(tmp_path / "here.json")]) == 0
+    merged = calibrate(capsys, copy, "--merge", tmp_path / "here.json")["merged"]
+    assert merged == {"costs": 1, "acceptance": len(here["acceptance"])}
     monkeypatch.setattr(machine, "processor", lambda: "robot")
     there = calibrate(capsys, copy)
     assert there["data"] is None and there["acceptance"] == []
