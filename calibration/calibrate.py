@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..runtime.commands import options
+from ..runtime.speculate.choice import LEAST
 from . import forms
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def calibrate(
     ] = 2,
     least: Annotated[
         float, typer.Option("--least", min=0.0, help="Speculate from this predicted speed-up on.")
-    ] = 1.05,
+    ] = LEAST,
     by: Annotated[
         str, typer.Option("--by", help="speedup, or reward: FastVLM's C - weight x layer, with acceptance for C.")
     ] = "speedup",

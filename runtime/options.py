@@ -8,6 +8,9 @@ from typing import Any
 
 from .errors import OptionError
 
+TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
+"""Of typical acceptance, as Medusa's authors have them."""
+
 ADAPTIVE = ("off", "request", "session", "logistic")
 """What the draft length depends on: nothing, the request so far, every request of the session so far, or FastVLM's
 function of the position."""

@@ -304,11 +304,8 @@ def t5(seed: int = 5, **changes: Any) -> tuple[T5ForConditionalGeneration, T5Tok
     return model, tokenizer
 
 
-def llama(
-    seed: int = 6, *, tied: bool = False, **changes: Any
-) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A Llama with grouped-query attention (6 query heads on 2), rotary positions; 2 layers unless changed."""
-    tokenizer = llama_tokenizer()
+def llama_config(tokenizer: PreTrainedTokenizerFast, *, tied: bool = False, **changes: Any) -> LlamaConfig:
+    """Grouped-query attention (6 query heads on 2), rotary positions; 2 layers unless changed."""
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     options: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -316,17 +313,25 @@ def llama(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": tied,
         "bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": None,
     } | changes  # fmt: skip
-    model = LlamaForCausalLM(LlamaConfig(**options)).eval()
-    _fill_llama(model, (end - 1, end), torch.Generator().manual_seed(seed))
+    return LlamaConfig(**options)
+
+
+def llama(
+    seed: int = 6, *, tied: bool = False, **changes: Any
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A Llama with grouped-query attention (6 query heads on 2), rotary positions; 2 layers unless changed."""
+    tokenizer = llama_tokenizer()
+    config = llama_config(tokenizer, tied=tied, **changes)
+    model = LlamaForCausalLM(config).eval()
+    _fill_llama(model, (config.bos_token_id, config.eos_token_id), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
 def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """A Qwen2 with grouped-query attention and biases that show when they are left out; tied, as the small ones are."""
     tokenizer = llama_tokenizer()
-    tokenizer.add_special_tokens(
-        {"pad_token": "<|endoftext|>"}
-    )  # transformers' Qwen2 tokenizer has it, asked or not
+    # transformers' Qwen2 tokenizer has this token, asked or not.
+    tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     options: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -351,19 +356,13 @@ def llava(
     core = llama_tokenizer()
     core.add_tokens([AddedToken(IMAGE_TOKEN, normalized=False, special=True)], special_tokens=True)
     core.chat_template = None  # it is the processor's
-    end = core.convert_tokens_to_ids("<|im_end|>")
-    options: dict[str, Any] = {
-        "vocab_size": len(core), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "tie_word_embeddings": tied,
-        "bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": None,
-    } | text_changes  # fmt: skip
+    text = llama_config(core, tied=tied, **text_changes)
     vision = CLIPVisionConfig(
         hidden_size=vision_width, intermediate_size=2 * vision_width, num_hidden_layers=vision_layers,
         num_attention_heads=2, image_size=image_side, patch_size=16, projection_dim=32,
     )  # fmt: skip
     config = LlavaConfig(
-        vision_config=vision, text_config=LlamaConfig(**options), image_token_index=len(core) - 1,
+        vision_config=vision, text_config=text, image_token_index=len(core) - 1,
         vision_feature_layer=feature_layer, vision_feature_select_strategy=strategy,
         projector_hidden_act=activation, tie_word_embeddings=tied,
     )  # fmt: skip
@@ -377,7 +376,7 @@ def llava(
     _normal(tower.embeddings.position_embedding.weight, 0.3, generator)
     patches = tower.embeddings.patch_embedding
     _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
-    _fill_llama(model, (end - 1, end, len(core) - 1), generator)
+    _fill_llama(model, (text.bos_token_id, text.eos_token_id, len(core) - 1), generator)
     return model, core
 
 

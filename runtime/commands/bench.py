@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def bench(
     seed: int = typer.Option(0, "--seed", min=0, help="Seed of sampling, for both arms."),
     draft_sampling: options.DraftSampling = None,
     lossy: options.Lossy = None,
-    typical_epsilon: options.TypicalEpsilon = 0.09,
-    typical_delta: options.TypicalDelta = 0.3,
+    typical_epsilon: options.TypicalEpsilon = TYPICAL_EPSILON,
+    typical_delta: options.TypicalDelta = TYPICAL_DELTA,
     threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),

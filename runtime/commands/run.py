@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def run(
     ),
     draft_sampling: options.DraftSampling = None,
     lossy: options.Lossy = None,
-    typical_epsilon: options.TypicalEpsilon = 0.09,
-    typical_delta: options.TypicalDelta = 0.3,
+    typical_epsilon: options.TypicalEpsilon = TYPICAL_EPSILON,
+    typical_delta: options.TypicalDelta = TYPICAL_DELTA,
     seed: int = typer.Option(None, "--seed", help="Seed of sampling; the same seed gives the same text."),
     stop: list[str] = typer.Option(
         [], "--stop", metavar="TEXT", help="End before this text; repeat for several."

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ImageError, PromptError
-from ..text.chat import check_messages, render_chat
+from ..text.chat import check_messages
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, RawPrompt, Source, image_list
+from .chat import chat_ids
 
 
 class Llama:
@@ -37,14 +38,7 @@ class Llama:
                 raise PromptError("the prompt is empty; this model needs one (--prompt TEXT)")
             messages = None if isinstance(prompt, RawPrompt) else [{"role": "user", "content": words}]
         if template and messages is not None:
-            rendered = render_chat(
-                template,
-                messages,
-                bos_token=tokenizer.token(manifest.text.bos_token_id),
-                eos_token=tokenizer.token(next(iter(manifest.text.eos_token_ids), None)),
-            )
-            # The template writes every special token itself.
-            ids = tokenizer.encode(as_text(rendered), add_special_tokens=False)
+            ids = chat_ids(bundle, template, messages)
         else:
             ids = tokenizer.encode(words)
         if not len(ids):

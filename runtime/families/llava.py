@@ -10,9 +10,10 @@ import numpy as np
 from ..errors import BundleError, PromptError
 from ..images.load import load_image
 from ..images.processors import preprocess
-from ..text.chat import check_messages, render_chat
+from ..text.chat import check_messages
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, RawPrompt, Source, image_list
+from .chat import chat_ids
 
 
 class Llava:
@@ -41,13 +42,7 @@ class Llava:
         if isinstance(turns, str):
             ids = tokenizer.encode(as_text(turns))
         else:
-            rendered = render_chat(
-                text.chat_template or "",
-                turns,
-                bos_token=tokenizer.token(text.bos_token_id),
-                eos_token=tokenizer.token(next(iter(text.eos_token_ids), None)),
-            )
-            ids = tokenizer.encode(as_text(rendered), add_special_tokens=False)
+            ids = chat_ids(bundle, text.chat_template or "", turns)
         marks = ids == text.image_token_id
         count = int(np.count_nonzero(marks))
         if count != len(images):

@@ -148,7 +148,7 @@ def measure(
         "identical": identical
         if options.get("draft_sampling", "match") == "match" and not (forced or report["lossy"])
         else None,
-        "costs": _entry(session, table, rows) if every_draft else None,
+        "costs": measured_costs(session, table, rows).to_json() if every_draft else None,
     }
 
 
@@ -300,6 +300,7 @@ def _bound(table: CostTable, draft: str, total: Stats) -> dict[str, Any] | None:
     }
 
 
-def _entry(session: Session, table: CostTable, rows: int) -> dict[str, Any]:
+def measured_costs(session: Session, table: CostTable, rows: int) -> StoredCosts:
+    """An entry for the manifest: the table, when and where it was measured, and at how many key/value rows."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return StoredCosts.of(table, machine.processor(), session.threads or 1, date, rows).to_json()
+    return StoredCosts.of(table, machine.processor(), session.threads or 1, date, rows)

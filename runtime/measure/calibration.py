@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
@@ -20,9 +19,9 @@ from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_re
 from ..speculate.costs import FREE, CostTable
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import StoredAcceptance, stored_acceptance
-from ..speculate.stored_costs import StoredChoice, StoredCosts
+from ..speculate.stored_costs import StoredChoice
 from . import machine
-from .benchmark import Progress, time_passes
+from .benchmark import Progress, measured_costs, time_passes
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
@@ -126,14 +125,12 @@ def calibrate(
         session, drafts, widths, first.prompt_tokens / first.requests, first.tokens / first.requests
     )
     table = _with_host(table, plain, drafting)
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    seen = [(_observed(arm), arm.totals[0].requests) for arm in drafting]
-    entries = [] if data is None else [StoredAcceptance.of(each, n, data, date).to_dict() for each, n in seen]
-    known = (
-        [each for each, _ in seen]
-        if data is not None
-        else [entry.observed for entry in stored_acceptance(manifest)]
-    )
+    costs = measured_costs(session, table, rows)
+    if data is None:
+        entries, known = [], [entry.observed for entry in stored_acceptance(manifest)]
+    else:
+        known = [_observed(arm) for arm in drafting]
+        entries = [StoredAcceptance.of(each, len(requests), data, costs.date) for each in known]
     if by == "reward":
         layers = {draft.name: draft.layer for draft in drafts if draft.layer}
         chosen = choose_by_reward(
@@ -141,7 +138,6 @@ def calibrate(
         )
     else:
         chosen = choose(table, known, least)
-    costs = StoredCosts.of(table, machine.processor(), session.threads or 1, date, rows)
     costs.choice = StoredChoice.of(chosen)
     return {
         "schema_version": 1,
@@ -153,7 +149,7 @@ def calibrate(
         "least": least,
         "by": by,
         "costs": costs.to_json(),
-        "acceptance": entries,
+        "acceptance": [entry.to_dict() for entry in entries],
         "machine": machine.describe(),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -43,6 +44,7 @@ def busy(machine: dict[str, Any]) -> bool:
     return machine["load"] is not None and machine["load"] > machine["cores"]
 
 
+@functools.cache
 def processor() -> str:
     """Name of the processor: what stored pass times are found by."""
     info = Path("/proc/cpuinfo")

@@ -123,12 +123,7 @@ class Sequence:
         """
         if self.processors is None and self.sampling.temperature == 0:
             return rows.best(row)
-        sampling, processors = self.sampling, self.processors
-        rows.check(row)
-        logits = rows.logits(row)
-        if processors is not None:
-            logits = processors.apply(logits, after)
-        return sampling.choose(logits, len(self.tokens) + len(after))
+        return self.sampling.choose(self._logits(rows, row, after), len(self.tokens) + len(after))
 
     def propose(self, rows: TargetRows, row: int, after: list[int]) -> int:
         """The token to draft after the emitted tokens and `after`, from draft logits. Matched, it is drawn with the
@@ -182,36 +177,40 @@ class Sequence:
 
     def _drawn(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
         """Acceptance and residual of a chain that was drawn from `q`."""
-
-        def target(node: int) -> np.ndarray:
-            p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
-            if self.drawing is not None and node < len(q):
-                self.drawing.compare(p, q[node])
-            return p
-
-        return verify_sampled(tree, target, q, self._uniforms(tree))
+        return verify_sampled(
+            tree, lambda node: self._compared(tree, q, rows, first, node), q, self._uniforms(tree)
+        )
 
     def _matched(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
         """Draw-and-match of a chain that could have been drawn from `q`."""
 
         def choose(node: int, depth: int) -> int:
-            p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
-            if self.drawing is not None and node < len(q):
-                self.drawing.compare(p, q[node])
+            p = self._compared(tree, q, rows, first, node)
             return draw(p, self.sampling.uniform(len(self.tokens) + depth))
 
         return verify_draws(tree, choose)
+
+    def _compared(
+        self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int, node: int
+    ) -> np.ndarray:
+        """p after a node of a chain, noted beside the `q` of the same token."""
+        p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
+        if self.drawing is not None and node < len(q):
+            self.drawing.compare(p, q[node])
+        return p
 
     def distribution(self, rows: TargetRows, row: int, after: Items[int]) -> np.ndarray:
         """p of the token after the emitted ones and `after`: float64 [V], from the logits of `row`.
 
         Raises `NumericsError` for logits that are not finite.
         """
+        return self.sampling.probabilities(self._logits(rows, row, after))
+
+    def _logits(self, rows: TargetRows, row: int, after: Items[int]) -> np.ndarray:
+        """Logits [V] behind the emitted tokens and `after`, as the processors leave them."""
         rows.check(row)
         logits = rows.logits(row)
-        if self.processors is not None:
-            logits = self.processors.apply(logits, after)
-        return self.sampling.probabilities(logits)
+        return logits if self.processors is None else self.processors.apply(logits, after)
 
     def _uniforms(self, tree: TokenTree) -> list[tuple[float, float]]:
         """One uniform for accepting and one for drawing again, per output position."""

@@ -63,18 +63,17 @@ def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
 
 def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
     """By draft, the trees that were measured beside a chain as deep, for the controller. Raises `BundleError`."""
-    observed = [entry.observed for entry in stored_acceptance(manifest)]
+    observed = [seen for entry in stored_acceptance(manifest) if (seen := entry.observed).cycles]
+    chains = {seen.draft: seen for seen in observed if seen.is_chain}
     widest = manifest.limits.max_width - 1
     trees: dict[str, list[Tree]] = {}
-    for chain in observed:
-        if not chain.is_chain or not chain.cycles:
+    for seen in observed:
+        chain, depth = chains.get(seen.draft), seen.budget.depth
+        if seen.is_chain or chain is None or depth > chain.budget.depth or seen.budget.nodes > widest:
             continue
-        for tree in observed:
-            budget = tree.budget
-            if tree.draft != chain.draft or tree.is_chain or not tree.cycles or budget.nodes > widest:
-                continue
-            kept = chain.tokens_per_cycle(budget.depth) - 1
-            if budget.depth <= chain.budget.depth and kept > 0:
-                gain = (tree.tokens_per_cycle(budget.depth) - 1) / kept
-                trees.setdefault(chain.draft, []).append(Tree(budget, gain))
+        kept = chain.tokens_per_cycle(depth) - 1
+        if kept > 0:
+            trees.setdefault(seen.draft, []).append(
+                Tree(seen.budget, (seen.tokens_per_cycle(depth) - 1) / kept)
+            )
     return trees

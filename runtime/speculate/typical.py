@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..decode.tree import TokenTree
-from ..options import number
+from ..options import TYPICAL_DELTA, TYPICAL_EPSILON, number
 from .acceptance import Verdict
 
 
@@ -24,8 +24,8 @@ class Typical:
     Raises `OptionError` for numbers outside 0..1.
     """
 
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: float = TYPICAL_EPSILON
+    delta: float = TYPICAL_DELTA
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):

@@ -26,7 +26,7 @@ from vlmexport.runtime.proposers import medusa
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.proposers.rank_tree import within
 from vlmexport.runtime.speculate import sequence
-from vlmexport.runtime.speculate.acceptance import Verdict
+from wrong_verify import padded_with_0
 
 Patch = pytest.MonkeyPatch
 
@@ -190,16 +190,7 @@ def path_not_committed(patch: Patch) -> None:
 
 def pad_id_0_accepted(patch: Patch) -> None:
     """Short paths padded with token 0: the target's own token 0 then looks like an accepted proposal."""
-    verify = sequence.verify_draws
-
-    def wrong(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
-        verdict = verify(tree, choose)
-        if verdict.token != 0 or len(verdict.path) >= max(tree.depths):
-            return verdict
-        last = len(tree) - 1  # index −1 of the logits
-        return Verdict([*verdict.path, last], choose(last, len(verdict.path) + 1), verdict.evaluated + 1)
-
-    patch.setattr(sequence, "verify_draws", wrong)
+    patch.setattr(sequence, "verify_draws", padded_with_0(sequence.verify_draws))
 
 
 def write_index_off_by_one(patch: Patch) -> None:

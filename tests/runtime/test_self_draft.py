@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from toy import ToyRows
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.speculate.budget import NOTHING, Budget
 from vlmexport.runtime.speculate.on_trunk import draft_on_trunk
@@ -18,22 +19,6 @@ from vlmexport.runtime.speculate.stats import Stats
 
 LOGITS = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
 EMITTED = [5, 9]
-
-
-class Rows:
-    """Draft logits that are known; row b is of sequence b."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self._values = values
-
-    def best(self, row: int) -> int:
-        return int(self._values[row].argmax())
-
-    def logits(self, row: int) -> np.ndarray:
-        return self._values[row]
-
-    def check(self, row: int) -> None:
-        assert np.isfinite(self._values[row]).all()
 
 
 class Trunk:
@@ -51,10 +36,10 @@ class Drafts(Proposer):
 
     cut = 1
 
-    def rows(self, step: int) -> Rows:
-        return Rows(np.stack([LOGITS[step], LOGITS[3 - step]]))
+    def rows(self, step: int) -> ToyRows:
+        return ToyRows(np.stack([LOGITS[step], LOGITS[3 - step]]))
 
-    def choose(self, sequence: Request, rows: Rows, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Request, rows: ToyRows, row: int, after: list[int]) -> int:
         return sequence.choose(rows, row, after)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.policy import FixedLength
 from vlmexport.runtime.speculate.sequence import Sequence as Request
 from vlmexport.runtime.speculate.typical import Typical
+from wrong_verify import padded_with_0
 
 
 class SoftmaxOfArgmax(Likeliest):
@@ -57,16 +57,7 @@ def longest_of_several_samples(patch: pytest.MonkeyPatch) -> Case:
 
 def pad_id_0(patch: pytest.MonkeyPatch) -> Case:
     """Short paths are padded with token 0: the target's own token 0 then looks like an accepted proposal."""
-    verify = sequence.verify_draws
-
-    def wrong(tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
-        verdict = verify(tree, choose)
-        if verdict.token != 0 or len(verdict.path) >= max(tree.depths):
-            return verdict
-        last = len(tree) - 1  # index −1 of the logits
-        return Verdict([*verdict.path, last], choose(last, len(verdict.path) + 1), verdict.evaluated + 1)
-
-    patch.setattr(sequence, "verify_draws", wrong)
+    patch.setattr(sequence, "verify_draws", padded_with_0(sequence.verify_draws))
     return DRAFTS["tree"]
 
 

@@ -28,7 +28,6 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
 
 def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """The middle [height, width, 3]; black where the picture is smaller, as the reference pads it."""
-    found = np.zeros((height, width, 3), pixels.dtype)
     have = pixels.shape[:2]
     if have[0] < height or have[1] < width:
         # The reference pads first (the odd row goes in front), then cuts.
@@ -38,5 +37,4 @@ def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         larger[before[0] : before[0] + have[0], before[1] : before[1] + have[1]] = pixels
         pixels = larger
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-    found[...] = pixels[top : top + height, left : left + width]
-    return found
+    return pixels[top : top + height, left : left + width]
