@@ -21,6 +21,7 @@ from vlmexport.runtime.errors import OptionError
 
 
 def _run(capfd: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, str]:
+    capfd.readouterr()  # what making the checkpoint printed (a fixture's, transformers' progress) is not the command's
     status = main([str(a) for a in arguments])
     out, err = capfd.readouterr()
     return status, out, err
