@@ -49,6 +49,11 @@ class Options:
                 raise OptionError(f"give {flag_of(one.name, one.metadata)}: {one.metadata['help']}")
         return cls(**values)
 
+    @classmethod
+    def defaults(cls) -> dict[str, object]:
+        """Each field's default."""
+        return {one.name: one.default for one in fields(cls)}  # type: ignore[arg-type]
+
     def feature_layer(self, target: Any) -> int:
         """Which layer's output rows are `Rows.trunk` for this draft: the last layer's unless a kind says otherwise.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
         torch.save(state, out)
 
 
-def load_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
+def load_state(
+    folder: Path, run: dict[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """The last state, or None when there is none.
 
     Args:
         folder: of the run.
         run: options, target and data of this run, which must equal the stored ones.
+        defaults: of options; a run that was begun before an option existed had its default.
 
     Raises:
         OptionError: the folder belongs to a run with other options; names the first that differs.
@@ -38,10 +42,11 @@ def load_state(folder: Path, run: dict[str, Any]) -> dict[str, Any] | None:
         raise OptionError(
             f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"
         ) from error
+    stored = {**(defaults or {}), **state["run"]}
     for name, value in run.items():
-        if state["run"].get(name) != value:
+        if stored.get(name) != value:
             raise OptionError(
-                f"{folder} holds a run with {name} = {state['run'].get(name)!r}, this one has {value!r}; "
+                f"{folder} holds a run with {name} = {stored.get(name)!r}, this one has {value!r}; "
                 "give another -o, or --restart to begin anew"
             )
     return state

@@ -100,7 +100,8 @@ class Trainer:
         optimizer: Any = torch.optim.AdamW(
             self.objective.groups(), lr=options.lr or 0.0, weight_decay=options.weight_decay
         )
-        state = None if restart else load_state(self.out, self.run)
+        defaults = {**self.objective.options.defaults(), **options.defaults()}
+        state = None if restart else load_state(self.out, self.run, defaults)
         if state is not None:
             self.objective.load_state_dict(state["objective"])
             optimizer.load_state_dict(state["optimizer"])
