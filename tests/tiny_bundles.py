@@ -61,6 +61,11 @@ BUNDLES = {
     "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "seed": 18, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
     "llava": Recipe("llava", changes={"vision_layers": 2}, head="shared"),
+    "qwen2.5-vl": Recipe(
+        "qwen2.5-vl",
+        changes={"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "seed": 30},
+        head="shared",
+    ),
     "t5-two-cuts": Recipe(
         "blip2-t5",
         (1, 2),
@@ -72,6 +77,7 @@ BUNDLES = {
         "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
     ),
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
+    "qwen2.5-vl-two-cuts": Recipe("qwen2.5-vl", (1, 2), {"num_hidden_layers": 3, "seed": 30}),
     "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
 }
 BUNDLES |= {

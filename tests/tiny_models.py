@@ -38,8 +38,11 @@ from transformers import (
     OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2VLImageProcessorPil,
     T5Config,
     T5ForConditionalGeneration,
     T5Tokenizer,
@@ -70,6 +73,18 @@ LLAVA_TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 """After that of the published LLaVA-1.5: pictures first, whatever their place in the message."""
+
+QWEN_VL_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif part['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""After that of the published Qwen2.5-VL: pictures and videos where they stand in a message."""
 
 
 # --- weights ---
@@ -130,18 +145,21 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
 
 
 def _fill_llama(
-    model: LlamaForCausalLM | Qwen2ForCausalLM | LlavaForConditionalGeneration,
+    model: LlamaForCausalLM
+    | Qwen2ForCausalLM
+    | LlavaForConditionalGeneration
+    | Qwen2_5_VLForConditionalGeneration,
     silent: tuple[int, ...],
     generator: torch.Generator,
 ) -> None:
-    """A Llama or what is built like one, or the language model of a LLaVA."""
+    """A Llama or what is built like one, or the language model of a LLaVA or a Qwen2.5-VL."""
     config = model.config.get_text_config()
     body = getattr(model.model, "language_model", model.model)
     _scale_linears(
         body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
     for norm in body.modules():
-        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm"):
+        if type(norm).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen2_5_VLRMSNorm"):
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
@@ -342,9 +360,56 @@ def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedT
     model = Qwen2ForCausalLM(Qwen2Config(**options)).eval()
     generator = torch.Generator().manual_seed(seed)
     _fill_llama(model, (end - 1, end, end + 1), generator)
-    for name, value in model.named_parameters():
+    _fill_biases(model, generator)
+    return model, tokenizer
+
+
+def _fill_biases(language: torch.nn.Module, generator: torch.Generator) -> None:
+    """Biases of queries, keys and values that show when they are left out."""
+    for name, value in language.named_parameters():
         if name.endswith("proj.bias"):
             _normal(value, 0.5, generator)
+
+
+def qwen2_5_vl(
+    seed: int = 34, *, vision_layers: int = 3, vision_width: int = 32, window_size: int = 56,
+    full: tuple[int, ...] = (1,), sections: tuple[int, int, int] = (4, 6, 6), tied: bool = False, **text_changes: Any,
+) -> tuple[Qwen2_5_VLForConditionalGeneration, PreTrainedTokenizerFast]:  # fmt: skip
+    """A Qwen2.5-VL of a tower with windows of 2 × 2 rows and a Qwen2 with M-RoPE (2 layers unless changed)."""
+    tokenizer = llama_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer.add_tokens([AddedToken(m, normalized=False, special=True) for m in marks], special_tokens=True)
+    tokenizer.chat_template = QWEN_VL_TEMPLATE
+    ids = dict(zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    text: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections)},
+        "bos_token_id": None, "eos_token_id": end, "pad_token_id": end + 1, "tie_word_embeddings": tied,
+    } | text_changes  # fmt: skip
+    vision = {
+        "depth": vision_layers, "hidden_size": vision_width, "intermediate_size": 48, "num_heads": 2,
+        "out_hidden_size": text["hidden_size"], "fullatt_block_indexes": list(full), "window_size": window_size,
+        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 2,
+    }  # fmt: skip
+    config = Qwen2_5_VLConfig(
+        vision_config=vision, text_config=text, image_token_id=ids["<|image_pad|>"], tie_word_embeddings=tied,
+        video_token_id=ids["<|video_pad|>"], vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )  # fmt: skip
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    tower = model.model.visual
+    _scale_linears(tower, {"qkv": 1.6}, generator)
+    patches = tower.patch_embed.proj
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    for name, value in tower.named_parameters():
+        if "norm" in name or "ln_q" in name:
+            value.data.normal_(1.0, 0.1, generator=generator)
+    _fill_llama(model, (end - 1, end, end + 1, *ids.values()), generator)
+    _fill_biases(model.model.language_model, generator)
     return model, tokenizer
 
 
@@ -517,6 +582,12 @@ def save(
             images, tokenizer, patch_size=vision.patch_size, num_additional_image_tokens=1,
             vision_feature_select_strategy=config.vision_feature_select_strategy, chat_template=LLAVA_TEMPLATE,
         ).save_pretrained(folder)  # fmt: skip
+    elif isinstance(model, Qwen2_5_VLForConditionalGeneration):
+        # transformers' processor of the whole model needs torchvision, for videos.
+        Qwen2VLImageProcessorPil(
+            size={"shortest_edge": 4 * 28 * 28, "longest_edge": 24 * 28 * 28}
+        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     elif isinstance(model, VisionEncoderDecoderModel):
         side = config.encoder.image_size
         ViTImageProcessorPil(
@@ -546,6 +617,7 @@ BUILDERS = {
     "vit-gpt2": vit_gpt2,
     "llava": llava,
     "qwen2": qwen2,
+    "qwen2.5-vl": qwen2_5_vl,
     "llama": llama,
     "llama-tied": lambda **options: llama(tied=True, **options),
 }

@@ -145,6 +145,11 @@ class Checkpoint:
             raise ExportError(f"no processor can be read from {self.folder}: {first_line(error)}") from error
 
     @functools.cached_property
+    def chat_template(self) -> Any:
+        """Jinja source, or several by name, or None: the tokenizer's, or of folders of older releases the processor's."""
+        return self.tokenizer.chat_template or self._json("chat_template.json").get("chat_template")
+
+    @functools.cached_property
     def image_settings(self) -> dict[str, Any]:
         """The image processor's settings: its part of `processor_config.json`, else `preprocessor_config.json`.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
@@ -63,7 +63,8 @@ class Parts:
     """Modules of a real transformers model, for those who compare with it or learn from it.
 
     `lm_head(final_norm(rows) * logit_scale)` are the logits of rows after the last of `layers`. `encoder` is a text
-    encoder; the output of `vision_output` are the rows [B, R, E] that the language model sees of pictures.
+    encoder; in the output of `vision_output`, `image_rows` finds the rows [..., E] that the language model sees of
+    pictures. `rotary` turns positions into angles, where the model has such a module.
     """
 
     layers: nn.ModuleList
@@ -73,6 +74,8 @@ class Parts:
     logit_scale: float = 1.0
     encoder: nn.Module | None = None
     vision_output: nn.Module | None = None
+    image_rows: Callable[[Any], torch.Tensor] | None = None
+    rotary: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,14 @@ class ReferencePrompt:
     """One request as the model's own processor and tokenizer lay it out.
 
     `input_ids` are what the model reads (empty for one that reads pictures only), `vision` the tensors of its vision
-    tower [1, ...], and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself.
+    tower, and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself. `positions` [axes, n]
+    are those of the rows where they do not just count.
     """
 
     input_ids: tuple[int, ...] = ()
     vision: Mapping[str, torch.Tensor] | None = None
     decoder_ids: tuple[int, ...] | None = None
+    positions: torch.Tensor | None = None
 
 
 class Family:
@@ -130,7 +135,8 @@ class Family:
         """All graphs except `commit` and drafts, in the order in which a request uses them."""
         with self.language.hooks():
             if self.vision is not None:
-                yield self.vision.graph(store)
+                with self.vision.hooks():
+                    yield self.vision.graph(store)
             yield from self.language.graphs(cuts, store)
 
     def tensors(self) -> dict[str, WeightRef]:
@@ -170,7 +176,7 @@ class Family:
     @property
     def chat_template(self) -> Any:
         """Jinja source, or several by name, or None."""
-        return self.checkpoint.tokenizer.chat_template
+        return self.checkpoint.chat_template
 
     @functools.cached_property
     def decoder_start(self) -> int | None:
@@ -191,11 +197,15 @@ class Family:
         found = self.language.parts(model)
         if self.vision is None:
             return found
-        return Parts(**{**found.__dict__, "vision_output": self.vision.output(model)})
+        return replace(found, vision_output=self.vision.output(model), image_rows=self.vision.read_rows)
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """A picture (PIL, RGB, or None) and a prompt as the model's own processor lays them out."""
         raise NotImplementedError
+
+    def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model's own forward takes beside the ids [B, n] of padded prompts, their mask and pictures."""
+        return {}
 
     def reference_inputs(self, kind: str, seed: int, rows: int = 21) -> dict[str, torch.Tensor]:
         """Arguments of the model's own forward whose decoder text is `rows` long (more with image rows or a prompt).

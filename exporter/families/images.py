@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
+from ...runtime.images.windows import Grid
 
 RESAMPLE = {
     0: "nearest",
@@ -53,6 +54,31 @@ def cropped_image(
     return {**described, "shortest_edge": short}
 
 
+def patched_image(settings: dict[str, Any], grid: Grid, processor: str, reference: Any) -> dict[str, Any]:
+    """Settings of a processor that resizes to whole units of patches, rescales and normalises; see `square_image`.
+
+    `grid` is the tower's. Pictures keep between `min_pixels` and `max_pixels`.
+    """
+    described = _described(settings, None, processor, reference, refused=())
+    found: dict[str, Any] = {}
+    for name in ("patch_size", "merge_size", "temporal_patch_size"):
+        found[name] = settings.get(name, getattr(reference, name))
+        if found[name] != getattr(grid, name):
+            raise UnsupportedModelError(
+                f"image processor: {name}={found[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
+            )
+    size = {**reference.size, **(settings.get("size") or {})}
+    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        asked = settings.get(name)
+        found[name] = size.get(edge) if asked is None else asked
+    least, most = found["min_pixels"], found["max_pixels"]
+    if type(least) is not int or type(most) is not int or not 1 <= least <= most or most < grid.unit_pixels:
+        raise UnsupportedModelError(
+            f"image processor: {least!r:.40} to {most!r:.40} pixels are no sizes of pictures"
+        )
+    return {**described, **found}
+
+
 def _other_size(size: Any, side: tuple[int, int]) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}"
@@ -60,7 +86,11 @@ def _other_size(size: Any, side: tuple[int, int]) -> UnsupportedModelError:
 
 
 def _described(
-    settings: dict[str, Any], side: tuple[int, int], processor: str, reference: Any, refused: Sequence[str]
+    settings: dict[str, Any],
+    side: tuple[int, int] | None,
+    processor: str,
+    reference: Any,
+    refused: Sequence[str],
 ) -> dict[str, Any]:
     for name in refused:
         if settings.get(name):
@@ -75,8 +105,8 @@ def _described(
     std = _channels(settings, "image_std", reference.image_std)
     return {
         "processor": processor,
-        "height": side[0],
-        "width": side[1],
+        "height": side and side[0],
+        "width": side and side[1],
         "resample": RESAMPLE[resample],
         "rescale_factor": settings.get("rescale_factor", 1 / 255),
         "mean": mean,

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from ...runtime.errors import InputError, UnsupportedModelError
 from ...runtime.families.base import image_list
-from ...runtime.families.llava import placed
+from ...runtime.families.chat import placed
+from ...runtime.families.llava import pictures
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt
 from .languages.llama import LlamaLanguage
@@ -49,9 +50,8 @@ class LlavaFamily(Family):
             processor.num_additional_image_tokens = 1
         if processor.vision_feature_select_strategy is None:
             processor.vision_feature_select_strategy = self.config.vision_feature_select_strategy
-        turns: Sequence[Any] | str = placed(
-            prompt or "", len(images), self.chat_template, processor.image_token
-        )
+        media = pictures(processor.image_token)
+        turns: Sequence[Any] | str = placed(prompt or "", ["image"] * len(images), self.chat_template, media)
         text = (
             turns
             if isinstance(turns, str)

@@ -31,7 +31,7 @@ def collate(
     rows = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
     if prompts[0].decoder_ids is None:
         arguments["input_ids"], arguments["attention_mask"] = padded(rows, pad_id(family), left)
-        return arguments
+        return arguments | family.forward_arguments(arguments["input_ids"])
     if prompts[0].input_ids:
         found = padded([p.input_ids for p in prompts], pad_id(family))
         arguments["input_ids"], arguments["attention_mask"] = found
@@ -75,12 +75,10 @@ def random_inputs(family: Family, seed: int, rows: int) -> dict[str, torch.Tenso
         return tuple(allowed[torch.randint(len(allowed), (count,), generator=generator)].tolist())
 
     crossing = family.decoder.cross_attention
-    slots: tuple[int, ...] = ()
-    if family.vision is not None and family.image_token_id is not None:
-        slots = (family.image_token_id,) * family.vision.rows
     prompts = []
     for short in (0, 3):
-        vision = None if family.vision is None else family.vision.random(generator)
+        vision, image_rows = (None, 0) if family.vision is None else family.vision.random(generator)
+        slots = () if family.image_token_id is None else (family.image_token_id,) * image_rows
         if not crossing:
             prompts.append(ReferencePrompt((*slots, *draw(_limit(family, rows, len(slots)))), vision))
             continue

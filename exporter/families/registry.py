@@ -10,10 +10,18 @@ from .base import Family
 from .blip2 import Blip2Family
 from .llama import LlamaFamily
 from .llava import LlavaFamily
+from .qwen2_5_vl import Qwen2_5_VLFamily
 from .t5 import T5Family
 from .vit_gpt2 import ViTGPT2Family
 
-FAMILIES: tuple[type[Family], ...] = (Blip2Family, LlamaFamily, LlavaFamily, T5Family, ViTGPT2Family)
+FAMILIES: tuple[type[Family], ...] = (
+    Blip2Family,
+    LlamaFamily,
+    LlavaFamily,
+    Qwen2_5_VLFamily,
+    T5Family,
+    ViTGPT2Family,
+)
 
 
 def architectures() -> dict[str, str]:

@@ -196,21 +196,22 @@ def export_hooks(
 ) -> Iterator[None]:
     """Registers `attention` (a family may bring its own), and replaces the named RMS-norm classes' `forward` and the
     named modelling modules' `apply_rotary_pos_emb` (which then takes `rotary_angles`); all is restored on exit."""
-    saved: list[tuple[Any, str, Any]] = []
+    with attention_named(attention), contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(NewGELUActivation, "forward", _gelu_forward))
+        stack.enter_context(replaced(Conv1D, "forward", _linear_forward))
+        for norm in rms_norms:
+            stack.enter_context(replaced(norm, "forward", _rms_forward))
+        for module in rotary_modules:
+            stack.enter_context(replaced(module, "apply_rotary_pos_emb", _apply_rotary))
+        yield
 
-    def replace(owner: Any, name: str, value: Any) -> None:
-        saved.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
 
-    with attention_named(attention):
-        try:
-            replace(NewGELUActivation, "forward", _gelu_forward)
-            replace(Conv1D, "forward", _linear_forward)
-            for norm in rms_norms:
-                replace(norm, "forward", _rms_forward)
-            for module in rotary_modules:
-                replace(module, "apply_rotary_pos_emb", _apply_rotary)
-            yield
-        finally:
-            for owner, name, value in reversed(saved):
-                setattr(owner, name, value)
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another `owner.name` for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -25,7 +25,8 @@ class Captured:
     what the decoder is given, before any table of positions.
 
     `keys`/`values` and `cross_keys`/`cross_values` are per layer, [B, heads, rows, D]. `source_lengths` counts the real
-    rows of each sequence that cross-attention sees; `vision` are the inputs of the vision tower.
+    rows of each sequence that cross-attention sees; `vision` are the inputs of each run of the vision graph, which give
+    `image_rows` one after the other. `positions` [axes, B, N] is None where they just count.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Captured:
     keys: list[Array]
     values: list[Array]
     logits: Array
-    vision: dict[str, Array] = field(default_factory=dict)
+    vision: list[dict[str, Array]] = field(default_factory=list)
     image_rows: Array | None = None
     encoder_rows: Array | None = None
     encoder_states: Array | None = None
@@ -46,6 +47,7 @@ class Captured:
     """[B, N, E] after the final norm and the model's scale of it: what the LM head reads."""
     lm_head: Array | None = None
     """[V, E], where it was asked for."""
+    positions: Array | None = None
 
 
 def capture(
@@ -64,11 +66,14 @@ def capture(
     crossing = family.decoder.cross_attention
     ids = inputs["decoder_input_ids"] if crossing else inputs["input_ids"]
     seen: dict[str, torch.Tensor] = {}
-    watched = {"image": parts.vision_output, "encoder": parts.encoder, "norm": parts.final_norm}
+    watched = {"encoder": parts.encoder, "norm": parts.final_norm}
+    pictures = {"image": parts.vision_output}
     tables = {"lm_head": parts.lm_head} if lm_head else {}
     with torch.no_grad(), _residuals(parts.layers, parts.final_norm, cuts) as residuals:
         with (
-            _recorded({name: module for name, module in watched.items() if module is not None}, seen, _first),
+            _recorded(watched, seen, lambda _, output: _first(output)),
+            _recorded(pictures, seen, lambda _, output: (parts.image_rows or _first)(output)),
+            _positions(parts.rotary, seen),
             _recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
         ):
             output = model(**inputs, use_cache=True)
@@ -82,10 +87,13 @@ def capture(
             [],
             [],
             _array(output.logits),
-            vision={name: inputs[name].numpy() for name in _vision_names(family, inputs)},
+            vision=[]
+            if family.vision is None
+            else family.vision.runs({name: inputs[name].numpy() for name in _vision_names(inputs)}),
             image_rows=_array(seen["image"]) if "image" in seen else None,
             final_rows=_array(seen["norm"] * parts.logit_scale),
             lm_head=_array(seen["lm_head"]) if lm_head else None,
+            positions=seen["positions"].numpy() if family.decoder.position == "mrope" else None,
         )
         cache = (getattr(output, "language_model_outputs", None) or output).past_key_values
         if crossing:
@@ -128,9 +136,9 @@ def _embed(
     return rows
 
 
-def _vision_names(family: Family, inputs: Mapping[str, torch.Tensor]) -> list[str]:
-    texts = ("input_ids", "attention_mask", "decoder_input_ids")
-    return [] if family.vision is None else [name for name in inputs if name not in texts]
+def _vision_names(inputs: Mapping[str, torch.Tensor]) -> list[str]:
+    texts = ("input_ids", "attention_mask", "decoder_input_ids", "mm_token_type_ids")
+    return [name for name in inputs if name not in texts]
 
 
 @contextmanager
@@ -154,7 +162,7 @@ def _residuals(layers: Any, norm: nn.Module, cuts: Sequence[int]) -> Iterator[di
 
 @contextmanager
 def _recorded(
-    modules: Mapping[str, nn.Module],
+    modules: Mapping[str, nn.Module | None],
     seen: dict[str, torch.Tensor],
     what: Callable[[Any, Any], torch.Tensor],
 ) -> Iterator[None]:
@@ -166,7 +174,7 @@ def _recorded(
 
         return hook
 
-    hooks = [module.register_forward_hook(recorder(name)) for name, module in modules.items()]
+    hooks = [m.register_forward_hook(recorder(name)) for name, m in modules.items() if m is not None]
     try:
         yield
     finally:
@@ -174,7 +182,22 @@ def _recorded(
             hook.remove()
 
 
-def _first(_module: Any, output: Any) -> torch.Tensor:
+@contextmanager
+def _positions(rotary: nn.Module | None, seen: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Keeps the positions that a rotary module turns into angles."""
+
+    def hook(_module: Any, args: Any, kwargs: Any) -> None:
+        seen["positions"] = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+
+    handle = None if rotary is None else rotary.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def _first(output: Any) -> torch.Tensor:
     """The first output."""
     return output if isinstance(output, torch.Tensor) else output[0]
 

@@ -118,7 +118,9 @@ def compare_graphs(
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
     assert c.image_rows is not None
-    tally.add(runner.run(graph.file, c.vision)["image_rows"], c.image_rows)
+    width = c.image_rows.shape[-1]
+    found = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
+    tally.add(np.concatenate(found), c.image_rows.reshape(-1, width))
 
 
 def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
@@ -176,8 +178,9 @@ def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
         }
         if positions is not None:
             sizes = tuple({"batch": batch, "width": end - start}.get(str(d), d) for d in positions)
+            places = masks.positions if c.positions is None else c.positions
             feeds["positions"] = np.ascontiguousarray(
-                np.broadcast_to(masks.positions[start:end], sizes)  # type: ignore[arg-type]
+                np.broadcast_to(places[..., start:end], sizes)  # type: ignore[arg-type]
             )
         if decoder.cross_attention:
             feeds |= _cross(c, range(first, last), end - start)

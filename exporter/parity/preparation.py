@@ -38,8 +38,18 @@ def compare_preparation(bundle: Source, family: Family) -> ParityRow:
                     f"makes {list(wanted)}"
                 )
             tally.values += len(wanted)
-        for name, values in (expected.vision or {}).items():
-            tally.add(np.concatenate([run[name] for run in found.vision]), values.numpy())
+        if expected.positions is not None:
+            places = found.positions if found.positions is not None else np.arange(len(found.token_ids))
+            if not np.array_equal(np.broadcast_to(places, expected.positions.shape), expected.positions):
+                raise ExportError(
+                    f"parity failed: the runtime's positions of {prompt!r} and a picture are not the model's own"
+                )
+        if family.vision is None or expected.vision is None:
+            continue
+        runs = family.vision.runs({name: values.numpy() for name, values in expected.vision.items()})
+        for inputs, wanted in zip(found.vision, runs, strict=True):
+            for name, values in wanted.items():
+                tally.add(inputs[name], values)
     return ParityRow(
         "preparation", "transformers", "realistic", tally.values, tally.absolute, tally.relative, PIXELS
     )

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
+from ...runtime.images.processors.patches import settings_of
 
 Range = tuple[int, int, int]
 """(smallest, tuned for, largest)"""
+
+USUAL_UNITS = 256
+"""Rows of a picture of 448 × 448 in a tower of any size, whose windows mostly hold 16."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,17 @@ class Sizes:
     max_source: int = 1
     verify_width: int = 6
     usual_source: int = 64
+    max_units: int = 1
+    max_windows: int = 1
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> Sizes:
         """From `limits`, `policy` and `text` of a manifest."""
-        limits = manifest.limits
+        limits, image = manifest.limits, manifest.image
+        units = limits.max_image_rows or 1
+        windows = 1
+        if image is not None and "window_size" in image.extra:
+            windows = -(-units // settings_of(image)[0].window_side)  # of a picture as slim as it can be
         return cls(
             limits.max_length,
             limits.max_batch,
@@ -34,6 +44,8 @@ class Sizes:
             limits.max_source or 1,
             verify_width=manifest.policy.draft_length + 1,
             usual_source=(manifest.text.image_rows or 0) + 16,
+            max_units=units,
+            max_windows=windows,
         )
 
 
@@ -72,7 +84,9 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
         ("verify", verify, rows),
     ]
     if role in ("vision", "encoder", "cross_kv"):
-        return [Profile("request", {"batch": alone, "source": source})]
+        units = _range(1, USUAL_UNITS, sizes.max_units)
+        windows = _range(1, USUAL_UNITS // 16, sizes.max_windows)
+        return [Profile("request", {"batch": alone, "source": source, "units": units, "windows": windows})]
     if role == "commit":
         widths = [("verify", verify, rows)]
     elif role not in ("embed", "segment", "head"):

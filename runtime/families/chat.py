@@ -1,14 +1,31 @@
-"""The ids of a conversation, for every family whose models have a chat template."""
+"""Conversations with pictures and videos: where they stand in a prompt, and its ids; for every family with a template."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..text.chat import render_chat
+from ..errors import BundleError, PromptError
+from ..text.chat import check_messages, render_chat
 from ..text.prompt import as_text
-from .base import Source
+from .base import Prompt, RawPrompt, Source
+
+
+@dataclass(frozen=True)
+class Medium:
+    """A kind of thing beside text. `mark` is the token that a template writes for one, `alone` how one stands in text
+    that no template lays out, and `name` what a user calls several."""
+
+    mark: str
+    alone: str
+    name: str
+
+
+Media = Mapping[str, Medium]
+"""Type of a message's part ("image", "video") → what it is."""
 
 
 def chat_ids(bundle: Source, template: str, messages: list[dict[str, Any]]) -> np.ndarray:
@@ -24,3 +41,74 @@ def chat_ids(bundle: Source, template: str, messages: list[dict[str, Any]]) -> n
         eos_token=tokenizer.token(next(iter(text.eos_token_ids), None)),
     )
     return tokenizer.encode(as_text(rendered), add_special_tokens=False)
+
+
+def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media) -> np.ndarray:
+    """int64 [n]: the ids of a prompt with one mark for each of the media `given`, by type in their order.
+
+    Raises `PromptError` for messages that are none, for a mark that was typed where the template writes them, and for
+    another number of marks than media; `BundleError` for a broken template.
+    """
+    text, tokenizer = bundle.manifest.text, bundle.tokenizer
+    if prompt is None:
+        prompt = text.default_prompt or ""
+    if isinstance(prompt, list) and not text.chat_template:
+        raise PromptError("this bundle has no chat template: give the prompt as text, not as messages")
+    asked = prompt if isinstance(prompt, list | RawPrompt) else as_text(prompt)
+    turns = placed(asked, given, text.chat_template, media)
+    if isinstance(turns, str):
+        ids = tokenizer.encode(as_text(turns))
+    else:
+        ids = chat_ids(bundle, text.chat_template or "", turns)
+    for kind, medium in media.items():
+        token, count = tokenizer.id(medium.mark), list(given).count(kind)
+        if token is None:
+            raise BundleError(f"the tokenizer has no {medium.mark}; build the bundle again")
+        marks = int(np.count_nonzero(ids == token))
+        if marks != count:
+            raise PromptError(
+                f"the prompt has {marks} {medium.mark}, and {count} {medium.name} were given: one for each"
+            )
+    if not len(ids):
+        raise PromptError("the prompt has no tokens; write some text")
+    return ids
+
+
+def placed(
+    prompt: str | Sequence[Any], given: Sequence[str], template: Any, media: Media
+) -> str | list[dict[str, Any]]:
+    """Messages for the chat template, or, without one and for a `RawPrompt`, text with a mark per medium.
+
+    Raises `PromptError` for messages that are none, and for a mark that was typed where the template writes them.
+    """
+    if not isinstance(prompt, str):
+        messages = check_messages(list(prompt))
+        for words in _words(messages):
+            _refuse_marks(words, media)
+        return messages
+    if not template or isinstance(prompt, RawPrompt):
+        if any(medium.mark in prompt for medium in media.values()):
+            return prompt
+        return "".join(media[kind].alone for kind in given) + prompt
+    _refuse_marks(prompt, media)
+    content = [*({"type": kind} for kind in given), {"type": "text", "text": prompt}]
+    return [{"role": "user", "content": content}]
+
+
+def _words(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """Everything in the messages that a template may write as it is."""
+    for message in messages:
+        content = message["content"]
+        for part in content if isinstance(content, list) else [content]:
+            found = part.get("text") if isinstance(part, dict) else part
+            if isinstance(found, str):
+                yield found
+
+
+def _refuse_marks(words: str, media: Media) -> None:
+    for medium in media.values():
+        if medium.mark in words:
+            raise PromptError(
+                f"the prompt contains {medium.mark!r}, which stands for one of the {medium.name}: leave it out, or give "
+                "the prompt raw"
+            )

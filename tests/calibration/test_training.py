@@ -197,13 +197,15 @@ def test_rows_beyond_float16_are_refused(target: Target, records: RecordSet, tmp
     build_cache(target, records, [LAYER], tmp_path, "float32")
 
 
-def test_a_run_begun_before_an_option_existed_had_its_default(target: Target, records: RecordSet, tmp_path: Path):
+def test_a_run_begun_before_an_option_existed_had_its_default(
+    target: Target, records: RecordSet, tmp_path: Path
+):
     config, often = options(LAYER, steps=4, batch_size=5), {"eval_every": 2, "save_every": 2}
     trainer(target, records, tmp_path, config, **often).train(stop_after=2)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     del state["run"]["clip_value"]
     torch.save(state, tmp_path / "state.pt")
-    with pytest.raises(OptionError, match="clip_value = None, this one has 0.5"):
+    with pytest.raises(OptionError, match=r"clip_value = None, this one has 0\.5"):
         trainer(target, records, tmp_path, (config[0], replace(config[1], clip_value=0.5)), **often).train()
     resumed = trainer(target, records, tmp_path, config, **often)
     resumed.train()

@@ -15,6 +15,7 @@ from transformers import (
     Blip2ForConditionalGeneration,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
 )
@@ -23,6 +24,7 @@ CLASSES: dict[str, Any] = {
     "blip-2": Blip2ForConditionalGeneration,
     "llama": LlamaForCausalLM,
     "llava": LlavaForConditionalGeneration,
+    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "t5": T5ForConditionalGeneration,
     "vision-encoder-decoder": VisionEncoderDecoderModel,
 }
@@ -31,6 +33,7 @@ CLASSES: dict[str, Any] = {
 PARTS = {
     "llama": ("model.layers", "model.norm"),
     "llava": ("model.language_model.layers", "model.language_model.norm"),
+    "qwen2_5_vl": ("model.language_model.layers", "model.language_model.norm"),
     "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
     "gpt2": ("transformer.h", "transformer.ln_f"),
     "t5": ("decoder.block", "decoder.final_layer_norm"),
@@ -43,16 +46,18 @@ NEVER = 10**6
 
 @dataclass(frozen=True)
 class Request:
-    """`token_ids` with special tokens and image tokens; `pixel_values` float32 [3, H, W] or None.
+    """`token_ids` with special tokens and image tokens; `pixels` float32 [3, H, W] or None. A picture of any size is
+    patches [n, values] and a `grid` of (rows, columns) that the decoder sees.
 
     Where every row that the decoder sees is an image row (no text encoder), `token_ids` only say how many there are.
     """
 
     token_ids: tuple[int, ...]
     pixels: np.ndarray | None = None
+    grid: tuple[int, int] | None = None
 
     def __hash__(self) -> int:
-        return hash((self.token_ids, None if self.pixels is None else self.pixels.tobytes()))
+        return hash((self.token_ids, self.grid, None if self.pixels is None else self.pixels.tobytes()))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and hash(self) == hash(other)
@@ -86,7 +91,13 @@ class Oracle:
         if self.reads_text:
             ids = torch.tensor([[*request.token_ids, *behind]])
             inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if request.pixels is not None:
+        if request.grid is not None:
+            assert request.pixels is not None
+            merge = self.model.config.vision_config.spatial_merge_size
+            inputs["pixel_values"] = torch.from_numpy(request.pixels)
+            inputs["image_grid_thw"] = torch.tensor([[1, *(merge * side for side in request.grid)]])
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).long()
+        elif request.pixels is not None:
             inputs["pixel_values"] = torch.from_numpy(request.pixels)[None]
         if tokens is not None and self.encoder_decoder:
             inputs["decoder_input_ids"] = torch.tensor([[self.start, *tokens]])

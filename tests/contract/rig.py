@@ -15,6 +15,9 @@ from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
+from vlmexport.runtime.families.mrope import Span, positions
+from vlmexport.runtime.images.processors.patches import settings_of
+from vlmexport.runtime.images.windows import windows
 
 
 def _cpu(tiny: TinyBundle) -> OnnxRuntimeCpu:
@@ -35,12 +38,16 @@ FAMILIES = (
     "blip2-opt",
     "vit-gpt2",
     "llava",
+    "qwen2.5-vl",
     "t5-text",
     "t5-float16",
     "llama-bfloat16",
 )
 """Names in `tiny_bundles.BUNDLES`, each with a `-two-cuts` variant. A new family is one word here; a precision stands
 behind a family's name, and the oracle then has the rounded weights."""
+
+GRIDS = ((2, 3), (3, 2), (5, 1), (2, 2), (1, 4))
+"""Rows and columns of pictures of a family that takes any size; windows are 2 × 2 there."""
 
 RELATIVE = 2e-5
 """Tolerance as a part of the largest logit: float32 has 6e-8, sums over a hundred terms in another order through two
@@ -95,6 +102,12 @@ class Rig:
         ids = rng.integers(3, text.vocab_size - 4, length).tolist()
         if self.manifest.image is None:
             return Request(tuple(ids))
+        if text.image_rows is None:
+            grid, (down, across) = settings_of(self.manifest.image)[0], GRIDS[seed % len(GRIDS)]
+            patches = (down * across * grid.patches, grid.patch_values)
+            marks = [text.image_token_id] * (down * across)
+            pixels = rng.standard_normal(patches, dtype=np.float32)
+            return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, (down, across))
         size = (3, self.manifest.image.height, self.manifest.image.width)
         pixels = rng.standard_normal(size, dtype=np.float32)
         if self.manifest.decoder.cross_attention and self.manifest.encoder is None:
@@ -103,8 +116,18 @@ class Rig:
 
     def vision(self, request: Request) -> dict[str, np.ndarray]:
         """Inputs of the `vision` graph."""
-        assert request.pixels is not None
+        assert request.pixels is not None and self.manifest.image is not None
+        if request.grid is not None:
+            return windows(request.pixels, *request.grid, settings_of(self.manifest.image)[0])
         return {"pixel_values": request.pixels[None]}
+
+    def image_rows(self, request: Request) -> int:
+        """Rows of the picture in front of the prompt."""
+        return self.manifest.text.image_rows if request.grid is None else int(np.prod(request.grid))
+
+    def positions(self, request: Request, count: int) -> np.ndarray | None:
+        """Of the first `count` rows, where they do not just count."""
+        return None if request.grid is None else positions(count, [Span(0, 1, *request.grid)])
 
     def source(self, request: Request) -> np.ndarray:
         """Prompt rows [n, E] with the image rows in their place."""
@@ -129,7 +152,7 @@ class Rig:
             rows = decoder.embed(np.array([*self.first_ids(request), *tokens], np.int64))
         elif tokens:
             rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
-        return decoder.prefill(rows).logits(0)[None].copy()
+        return decoder.prefill(rows, 0, self.positions(request, len(rows))).logits(0)[None].copy()
 
     def join(self, request: Request, sequence: Any = None) -> TargetRows:
         """Prefill a further sequence of the batch; its proposer sees the prompt's rows if it wants them."""
@@ -140,7 +163,7 @@ class Rig:
         if self.manifest.decoder.cross_attention:
             decoder.encode(row, rows)
             rows = decoder.embed(np.array(self.first_ids(request), np.int64))
-        return decoder.prefill(rows, row, on_rows=on_rows)
+        return decoder.prefill(rows, row, self.positions(request, len(rows)), on_rows)
 
     def start_batch(self, requests: Sequence[Request]) -> None:
         """A ragged batch without its prompts: the first `full` pass carries them (`batch_ids`). Image rows in front of
@@ -150,14 +173,15 @@ class Rig:
             if self.manifest.decoder.cross_attention:
                 self.decoder.encode(row, self.source(request))
             elif request.pixels is not None:
-                self.decoder.prefill(self.source(request)[: self.manifest.text.image_rows], row)
+                count = self.image_rows(request)
+                self.decoder.prefill(self.source(request)[:count], row, self.positions(request, count))
 
     def batch_ids(self, request: Request) -> list[int]:
         """What the first pass over a batch carries of a request."""
         ids = self.first_ids(request)
         if request.pixels is None or self.manifest.decoder.cross_attention:
             return ids
-        return ids[self.manifest.text.image_rows :]
+        return ids[self.image_rows(request) :]
 
     def full(self, *trees: TokenTree) -> list[np.ndarray]:
         """One pass over all segments; logits [nodes, V] per sequence."""

@@ -21,7 +21,7 @@ from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.runtime.errors import ExportError
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "t5", "blip2-t5", "llava"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "t5", "blip2-t5", "llava", "qwen2.5-vl"])
 @pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
 def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) -> None:
     bundle, checkpoint = tiny_bundle(name)
@@ -43,6 +43,10 @@ CONFIGURATIONS = {
         {},
         {"tied": False, "vision_width": 96, "scale_attn_by_inverse_layer_idx": True},
         {"scale_attn_weights": False, "n_inner": 64, "activation_function": "relu"},
+    ],
+    "qwen2.5-vl": [
+        {"window_size": 28, "full": (), "tied": True, "num_attention_heads": 6, "sections": (2, 4, 2)},
+        {"window_size": 112, "full": (0, 2), "num_key_value_heads": 3, "sections": (8, 4, 4)},
     ],
     "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
     "qwen2": [{}, {"tie_word_embeddings": False, "num_key_value_heads": 3}],

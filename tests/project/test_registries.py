@@ -57,9 +57,9 @@ def _families_named_in(path: str) -> set[str]:
 
 
 def _words(*paths: str) -> set[str]:
-    """Words of documents, in small letters; names with hyphens count as words."""
+    """Words of documents, in small letters; names with hyphens and points count as words."""
     text = " ".join((ROOT / path).read_text("utf-8") for path in paths)
-    return set(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)*", text.lower()))
+    return set(re.findall(r"[a-z0-9]+(?:[.-][a-z0-9]+)*", text.lower()))
 
 
 def _exported_families() -> list[str]:

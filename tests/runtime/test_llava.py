@@ -91,7 +91,7 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
     [
         (PICTURES[:1], TALK, PromptError, "the prompt has 3 <image>, and 1 pictures were given"),
         (PICTURES[:2], RawPrompt("a <image>"), PromptError, "has 1 <image>, and 2 pictures"),
-        (PICTURES[:1], "a <image>", PromptError, "stands for a picture"),
+        (PICTURES[:1], "a <image>", PromptError, "stands for one of the pictures"),
         (PICTURES[:1], ["cup"], PromptError, "message 0"),
         (PICTURES * 20, "cup", PromptError, "image rows included"),
         (["nowhere.png"], "cup", ImageError, "nowhere.png"),

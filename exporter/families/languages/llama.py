@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
+from ....runtime.bundle.interfaces import positions_shape
 from ....runtime.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
@@ -30,6 +31,7 @@ class LlamaLanguage(Language):
     layers_path: ClassVar[str] = "model.layers"
     norm_path: ClassVar[str] = "model.norm"
     embed_path: ClassVar[str] = "model.embed_tokens"
+    position: ClassVar[str] = "rotary"
     modeling: ClassVar[Any] = modeling_llama
     """The module of transformers with the layers."""
     norm: ClassVar[Any] = modeling_llama.LlamaRMSNorm
@@ -52,7 +54,7 @@ class LlamaLanguage(Language):
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            position="rotary",
+            position=self.position,
             mask_dtype="bool",
             mask_heads=1,
             cross_attention=False,
@@ -64,8 +66,10 @@ class LlamaLanguage(Language):
 
     def prologue(self) -> Prologue:
         """The angles of the positions."""
-        angles = self.angles(self.model.config).eval()  # the hollow one's buffers are empty
-        positions = [TraceInput("positions", ("batch", "width"), torch.int64)]
+        angles = self.angles(self.config).eval()  # the hollow one's buffers are empty
+        shape = positions_shape(self.decoder.position, 0)
+        assert shape is not None
+        positions = [TraceInput("positions", shape, torch.int64)]
         return trace(angles, rotary_angles, positions, ("cos", "sin")), str
 
     def run_layer(self, module: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -23,11 +26,14 @@ from ..base import GraphSpec, single_layer
 class Vision:
     """One vision tower with its connector, over the whole model's checkpoint.
 
-    `side` is (height, width) of `pixel_values`, `rows` how many rows a picture becomes, `width` the E of these rows.
+    `width` is the E of its rows. A tower of one size has `side`, (height, width) of `pixel_values`, and `rows`, how many
+    rows a picture becomes; one of many sizes has neither, says the most rows of a picture (`most_rows`), and composes a
+    graph with inputs of its own (`graph`, `runs`, `random`).
     """
 
     side: tuple[int, int]
-    rows: int
+    rows: int | None = None
+    most_rows: int | None = None
     width: int
 
     def __init__(self, checkpoint: Checkpoint, language: str) -> None:
@@ -45,7 +51,8 @@ class Vision:
         return hollow_model(lambda: self.checkpoint.model_class(config))
 
     def graph(self, store: WeightStore) -> GraphSpec:
-        """`pixel_values` [batch, 3, H, W] → `image_rows` [batch, rows, width]. Call it inside `export_hooks`."""
+        """`pixel_values` [batch, 3, H, W] → `image_rows` [batch, rows, width]. Call it inside the hooks."""
+        assert self.rows is not None, "a tower of many sizes composes its own graph"
         graph = Composer("vision", store)
         shape = ("batch", 3, *self.side)
         pixels = graph.input("pixel_values", "float32", shape)
@@ -61,13 +68,27 @@ class Vision:
         """The manifest's `image`."""
         raise NotImplementedError
 
-    def random(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Random inputs [1, ...] of the tower."""
-        return {"pixel_values": torch.randn(1, 3, *self.side, generator=generator)}
+    def hooks(self) -> AbstractContextManager[None]:
+        """What the tower's graph needs beside the language model's hooks."""
+        return contextlib.nullcontext()
+
+    def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
+        """One random picture as the model's own processor would give it, and its rows."""
+        assert self.rows is not None
+        return {"pixel_values": torch.randn(1, 3, *self.side, generator=generator)}, self.rows
+
+    def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """The inputs of the graph for each picture, of the tensors [pictures, ...] of the model's own processor."""
+        pictures = len(next(iter(tensors.values())))
+        return [{name: value[i : i + 1] for name, value in tensors.items()} for i in range(pictures)]
 
     def output(self, model: Any) -> nn.Module:
-        """The module of a real model whose output are the image rows."""
+        """The module of a real model whose output `read_rows` reads the image rows from."""
         raise NotImplementedError
+
+    def read_rows(self, output: Any) -> torch.Tensor:
+        """Image rows [..., E] in what `output` gives."""
+        return output if isinstance(output, torch.Tensor) else output[0]
 
 
 class Calls:
@@ -86,15 +107,32 @@ class Calls:
         function: Callable[..., Any] = lambda module, hidden: (module(hidden),),
     ) -> ir.Value:
         """The value of `function(module, *given)`; `given` maps a name to (value, shape), `path` ends with a dot."""
-        shapes = {name: tuple(shape) for name, (_, shape) in given.items()}
-        key = (signature(module), tuple(shapes.items()), function.__code__)
+        return self.several(module, path, given, function, ("hidden_out",))["hidden_out"]
+
+    def several(
+        self,
+        module: nn.Module,
+        path: str,
+        given: Mapping[str, tuple[ir.Value, Sequence[str | int]]],
+        function: Callable[..., Any],
+        outputs: Sequence[str],
+    ) -> dict[str, ir.Value]:
+        """As `__call__`, for a function that gives as many values as there are names in `outputs`."""
+        inputs = [
+            TraceInput(name, tuple(shape), _OTHER.get(value.dtype or ir.DataType.FLOAT, torch.float32))
+            for name, (value, shape) in given.items()
+        ]
+        key = (signature(module), tuple((i.name, i.shape) for i in inputs), function.__code__)
         if key not in self._templates:
-            inputs = [TraceInput(name, shape) for name, shape in shapes.items()]
-            self._templates[key] = trace(module, function, inputs, ("hidden_out",))
+            self._templates[key] = trace(module, function, inputs, outputs)
         values = {name: value for name, (value, _) in given.items()}
         named = lambda name: self._checkpoint.stored(f"{path}{name}")  # noqa: E731
         prefix = path.rstrip(".") or type(module).__name__.strip("_").lower()
-        return self.graph.call(self._templates[key], prefix, values, named)["hidden_out"]
+        return self.graph.call(self._templates[key], prefix, values, named)
+
+
+_OTHER = {ir.DataType.INT64: torch.int64, ir.DataType.BOOL: torch.bool}
+"""Types of values that are no rows; rows are float32, which a value in the middle of a graph need not say."""
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -25,21 +25,21 @@ class ViTVision(Vision):
         check_common(config, checkpoint.architecture)
         self.side = pair(config.image_size)
         patch = pair(config.patch_size)
-        self.rows = (self.side[0] // patch[0]) * (self.side[1] // patch[1]) + 1
+        rows = (self.side[0] // patch[0]) * (self.side[1] // patch[1]) + 1
+        self.rows, self._shape = rows, ("batch", rows, config.hidden_size)
         self.width = width
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:
         """Patches, layers, norm, and the projection where there is one."""
         encoder = self.model.encoder
-        shape = ("batch", self.rows, self.config.encoder.hidden_size)
         hidden = calls(
             encoder.embeddings, "encoder.embeddings.", {"pixel_values": (pixels, ("batch", 3, *self.side))}
         )
         for i, layer in enumerate(encoder.layers):
-            hidden = calls(layer, f"encoder.layers.{i}.", {"hidden": (hidden, shape)})
-        hidden = calls(encoder.layernorm, "encoder.layernorm.", {"hidden": (hidden, shape)})
+            hidden = calls(layer, f"encoder.layers.{i}.", {"hidden": (hidden, self._shape)})
+        hidden = calls(encoder.layernorm, "encoder.layernorm.", {"hidden": (hidden, self._shape)})
         if hasattr(self.model, "enc_to_dec_proj"):
-            hidden = calls(self.model.enc_to_dec_proj, "enc_to_dec_proj.", {"hidden": (hidden, shape)})
+            hidden = calls(self.model.enc_to_dec_proj, "enc_to_dec_proj.", {"hidden": (hidden, self._shape)})
         return hidden
 
     def settings(self) -> dict[str, Any]:

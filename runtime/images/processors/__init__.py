@@ -9,11 +9,12 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
-from . import crop, square
+from . import crop, patches, square
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
     "clip": crop.preprocess,
+    "qwen2-vl": patches.preprocess,
     "vit": square.preprocess,
 }
 """`image.processor` of a manifest → function. A new processor is one line here."""

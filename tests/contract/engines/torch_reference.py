@@ -272,9 +272,20 @@ class LlavaModel(LlamaModel):
         return {"image_rows": torch.stack(list(rows))}
 
 
+class QwenVLModel(LlavaModel):
+    """Graphs of a `qwen2.5-vl` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        down, across = (io["patch_positions"].amax((0, 1)) + 1).tolist()
+        pixels = io["pixel_values"][io["unit_order"]].flatten(0, 1)
+        rows = self.model.get_image_features(pixels, torch.tensor([[1, down, across]])).pooler_output
+        return {"image_rows": rows[0]}
+
+
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llava", "llama"): LlavaModel,
+    ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,
     ("t5", "t5"): T5Model,
