@@ -1,7 +1,8 @@
 """Answers per second of `vlmexport generate-data`: the runtime against PyTorch's `generate`, side by side.
 
 One process per engine, each as the command runs it; in every round each answers the same records, one after the other
-in random order. Wall time and processor time (all threads) are measured; loading and the one export are not.
+in random order. Wall time and processor time (of all threads, and of the processes that an engine starts) are measured;
+loading and the one export are not.
 
     python benchmarks/generate_data.py tiny-blip2-flant5
     python benchmarks/generate_data.py runs/smollm2 --data prompts.jsonl --name smollm2 --records 64 --rounds 2
@@ -20,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+import psutil
 from machine import save
 
 ENGINES = {
@@ -30,9 +32,10 @@ ENGINES = {
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    """Processor time of this process and its children, all threads. Those that run count as those that have ended."""
+    ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    running = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(used.ru_utime + used.ru_stime for used in ended) + sum(t.user + t.system for t in running)
 
 
 def serve(name: str, options: argparse.Namespace) -> None:
@@ -102,8 +105,8 @@ def main() -> None:
         serve(options.serve, options)
         return
     workers = {name: Worker(name) for name in options.engine or ENGINES}
-    for worker in workers.values():  # warm-up
-        worker.ask(min(8, options.records))
+    for worker in workers.values():  # warm-up, with as many processes as the rounds use
+        worker.ask(options.records)
     rates: dict[str, list[float]] = {name: [] for name in workers}
     cpu: dict[str, list[float]] = {name: [] for name in workers}
     said: dict[str, list[list[int]]] = {}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ...exporter.memory import available_memory
 from ...runtime.bundle.folder import Bundle
@@ -18,10 +16,11 @@ from ...runtime.cores import cores
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
 from ...runtime.errors import InputError, NumericsError, OptionError
 from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence
-from ...runtime.result import Result
-from ...runtime.session import Session
 from ..data.records import Record
-from .answers import Found, GenerationOptions, stream_seed
+from .answers import Found, GenerationOptions
+from .decoding import Decoding, Outcome
+from .messages import LOGGER, Start
+from .workers import Workers
 
 BATCH_PER_CORE, BATCH = 32, 64
 """Requests decoded together: of a small model on each core, of a larger one on all of them (more gain little)."""
@@ -31,10 +30,13 @@ MEMORY_SHARE = 0.5
 
 
 class BundleAnswers:
-    """`Answers` by a bundle. A small model runs once per core, each on a thread of its own: its matrices are too small
-    to share the work on one of them. It answers in waves: every sequence of a batch attends over as many rows as the
-    longest has, and that costs a small model more than the places which a wave leaves empty at its end. Without a
-    draft of its own it decodes plainly: looking up what comes next costs more than a row of it.
+    """`Answers` by a bundle. A small model runs once per core, each in a process of its own (`Workers`): its matrices
+    are too small to share the work on one of them, and its passes so short that threads would wait for each other's
+    Python. It answers in waves: every sequence of a batch attends over as many rows as the longest has, and that costs
+    a small model more than the places which a wave leaves empty at its end. Unless memory is short, waves are the same
+    on any number of cores, and so are their answers. One alone is decoded in this process: others would take about as
+    long to start as they save. Without a draft of its own a small model decodes plainly: looking up what comes next
+    costs more than a row.
 
     Args:
         bundle: of the target. name: of the target.
@@ -64,13 +66,15 @@ class BundleAnswers:
             raise OptionError(
                 f"--batch-size {batch_size} is above {most}, the max_batch that {self.bundle.path} was built with"
             )
-        self._waves = small
-        self._speculative = not small or bool(manifest.drafts)
         batch = batch_size or min(most, _fitting(manifest, BATCH_PER_CORE if small else BATCH, count))
-        self._sessions = [
-            Session.load(self.bundle, max_batch=batch, threads=None if small else threads)
-            for _ in range(count)
-        ]
+        speculative = not small or bool(manifest.drafts)
+        self._small = small
+        self.sessions = count, batch
+        """How many there are at most, and how many requests each decodes together."""
+        level = logging.getLogger(LOGGER).getEffectiveLevel()
+        self._workers = Workers(count, Start(self.bundle.path.absolute(), batch, speculative, level))
+        self._load = partial(Decoding, self.bundle, batch, None if small else threads, speculative)
+        self._own = self._load() if count == 1 else None
         self._ends = frozenset(manifest.text.eos_token_ids)
 
     @property
@@ -78,34 +82,27 @@ class BundleAnswers:
         """See `Answers`."""
         return self.bundle.manifest.model.fingerprint
 
-    @property
-    def sessions(self) -> tuple[int, int]:
-        """How many there are, and how many requests each decodes together."""
-        return len(self._sessions), self._sessions[0].max_batch
-
     def answer(
         self, records: Sequence[Record], options: GenerationOptions
     ) -> Generator[tuple[int, Found], None, None]:
-        """See `Answers`. Closing the iterator ends the requests that are running."""
-        places = _Places(len(records), options.samples)
-        request = partial(_request, options=options, speculative=self._speculative)
-        outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-        workers = [
-            threading.Thread(
-                target=_work, args=(session, records, request, places, outcomes, self._waves), daemon=True
-            )
-            for session in self._sessions
-        ]
-        for worker in workers:
-            worker.start()
-        try:
-            yield from _gathered(outcomes, len(workers), options.samples)
-        finally:
-            places.stop()
-            for session in self._sessions:
-                session.cancel()
-            for worker in workers:
-                worker.join()
+        """See `Answers`. Closing the iterator ends the requests that are running.
+
+        Raises:
+            BundleError: the bundle cannot be loaded. NumericsError: of the target. VlmexportError: a process that
+            decodes was ended, or cannot be started; another call is not over.
+        """
+        asked = [(record, number) for record in records for number in range(options.samples)]
+        count, batch = self.sessions
+        waves = _waves(len(asked), batch) if self._small else [range(len(asked))]
+        decoder = self._workers if min(count, len(waves)) > 1 else self._decoding()
+        with closing(decoder.waves(asked, waves, options)) as outcomes:
+            yield from _gathered(outcomes, options.samples)
+
+    def _decoding(self) -> Decoding:
+        """The session of this process."""
+        if self._own is None:
+            self._own = self._load()
+        return self._own
 
     def is_cut(self, answer: Sequence[int]) -> bool:
         """See `Answers`."""
@@ -116,98 +113,34 @@ class BundleAnswers:
         return self.bundle.tokenizer.decode(answer)
 
     def close(self) -> None:
-        """Free weights and buffers."""
-        for session in self._sessions:
-            session.close()
+        """Free weights and buffers, and end processes."""
+        self._workers.close()
+        if self._own is not None:
+            self._own.close()
 
 
-_Outcome = tuple[tuple[int, int], Result | InputError | NumericsError] | BaseException | None
-"""((record, number of the answer), what came of it); what ended a worker; None when one has nothing left to do."""
-
-
-class _Places:
-    """(record, number of the answer), each handed out once, to whichever worker asks."""
-
-    def __init__(self, records: int, samples: int) -> None:
-        self._left = iter([(record, number) for record in range(records) for number in range(samples)])
-        self._lock = threading.Lock()
-
-    def take(self) -> tuple[int, int] | None:
-        with self._lock:
-            return next(self._left, None)
-
-    def stop(self) -> None:
-        """Hand out nothing more."""
-        with self._lock:
-            self._left = iter(())
-
-
-def _work(
-    session: Session,
-    records: Sequence[Record],
-    request: Callable[[Record, int], Mapping[str, Any]],
-    places: _Places,
-    outcomes: queue.SimpleQueue[_Outcome],
-    waves: bool,
-) -> None:
-    """Answer what `places` gives until there is nothing left; in `waves`, a batch ends before the next begins."""
-    wave = session.max_batch if waves else None
-    taken: list[tuple[int, int]] = []
-
-    def requests() -> Iterator[Mapping[str, Any]]:
-        for place in islice(iter(places.take, None), wave):
-            taken.append(place)
-            yield request(records[place[0]], place[1])
-
-    try:
-        before = -1
-        while before < len(taken):
-            before = len(taken)
-            for number, outcome in session.generate_many(requests()):
-                outcomes.put((taken[before + number], outcome))
-    except BaseException as error:  # the caller's thread raises it
-        outcomes.put(error)
-    outcomes.put(None)
-
-
-def _request(record: Record, number: int, options: GenerationOptions, speculative: bool) -> dict[str, Any]:
-    """What the session is asked. It reads picture files itself, when their turn comes."""
-    image = record.image
-    request: dict[str, Any] = {
-        "image": None if image is None else image.file or image.load(),
-        "prompt": record.prompt,
-        "max_new_tokens": options.max_new_tokens,
-        "speculative": speculative,
-    }
-    if options.temperature:
-        seed = stream_seed(options.seed, record.key, number)
-        request |= {"temperature": options.temperature, "seed": seed}
-    return request
+def _waves(places: int, size: int) -> list[range]:
+    """`places` in waves of `size`, the last of what is left."""
+    return [range(begin, min(begin + size, places)) for begin in range(0, places, size)]
 
 
 def _gathered(
-    outcomes: queue.SimpleQueue[_Outcome], workers: int, samples: int
-) -> Iterator[tuple[int, Found]]:
+    outcomes: Iterable[tuple[int, Outcome]], samples: int
+) -> Generator[tuple[int, Found], None, None]:
     """All answers to a record together, or the first reason why there are none."""
     found: dict[int, dict[int, tuple[int, ...]]] = {}
     failed: set[int] = set()
-    while workers:
-        outcome = outcomes.get()
-        if outcome is None:
-            workers -= 1
-            continue
-        if isinstance(outcome, BaseException):
-            raise outcome
-        (record, number), result = outcome
-        if isinstance(result, NumericsError):
-            raise result  # the target's own: no other answer of it is worth more
-        if isinstance(result, InputError):
+    for place, outcome in outcomes:
+        record, number = divmod(place, samples)
+        if isinstance(outcome, NumericsError):
+            raise outcome  # the target's own: no other answer of it is worth more
+        if isinstance(outcome, InputError):
             if record not in failed:
                 failed.add(record)
-                yield record, result
+                yield record, outcome
             continue
         answers = found.setdefault(record, {})
-        answers[number] = tuple(result.tokens)
+        answers[number] = outcome
         if len(answers) == samples:
             del found[record]
             yield record, [answers[i] for i in range(samples)]

@@ -195,7 +195,7 @@ def test_draws_have_the_distribution_of_the_softmax():
 def bundled(target: Target) -> BundleAnswers:
     """The target by the runtime, exported with the parity checks left to their own tests."""
     bundle = target_bundle(str(target.checkpoint.folder), 96, quiet, parity=False)
-    return BundleAnswers(bundle, target.name, batch_size=3)
+    return BundleAnswers(bundle, target.name, batch_size=3, threads=2)
 
 
 def near_tie(target: Target, record: Record, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
@@ -210,7 +210,7 @@ def test_the_runtime_answers_like_pytorch(target: Target, tmp_path: Path):
     """Every family that can be a target; more records than are decoded together, so that some wait."""
     records = make_records(tmp_path, "llama" if target.family.vision is None else "blip2-t5", 9)
     bundle = target_bundle(str(target.checkpoint.folder), 24, quiet, parity=False)
-    answers = BundleAnswers(bundle, target.name, batch_size=2)
+    answers = BundleAnswers(bundle, target.name, batch_size=2, threads=1)
     limits = GenerationOptions(24)
     expected = all_answers(TorchAnswers(target), list(records), limits)
     for record, ours, theirs in zip(
@@ -252,7 +252,7 @@ def test_an_interrupted_generation_of_the_runtime_is_continued(
 def test_the_runtime_skips_what_cannot_be_answered(tmp_path: Path, capsys):
     target = make_target("blip2-t5", tmp_path / "model")
     bundle = target_bundle(str(tmp_path / "model"), 3, quiet, parity=False)
-    answers = BundleAnswers(bundle, target.name, batch_size=2)
+    answers = BundleAnswers(bundle, target.name, batch_size=2, threads=2)
     records = load_records(str(make_jsonl(tmp_path / "data.jsonl", 5, images=True)))
     file = Path(str(records[2].image.file))
     file.write_bytes(file.read_bytes()[:200])
@@ -325,5 +325,5 @@ def test_what_the_generation_configuration_asks_for_is_done(target: Target, tmp_
         own = asking.model.generate(**inputs, max_new_tokens=12, do_sample=False)[0].tolist()
         assert own[-len(answer) :] == list(answer)
     bundle = target_bundle(str(folder), 12, quiet, parity=False)
-    runtime = all_answers(BundleAnswers(bundle, batch_size=2), records, GenerationOptions(12))
+    runtime = all_answers(BundleAnswers(bundle, batch_size=2, threads=1), records, GenerationOptions(12))
     assert runtime == [[a] for a in answers]
