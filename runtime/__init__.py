@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .errors import (
         VlmexportError as VlmexportError,
     )
+    from .images.video import Video as Video
     from .result import Result as Result
     from .session import Session as Session
     from .speculate.controller import Adaptive as Adaptive
@@ -64,6 +65,7 @@ _HOMES = {
     "Result": "result",
     "Session": "session",
     "Stats": "speculate.stats",
+    "Video": "images.video",
     **dict.fromkeys(
         (
             "BundleError",

@@ -49,6 +49,7 @@ class RequestOptions:
     typical_delta: float = Typical.delta
     draft_sampling: str | None = None
     channels: str = "rgb"
+    reuse_prompt: bool = False
 
     def __post_init__(self) -> None:
         # Plain Python numbers from here on: a numpy float32 deadline would round the clock.
@@ -72,7 +73,7 @@ class RequestOptions:
             raise OptionError("lossy and force_acceptance are two ways to accept; choose one")
         if self.confidence_threshold is not None:
             found["confidence_threshold"] = number("confidence_threshold", self.confidence_threshold, 0, 1)
-        for name in ("speculative", "ignore_eos"):
+        for name in ("speculative", "ignore_eos", "reuse_prompt"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}: {getattr(self, name)!r:.80} is not True or False")
         if self.draft is not None and not isinstance(self.draft, str):
@@ -123,6 +124,8 @@ class Settings:
     draft_length: int = 0
     """Tokens of a proposal; 0 where the controller or a policy of the caller's decides."""
     policy: DraftPolicy | None = None
+    reuse_prompt: bool = False
+    """Whether rows of the request before may serve this one, and this one's the next."""
 
 
 def resolve(
@@ -147,6 +150,7 @@ def resolve(
         "sampling": sampling,
         "forced": options.force_acceptance,
         "repetition_penalty": options.repetition_penalty,
+        "reuse_prompt": options.reuse_prompt,
     }
     chosen = manifest.choose_draft(options.draft) if options.speculative else None
     if chosen is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from .decode.passes import Decoder
 from .errors import NumericsError, PromptError
-from .families.base import Prepared
+from .families.base import Prepared, View
 from .result import Result
 from .speculate.drawing import Drawing
 from .speculate.processors import Processors
@@ -42,9 +42,10 @@ class Running:
         begin: float,
         cancelled: Callable[[], bool],
         streamed: bool = True,
+        reused: int = 0,
     ):
         """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
-        Not `streamed`: the text is handed out as a whole, by `last`.
+        Not `streamed`: the text is handed out as a whole, by `last`. `reused`: so many of its rows are cached already.
 
         Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
         is then as before.
@@ -60,6 +61,7 @@ class Running:
             SequenceLimits(settings.max_new_tokens, settings.eos, deadline, cancelled),
             Stats(
                 prompt_tokens=len(prepared.token_ids),
+                reused_tokens=reused,
                 draft=None if settings.draft is None else settings.draft.name,
                 draft_length=settings.draft_length,
                 forced=settings.forced is not None,
@@ -73,13 +75,13 @@ class Running:
             drawing=None
             if settings.draft_sampling == "match"
             else Drawing(settings.draft_sampling == "auto"),
-            row=decoder.batch,
+            row=0 if reused else decoder.batch,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
         self._push = self._text.push if streamed or settings.stop else self._text.hold
         try:
-            self._first = self._prefill(prepared)
+            self._first = self._prefill(prepared, reused)
         except BaseException as error:
             self._end_proposer()
             if decoder.batch > self.sequence.row:
@@ -126,25 +128,30 @@ class Running:
         if self.sequence.proposer is not None:
             self.sequence.proposer.end(self.sequence)
 
-    def _prefill(self, prepared: Prepared) -> int:
+    def _prefill(self, prepared: Prepared, reused: int) -> int:
         """Everything up to the first token; returns that."""
         decoder, sequence, proposer = self._decoder, self.sequence, self.sequence.proposer
         manifest, seconds, ids = decoder.manifest, sequence.stats.seconds, prepared.token_ids
         if len(ids) == 0:
             raise PromptError("the prompt is empty; give at least one token")
         start = time.perf_counter()
-        row = decoder.add()
-        image_rows = decoder.image_rows(prepared.vision) if prepared.vision else None
+        row = decoder.resume(reused) if reused else decoder.add()
+        views, slots = prepared.views, prepared.row_slots
+        if reused and slots is not None:
+            ends = np.cumsum([view.rows for view in views])
+            views = [view for view, end in zip(views, ends, strict=True) if end > np.sum(slots < reused)]
+            slots = slots[slots >= reused] - reused
+        image_rows = rows_of(decoder, views) if views else None
         vision = time.perf_counter()
         seconds.vision = vision - start
-        rows = decoder.embed(ids, image_rows, prepared.row_slots, prepared.row_index)
+        rows = decoder.embed(ids[reused:], image_rows, slots)
         if manifest.decoder.cross_attention:
             decoder.encode(row, rows)
             ids = decoder_ids(manifest, prepared)
             rows = decoder.embed(ids)
-        elif len(rows) > decoder.max_length:
+        elif len(ids) > decoder.max_length:
             raise PromptError(
-                f"the prompt takes {len(rows)} positions, the session holds {decoder.max_length}"
+                f"the prompt takes {len(ids)} positions, the session holds {decoder.max_length}"
             )
         elif prepared.row_slots is not None:
             sequence.barred = frozenset(ids[prepared.row_slots].tolist())
@@ -166,6 +173,12 @@ class Running:
         token = sequence.choose(logits, 0, [])
         seconds.prefill = time.perf_counter() - encoded
         return token
+
+
+def rows_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
+    """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
+    found = [decoder.image_rows(view.runs) if view.encoded is None else view.encoded for view in views]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def decoder_ids(manifest: Manifest, prepared: Prepared) -> np.ndarray:

@@ -12,16 +12,19 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from . import engines, proposers
+from .asked import NAMES, asked
 from .bundle.folder import Bundle, Check
+from .conversation import Conversation
 from .decode.passes import Decoder
-from .errors import InputError, NumericsError, OptionError, PromptError, VlmexportError
+from .errors import ImageError, InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
-from .families.base import image_list
+from .families.base import Prompt, View
 from .measure.machine import processor
 from .options import integer
+from .prefix import Prefix, kept, shared
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
-from .running import Running
+from .running import Running, rows_of
 from .speculate.budget import Budget
 from .speculate.controller import Adaptive
 from .speculate.cycle import Cycle
@@ -90,6 +93,8 @@ class Session:
         self._family = get_family(bundle.manifest.model.family)
         self._proposers: dict[str, Proposer] = {}
         self._controllers: dict[tuple[str, float | None], DraftPolicy] = {}
+        self._prefix: Prefix | None = None
+        """What the cache holds of the last request, where it asked for that."""
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False
@@ -162,12 +167,18 @@ class Session:
         typical_delta: float = Typical.delta,
         draft_sampling: str | None = None,
         channels: str = "rgb",
+        reuse_prompt: bool = False,
+        images: Any = None,
+        video: Any = None,
+        messages: Any = None,
     ) -> Result:
         """Caption an image or answer a prompt.
 
         `image`: path, bytes or binary stream of an image file, PIL image, uint8 array [H, W, 3] (`channels` "rgb", or
-        "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); a list where the model reads several. `prompt`: text, chat messages, or None for the
-        bundle's default. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
+        "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); what `encode` gave for one; a list where the model
+        reads several. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
+        that read videos. `prompt`: text, chat messages, or None for the
+        bundle's default. `images` and `messages` are other words for a list of `image` and a `prompt` of messages. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
         ("off": the bundle's length). `draft_nodes` above the length asks drafts that propose trees for so many tokens a
@@ -177,7 +188,9 @@ class Session:
         at this rate whatever they are: for timing only, the output is not text. `lossy="typical"` accepts drafts that
         the model finds likely enough (`typical_epsilon`, `typical_delta`; Medusa's typical acceptance): faster at a
         temperature, but the text is not distributed as the model's, and `Result.lossy` says so; at temperature 0 it is
-        greedy decoding. `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
+        greedy decoding. `reuse_prompt`: what the request before left in the
+        cache is not computed again where this prompt begins with it (the prompt, pictures and answer of an earlier turn;
+        both must ask for it); `chat` does. `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
         whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
         text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
         Raises `InputError` for the request, `OptionError` for an option.
@@ -187,11 +200,12 @@ class Session:
             draft_nodes=draft_nodes, confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p,
             min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, lossy=lossy, typical_epsilon=typical_epsilon, typical_delta=typical_delta, draft_sampling=draft_sampling,
             stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
-            channels=channels,
+            channels=channels, reuse_prompt=reuse_prompt,
         )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
-        stream = self._stream(image, prompt, options, streamed=on_text is not None)
+        about = asked(image, prompt, images, video, messages)
+        stream = self._stream(about, options, streamed=on_text is not None)
         try:
             for piece in stream:
                 if on_text is not None:
@@ -202,14 +216,37 @@ class Session:
 
     def stream(self, image: Any = None, prompt: Any = None, **options: Any) -> Stream:
         """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
-        return self._stream(image, prompt, request_options(options))
+        about = asked(image, prompt, *(options.pop(name, None) for name in ("images", "video", "messages")))
+        return self._stream(about, request_options(options))
 
-    def _stream(self, image: Any, prompt: Any, options: RequestOptions, streamed: bool = True) -> Stream:
+    def chat(self, system: str | None = None) -> Conversation:
+        """A conversation, whose every turn knows those before it and computes only what is new."""
+        return Conversation(self, system)
+
+    def encode(self, image: Any, channels: str = "rgb") -> View:
+        """Let the vision tower see a picture, or a `Video`, once: what it gives may stand for it in any number of requests
+        to sessions of this model.
+
+        Raises `ImageError`.
+        """
+
+        def rows(_: list[Result]) -> Iterator[View]:
+            view = self._family.view(self.bundle, self._colours([image], channels)[0])
+            if view.encoded is None:
+                view = view.with_rows(rows_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint)
+            yield view
+
+        with contextlib.closing(self._guarded(rows)([])) as found:
+            return next(found)
+
+    def _stream(
+        self, about: tuple[list[Any], Prompt], options: RequestOptions, streamed: bool = True
+    ) -> Stream:
         settings = resolve(options, self.bundle.manifest, self._controller)
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
-            prepared = self._prepare(image, prompt, options.channels)
+            prepared = self._prepare(about, options.channels)
             yield from self._run(found, prepared, settings, begin, streamed)
 
         return Stream(self._guarded(pieces), None if settings.typical is None else "typical")
@@ -315,12 +352,23 @@ class Session:
             self._controllers[learn, threshold] = found
         return found
 
-    def _prepare(self, image: Any, prompt: Any, channels: str = "rgb") -> Prepared:
-        if channels != "rgb" and image is not None:
-            from .images.load import load_image  # a text model needs no Pillow
+    def _prepare(self, about: tuple[list[Any], Prompt], channels: str = "rgb") -> Prepared:
+        media, prompt = about
+        for each in media:
+            if isinstance(each, View) and each.model not in (None, self.bundle.manifest.model.fingerprint):
+                raise ImageError(
+                    "an encoded picture is another model's; encode it with a session of this one"
+                )
+        return self._family.prepare(self.bundle, self._colours(media, channels), prompt)
 
-            image = [load_image(each, channels) for each in image_list(image)]
-        return self._family.prepare(self.bundle, image, prompt)
+    def _colours(self, media: list[Any], channels: str) -> list[Any]:
+        """Arrays whose colours stand in another order than RGB as pictures that have it."""
+        if channels == "rgb" or not media:
+            return media
+        from .images.load import load_image  # a text model needs no Pillow
+        from .images.video import Video
+
+        return [each if isinstance(each, Video | View) else load_image(each, channels) for each in media]
 
     def _free_when_idle(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -356,7 +404,6 @@ class Session:
                 self._cancelled.clear()
                 if self._closed:
                     raise VlmexportError("this session is closed; load the bundle again")
-                self.decoder.reset(0)
                 yield from pieces(found)
             finally:
                 self._busy.release()
@@ -369,18 +416,30 @@ class Session:
         """A request of a batch with its options checked; it came at `begin`."""
         if not isinstance(request, Mapping):
             raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
-        options = {name: value for name, value in request.items() if name not in ("image", "prompt")}
+        options = {name: value for name, value in request.items() if name not in NAMES}
         try:
+            asked(**{name: value for name, value in request.items() if name in NAMES})
             settings = resolve(request_options(options), self.bundle.manifest, self._controller)
         except OptionError as error:
             raise OptionError(f"requests[{number}]: {error}") from None
         return number, request, settings, begin
 
-    def _start(self, prepared: Prepared, settings: Settings, begin: float, streamed: bool = True) -> Running:
+    def _start(
+        self, prepared: Prepared, settings: Settings, begin: float, streamed: bool = True, alone: bool = False
+    ) -> Running:
         proposer = None if settings.draft is None else self.proposer(settings.draft.name)
+        reused, prefix = 0, self._prefix
+        self._prefix = None
+        if alone:
+            # A draft that reads the prompt's rows has no use for a prompt without them.
+            if settings.reuse_prompt and prefix and not (proposer and proposer.needs_prompt_rows):
+                reused = shared(prefix, prepared)
+            if not reused:
+                self.decoder.reset(0)
         return Running(
-            self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set, streamed
-        )
+            self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set, streamed,
+            reused,
+        )  # fmt: skip
 
     def _run(
         self,
@@ -391,7 +450,7 @@ class Session:
         streamed: bool = True,
     ) -> Iterator[str]:
         """One request; its pieces of text."""
-        running = self._start(prepared, settings, begin, streamed)
+        running = self._start(prepared, settings, begin, streamed, alone=True)
         sequence, cycle = running.sequence, Cycle(self.decoder)
         cycle.join(sequence)
         pieces = running.start()
@@ -406,9 +465,13 @@ class Session:
         finally:
             pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
             found.append(running.close())
+            if settings.reuse_prompt and sequence.error is None and self.decoder.can_resume:
+                self._prefix = kept(prepared, sequence.tokens, self.decoder.arena.lengths[0])
 
     def _run_batch(self, waiting: Iterator[_Waiting]) -> Iterator[tuple[int, _Outcome]]:
         """Requests, a batch at a time: (number, result) of each when it has finished."""
+        self._prefix = None
+        self.decoder.reset(0)
         cycle = Cycle(self.decoder)
         active: dict[Request, tuple[int, Running]] = {}
 
@@ -429,9 +492,8 @@ class Session:
                         yield number, Result("", [], "cancelled", Stats())
                         continue
                     try:
-                        prepared = self._prepare(
-                            request.get("image"), request.get("prompt"), request.get("channels", "rgb")
-                        )
+                        about = asked(**{name: value for name, value in request.items() if name in NAMES})
+                        prepared = self._prepare(about, request.get("channels", "rgb"))
                         running = self._start(prepared, settings, begin, streamed=False)
                     except (InputError, NumericsError) as error:
                         yield number, error

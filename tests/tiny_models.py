@@ -588,6 +588,8 @@ def save(
             size={"shortest_edge": 4 * 28 * 28, "longest_edge": 24 * 28 * 28}
         ).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 8 * 28 * 28}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps({"size": size}))
     elif isinstance(model, VisionEncoderDecoderModel):
         side = config.encoder.image_size
         ViTImageProcessorPil(

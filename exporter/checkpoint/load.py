@@ -156,11 +156,20 @@ class Checkpoint:
         The order is transformers' own (`ImageProcessingMixin.get_image_processor_dict`): where a folder has both, the
         second file is a relic of an older release.
         """
-        settings = self._json("processor_config.json").get("image_processor")
+        return self._settings("image_processor", "preprocessor_config.json")
+
+    @functools.cached_property
+    def video_settings(self) -> dict[str, Any]:
+        """The video processor's settings: its part of `processor_config.json`, else `video_preprocessor_config.json`;
+        {} without either."""
+        return self._settings("video_processor", "video_preprocessor_config.json")
+
+    def _settings(self, part: str, file: str) -> dict[str, Any]:
+        settings = self._json("processor_config.json").get(part)
         if settings is None:
-            settings = self._json("preprocessor_config.json")
+            settings = self._json(file)
         if not isinstance(settings, dict):
-            raise ExportError(f"{self.folder}: image_processor {settings!r:.80} is not an object")
+            raise ExportError(f"{self.folder}: {part} {settings!r:.80} is not an object")
         return settings
 
     def _json(self, name: str) -> dict[str, Any]:

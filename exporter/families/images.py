@@ -79,6 +79,48 @@ def patched_image(settings: dict[str, Any], grid: Grid, processor: str, referenc
     return {**described, **found}
 
 
+def sampled_video(
+    settings: dict[str, Any], image: dict[str, Any], token_id: int, tokens_per_second: float
+) -> dict[str, Any]:
+    """Settings of a processor that samples frames and reads them as `image` (see `patched_image`) says.
+
+    `settings` are the video processor's; {} for a folder without any, whose authors read videos by the defaults here
+    (qwen-vl-utils 0.0.14, `vision_process.py`; transformers' `Qwen2VLVideoProcessor`), not by the pictures' bounds.
+    Raises UnsupportedModelError where frames are not read as pictures are.
+    """
+    alike = {
+        "patch_size": "patch_size",
+        "temporal_patch_size": "temporal_patch_size",
+        "merge_size": "merge_size",
+    }
+    alike |= {"image_mean": "mean", "image_std": "std", "rescale_factor": "rescale_factor"}
+    for name, known in alike.items():
+        if name in settings and settings[name] != image[known]:
+            raise UnsupportedModelError(
+                f"video processor: {name}={settings[name]!r:.80} differs from the image processor's {image[known]}"
+            )
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if settings.get(name) is False:
+            raise UnsupportedModelError(f"video processor: {name}=false is not supported")
+    if "resample" in settings and RESAMPLE.get(settings["resample"]) != image["resample"]:
+        raise UnsupportedModelError(
+            f"video processor: resample={settings['resample']!r:.40} differs from the image processor's "
+            f"{image['resample']}"
+        )
+    size, unit = settings.get("size") or {}, (image["patch_size"] * image["merge_size"]) ** 2
+    asked = lambda name, default: default if settings.get(name) is None else settings[name]  # noqa: E731
+    return {
+        "token_id": token_id,
+        "fps": asked("fps", 2.0),
+        "min_frames": asked("min_frames", 4),
+        "max_frames": asked("max_frames", 768),
+        "min_pixels": asked("min_pixels", size.get("shortest_edge", 128 * unit)),
+        "max_pixels": asked("max_pixels", size.get("longest_edge", 768 * unit)),
+        "max_rows": int(asked("max_video_tokens", 128_000) * 0.9),
+        "tokens_per_second": tokens_per_second,
+    }
+
+
 def _other_size(size: Any, side: tuple[int, int]) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"image processor: size {size} differs from the vision tower's {side[0]} x {side[1]}"

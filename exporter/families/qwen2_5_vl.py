@@ -50,8 +50,8 @@ class Qwen2_5_VLFamily(Family):
         chat template, `<|image_pad|>` repeated for every row of a picture."""
         checkpoint, images = self.checkpoint, image_list(image)
         tokenizer = checkpoint.tokenizer
-        mark = tokenizer.convert_ids_to_tokens(self.image_token_id)
-        turns = placed(prompt or "", ["image"] * len(images), self.chat_template, written(mark))
+        marks = tokenizer.convert_ids_to_tokens([self.image_token_id, self.config.video_token_id])
+        turns = placed(prompt or "", ["image"] * len(images), self.chat_template, written(*marks))
         if not isinstance(turns, str):
             text = tokenizer.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False

@@ -104,9 +104,29 @@ class TextInfo(Part):
 
 
 @dataclass(kw_only=True)
+class VideoInfo(Part):
+    """How videos are read: the token that stands for one, frames per second that the model sees and their bounds, pixels
+    of a frame, image rows of a whole video where its frames can be made smaller, and position steps per second."""
+
+    token_id: int = checked(_TOKEN)
+    fps: float = checked(number(1e-3, 1e3))
+    min_frames: int = checked(integer(1, 1 << 20))
+    max_frames: int = checked(integer(1, 1 << 20))
+    min_pixels: int = checked(integer(1, 1 << 32))
+    max_pixels: int = checked(integer(1, 1 << 32))
+    max_rows: int = checked(integer(1, 1 << 32))
+    tokens_per_second: float = checked(number(0, 1e6))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+_VIDEO = optional(VideoInfo.parse)
+
+
+@dataclass(kw_only=True)
 class ImageInfo(Part):
     """Image processor settings and the reference implementation they were compared with; `height` and `width` are
-    null where they depend on the picture, and a processor's own settings are in `extra`."""
+    null where they depend on the picture, `video` where the model reads none, and a processor's own settings are in
+    `extra`."""
 
     processor: str = checked(string(100))
     height: int | None = checked(optional(integer(1, 16384)), default=None)
@@ -116,6 +136,7 @@ class ImageInfo(Part):
     mean: list[float] = checked(list_of(number(-1e3, 1e3), 3, exactly=3))
     std: list[float] = checked(list_of(number(1e-6, 1e3), 3, exactly=3))
     reference: str | None = checked(optional(string(200)), default=None)
+    video: VideoInfo | None = checked(_VIDEO, default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

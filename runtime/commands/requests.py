@@ -69,3 +69,17 @@ def read_picture(image: Path) -> Image:
 
     with quiet_stderr():
         return load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")
+
+
+def read_media(images: list[Path], videos: list[Path], fps: float | None = None) -> list[Any]:
+    """Pictures, read, and videos of `fps` frames a second, not read yet. Raises `ImageError`, `OptionError`."""
+    from ..errors import OptionError
+
+    found: list[Any] = [read_picture(path) for path in images]
+    if videos:
+        from ..images.video import Video
+
+        found += [Video(path, fps) for path in videos]
+    elif fps is not None:
+        raise OptionError(f"--video-fps {fps:g} is of no video; give --video, or leave it out")
+    return found

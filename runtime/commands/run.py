@@ -26,8 +26,20 @@ def run(
         "--image",
         help="Image file: JPEG, PNG, WebP, …; - reads standard input. Repeat for several, where the model reads several.",
     ),
+    video: list[Path] = typer.Option(
+        [],
+        "--video",
+        metavar="FILE|DIR",
+        help="Video file (needs the extra [video]) or folder of pictures, where the model reads videos. Repeat for several.",
+    ),
+    video_fps: float = typer.Option(
+        None, "--video-fps", metavar="FPS", help="Frames per second of --video DIR; a file knows its own."
+    ),
     prompt: str = typer.Option(
         None, "--prompt", help="Prompt; - reads standard input. Default: the bundle's."
+    ),
+    chat: bool = typer.Option(
+        False, "--chat", help="Go on: read turn after turn from standard input, and answer each."
     ),
     raw: bool = typer.Option(False, "--raw", help="Use the prompt as it is, without the chat template."),
     max_new_tokens: int = typer.Option(128, "--max-new-tokens", min=1, help="Stop after this many tokens."),
@@ -87,8 +99,9 @@ def run(
     from ..request import request_options
     from ..session import Session
     from ..speculate.sampling import Sampling
+    from .chat import converse
     from .output import print_json
-    from .requests import check_lossy, draft_options, read_picture, read_prompt
+    from .requests import check_lossy, draft_options, read_media, read_prompt
     from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
@@ -99,6 +112,10 @@ def run(
     request_options(asked)
     Sampling(temperature, top_k, top_p, 0 if seed is None else seed, min_p)
     check_lossy(lossy, temperature)
+    if chat and (raw or as_json or "-" in (prompt, *map(str, image))):
+        raise OptionError(
+            "--chat reads turns from standard input and writes answers: leave --raw, --json and - out"
+        )
     if [prompt, *map(str, image)].count("-") > 1:
         raise OptionError(
             "--image - and --prompt -: standard input holds one of them; give the other by name"
@@ -108,17 +125,21 @@ def run(
     tell_bundle(opened, how, time.perf_counter() - begin)
     text = read_prompt(prompt, raw)
     begin = time.perf_counter()
-    pictures = [read_picture(path) for path in image]
+    media = read_media(image, video, video_fps if video or not chat else None)
     read = time.perf_counter() - begin
-    # A request that cannot be served is refused before a large model is loaded for nothing.
-    prepared = get_family(opened.manifest.model.family).prepare(opened, pictures, text)
-    tell_request(prepared, pictures, read)
+    if text is not None or not chat:
+        # A request that cannot be served is refused before a large model is loaded for nothing.
+        prepared = get_family(opened.manifest.model.family).prepare(opened, media, text)
+        tell_request(prepared, media[: len(image)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with Session.load(opened, threads=threads, max_length=max_length) as session:
         tell_session(session, time.perf_counter() - begin)
-        stream = session.stream(image=pictures, prompt=text, **asked)
+        if chat:
+            converse(session, text, media, asked, video_fps)
+            return
+        stream = session.stream(image=media, prompt=text, **asked)
         for piece in stream:
             if not as_json:
                 sys.stdout.write(piece)
@@ -126,7 +147,7 @@ def run(
         result, note = stream.result, session.note
     if as_json:
         tell_result(result)
-        print_json(report(result, str(bundle), image, text, note))
+        print_json(report(result, str(bundle), image, video, text, note))
         return
     sys.stdout.write("\n")
     sys.stdout.flush()
@@ -142,24 +163,37 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    result: Result, bundle: str, image: list[Path], prompt: str | None, note: str | None = None
+    result: Result,
+    bundle: str,
+    image: list[Path],
+    video: list[Path],
+    prompt: str | None,
+    note: str | None = None,
 ) -> dict[str, Any]:
     """The JSON of one request (schema: `schemas/run-1.json`)."""
     return {
         "schema_version": 1,
         "bundle": bundle,
-        "image": [str(path) for path in image] if len(image) > 1 else str(image[0]) if image else None,
+        "image": _names(image),
+        "video": _names(video),
         "prompt": prompt,
         "note": note,
         **result.to_dict(),
     }
 
 
+def _names(paths: list[Path]) -> str | list[str] | None:
+    return [str(path) for path in paths] if len(paths) > 1 else str(paths[0]) if paths else None
+
+
 def summary(result: Result) -> str:
     """One line: tokens, speed, and what speculation did."""
     stats = result.stats
+    kept = (
+        f", {stats.reused_tokens} of {stats.prompt_tokens} prompt tokens kept" if stats.reused_tokens else ""
+    )
     rate = "" if stats.tokens_per_second is None else f", {stats.tokens_per_second:.1f} tokens/s"
-    line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason})"
+    line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason}){kept}"
     if not stats.proposed:
         return f"{line}; plain decoding"
     line += f"; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length or 'adaptive'}"

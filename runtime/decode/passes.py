@@ -180,6 +180,19 @@ class Decoder:
         self.exit_count = 0
         self._moved = True
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether a later request can go on behind rows of this one: not where the decoder looks at an encoder's."""
+        return self._encoder is None
+
+    def resume(self, length: int) -> int:
+        """Go on with the one sequence that is cached, cut to its first `length` rows; returns its place."""
+        assert self.can_resume and self.arena.batch == 1 and length <= self.arena.lengths[0]
+        self.arena.lengths[0] = length
+        self._shift[0] = 0
+        self.exit_count = 0
+        return 0
+
     def clear(self, row: int) -> None:
         """Zero what is cached of sequence `row`, of which numbers are not finite: who has its place next, or grows into
         it, reads none of them."""
@@ -213,23 +226,21 @@ class Decoder:
         token_ids: np.ndarray,
         image_rows: np.ndarray | None = None,
         slots: np.ndarray | None = None,
-        index: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Rows [n, E] of a prompt; `image_rows[index]` (all of them, in order, without `index`) replace the embeddings
-        at `slots` (by default: where the ids are `text.image_token_id`)."""
+        """Rows [n, E] of a prompt; `image_rows`, in order, replace the embeddings at `slots` (by default: where the ids
+        are `text.image_token_id`)."""
         ids = np.asarray(token_ids, np.int64)
         if image_rows is None:
             return self.embedding.rows(ids)
         if slots is None:
             slots = np.flatnonzero(ids == self.manifest.text.image_token_id)
-        chosen = image_rows if index is None else image_rows[index]
-        if len(slots) != len(chosen):
-            raise PromptError(f"the prompt has {len(slots)} image slots for {len(chosen)} image rows")
+        if len(slots) != len(image_rows):
+            raise PromptError(f"the prompt has {len(slots)} image slots for {len(image_rows)} image rows")
         if len(slots) == len(ids):  # nothing but image rows: their placeholders need no embedding
             rows = np.empty((len(ids), self._size), DTYPES[self.dtype])
         else:
             rows = self.embedding.rows(ids)
-        rows[slots] = chosen
+        rows[slots] = image_rows
         return rows
 
     def encode(self, row: int, rows: np.ndarray) -> None:
@@ -245,17 +256,19 @@ class Decoder:
         positions: np.ndarray | None = None,
         on_rows: OnRows | None = None,
     ) -> TargetRows:
-        """Run all segments over prompt rows [n, E] of sequence `row`; what the target says after the last one.
+        """Run all segments over prompt rows [n, E] of sequence `row`, behind those that it has (`resume`); what the target
+        says after the last one.
 
-        `positions` int64 [axes, n] by default count from 0; later positions go on after the highest. Widths are rounded
-        up to few sizes; the padding's keys lie beyond the length and are overwritten.
+        `positions` int64 [axes, all rows] by default count from 0; later positions go on after the highest. Widths are
+        rounded up to few sizes; the padding's keys lie beyond the length and are overwritten.
         """
-        count, segments = len(rows), self._end
-        if not 1 <= count <= self.max_length:
+        before, segments = self.arena.lengths[row], self._end
+        count = before + len(rows)
+        if not (len(rows) and count <= self.max_length):
             raise PromptError(f"the prompt has {count} rows, the session holds 1..{self.max_length}")
         used = 0
-        for start in range(0, count, self._widest):
-            part = rows[start : start + self._widest]
+        for start in range(before, count, self._widest):
+            part = rows[start - before : start - before + self._widest]
             used = len(part)
             width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
             width = min(width, self._widest, self.arena.capacity - start)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -24,6 +26,51 @@ class RawPrompt(str):
     __slots__ = ()
 
 
+@dataclass(frozen=True, eq=False)
+class View:
+    """One picture or video as a family reads it, before the vision tower has seen it, or, from `Session.encode`, after.
+
+    It may stand wherever its picture may.
+
+    | field | meaning |
+    |---|---|
+    | `kind` | "image" or "video" |
+    | `rows` | how many rows it becomes |
+    | `read` | makes the inputs of the `vision` graph, one mapping of names to arrays for each run |
+    | `layout` | what the family gives its rows positions by |
+    | `encoded` | float [rows, E] once the tower has run |
+    | `model` | fingerprint of the model that encoded it |
+    """
+
+    kind: str
+    rows: int
+    read: Callable[[], tuple[Mapping[str, np.ndarray], ...]]
+    layout: Any = None
+    encoded: np.ndarray | None = None
+    model: str | None = None
+
+    @functools.cached_property
+    def runs(self) -> tuple[Mapping[str, np.ndarray], ...]:
+        """What `read` makes, once."""
+        return self.read()
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Of what the tower sees: equal for equal pictures."""
+        found = blake2b(repr((self.kind, self.rows, self.layout)).encode(), digest_size=16)
+        for run in self.runs:
+            for name, values in sorted(run.items()):
+                found.update(f"{name}{values.dtype}{values.shape}".encode())
+                found.update(np.ascontiguousarray(values).data)
+        return found.digest()
+
+    def with_rows(self, rows: np.ndarray, model: str) -> View:
+        """The same once `model` has made `rows` of it; its pixels are let go."""
+        found = replace(self, read=tuple, encoded=rows, model=model)
+        found.__dict__["digest"] = self.digest
+        return found
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A request before any graph has run.
@@ -31,19 +78,22 @@ class Prepared:
     | field | dtype, shape | meaning |
     |---|---|---|
     | `token_ids` | int64 [n] | the prompt, special tokens included; of an encoder-decoder, what its encoder (or, without one, its cross-attention) reads |
-    | `vision` | input name → array | one mapping for each run of the `vision` graph |
-    | `row_slots` | int64 [k] | places in `token_ids` whose embedding an image row replaces; None without a picture |
-    | `row_index` | int64 [k] | which row of the concatenated vision outputs goes there; None: in order |
+    | `views` | | pictures and videos, in the order of their rows |
+    | `row_slots` | int64 [k] | places in `token_ids` whose embedding an image row replaces, in order; None without a picture |
     | `positions` | int64 [axes, n] | positions of the rows; None: 0 … n − 1 |
     | `decoder_ids` | int64 [m] | what an encoder-decoder's decoder is prefilled with; None for other models |
     """
 
     token_ids: np.ndarray
-    vision: tuple[Mapping[str, np.ndarray], ...] = ()
+    views: tuple[View, ...] = ()
     row_slots: np.ndarray | None = None
-    row_index: np.ndarray | None = None
     positions: np.ndarray | None = None
     decoder_ids: np.ndarray | None = None
+
+    @property
+    def vision(self) -> tuple[Mapping[str, np.ndarray], ...]:
+        """Inputs of every run of the `vision` graph."""
+        return tuple(run for view in self.views for run in view.runs)
 
 
 class Source(Protocol):
@@ -61,13 +111,22 @@ class Family(Protocol):
 
     name: str
 
+    def view(self, bundle: Source, image: Any) -> View:
+        """Read one picture: a path, a PIL image, a uint8 array [H, W, 3], … Raises `ImageError`."""
+        ...
+
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Check and lay out one request.
 
-        `image` is a path, a PIL image, a uint8 array [H, W, 3], a list of them, or None. Raises `ImageError` or
-        `PromptError` naming the limit that was broken.
+        `image` is what `view` takes, a `View`, a list of them, or None. Raises `ImageError` or `PromptError` naming the
+        limit that was broken.
         """
         ...
+
+
+def views_of(family: Family, bundle: Source, image: Any) -> list[View]:
+    """Each picture as `family` reads it; raises as `Family.view`."""
+    return [each if isinstance(each, View) else family.view(bundle, each) for each in image_list(image)]
 
 
 def image_list(image: Any) -> list[Any]:
@@ -77,14 +136,19 @@ def image_list(image: Any) -> list[Any]:
     return list(image) if isinstance(image, list | tuple) else [image]
 
 
-def one_image(image: Any) -> Any:
+def one_view(family: Family, bundle: Source, image: Any) -> View:
     """The picture of a model that describes one. Raises `ImageError` for none and for several."""
     images = image_list(image)
     if not images:
         raise ImageError("this model describes images: give one (--image FILE)")
     if len(images) > 1:
         raise ImageError(f"this model describes one image at a time, {len(images)} were given")
-    return images[0]
+    return views_of(family, bundle, images)[0]
+
+
+def text_only() -> ImageError:
+    """What a model without a vision tower says of any picture."""
+    return ImageError("this model reads text only: leave the image out")
 
 
 def decoder_start(manifest: Manifest) -> np.ndarray:

@@ -10,13 +10,24 @@ from ..errors import BundleError, PromptError
 from ..images.load import load_image
 from ..images.processors import preprocess
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, Source, decoder_start, one_image
+from .base import Prepared, Prompt, Source, View, decoder_start, one_view
 
 
 class Blip2:
     """Source of the layout: transformers `Blip2Processor.__call__`."""
 
     name = "blip2"
+
+    def view(self, bundle: Source, image: Any) -> View:
+        """See `Family`; a picture is `text.image_rows` rows."""
+        settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
+        if settings is None or bundle.manifest.text.image_token_id is None or not rows:
+            raise BundleError(
+                "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family "
+                "'blip2'; build the bundle again"
+            )
+        loaded = load_image(image)
+        return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's special tokens.
@@ -25,13 +36,7 @@ class Blip2:
         the image rows.
         """
         manifest = bundle.manifest
-        text, settings = manifest.text, manifest.image
-        if settings is None or text.image_token_id is None or not text.image_rows:
-            raise BundleError(
-                "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family "
-                "'blip2'; build the bundle again"
-            )
-        image = one_image(image)
+        text, view = manifest.text, one_view(self, bundle, image)
         if isinstance(prompt, list):
             raise PromptError("this model has no chat template: give the prompt as text, not as messages")
         words = as_text(text.default_prompt or "" if prompt is None else prompt)
@@ -39,15 +44,15 @@ class Blip2:
         if np.any(ids == text.image_token_id):
             written = bundle.tokenizer.token(text.image_token_id)
             raise PromptError(f"the prompt contains {written!r}, which stands for an image row: leave it out")
-        token_ids = np.concatenate([np.full(text.image_rows, text.image_token_id, dtype=np.int64), ids])
+        token_ids = np.concatenate([np.full(view.rows, text.image_token_id, dtype=np.int64), ids])
         limits, crossing = manifest.limits, manifest.decoder.cross_attention
         limit = (limits.max_source or limits.max_length) if crossing else limits.max_length - 1
         name = f"max_source ({limit})" if crossing else f"max_length ({limits.max_length}) less one"
-        check_length(ids, limit - text.image_rows, f"{name} less {text.image_rows} image rows")
+        check_length(ids, limit - view.rows, f"{name} less {view.rows} image rows")
         check_ids(ids, text.vocab_size)
         return Prepared(
             token_ids,
-            vision=({"pixel_values": preprocess(load_image(image), settings)},),
-            row_slots=np.arange(text.image_rows, dtype=np.int64),
+            (view,),
+            row_slots=np.arange(view.rows, dtype=np.int64),
             decoder_ids=decoder_start(manifest) if crossing else None,
         )

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import BundleError, PromptError
 from ..text.chat import check_messages, render_chat
-from ..text.prompt import as_text
-from .base import Prompt, RawPrompt, Source
+from ..text.prompt import as_text, check_ids, check_length
+from .base import Prompt, RawPrompt, Source, View
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,40 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
     if not len(ids):
         raise PromptError("the prompt has no tokens; write some text")
     return ids
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ids int64 [n] with a mark for every row of the `views`, which stand in the prompt's order; where those rows are,
+    int64 [k], and where each view's begin."""
+
+    ids: np.ndarray
+    views: tuple[View, ...]
+    slots: np.ndarray
+    starts: tuple[int, ...]
+
+
+def laid_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media) -> Layout:
+    """The prompt with its pictures and videos in place; of several of a kind, the first mark is the first one's.
+
+    Raises `PromptError` as `media_ids`, and for more rows than the bundle's `max_length`.
+    """
+    manifest = bundle.manifest
+    ids = media_ids(bundle, prompt, [view.kind for view in views], media)
+    waiting = {bundle.tokenizer.id(media[kind].mark): [v for v in views if v.kind == kind] for kind in media}
+    places = np.flatnonzero(np.isin(ids, [token for token in waiting if token is not None]))
+    ordered = tuple(waiting[int(token)].pop(0) for token in ids[places])
+    repeats = np.ones(len(ids), np.int64)
+    repeats[places] = [view.rows for view in ordered]
+    starts = (np.cumsum(repeats) - repeats)[places]
+    ids = np.repeat(ids, repeats)
+    limit = manifest.limits.max_length
+    check_length(ids, limit - 1, f"max_length ({limit}) less one, image rows included")
+    check_ids(ids, manifest.text.vocab_size)
+    slots = [start + np.arange(view.rows) for start, view in zip(starts, ordered, strict=True)]
+    return Layout(
+        ids, ordered, np.concatenate(slots) if slots else np.empty(0, np.int64), tuple(starts.tolist())
+    )
 
 
 def placed(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ImageError, PromptError
+from ..errors import PromptError
 from ..text.chat import check_messages
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, RawPrompt, Source, image_list
+from .base import Prepared, Prompt, RawPrompt, Source, View, image_list, text_only
 from .chat import chat_ids
 
 
@@ -16,11 +16,15 @@ class Llama:
 
     name = "llama"
 
+    def view(self, bundle: Source, image: Any) -> View:
+        """Raises `ImageError`: there is no vision tower."""
+        raise text_only()
+
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message; a list is a whole conversation; `RawPrompt` skips the template."""
         manifest, tokenizer = bundle.manifest, bundle.tokenizer
         if image_list(image):
-            raise ImageError("this model reads text only: leave the image out")
+            raise text_only()
         if prompt is None:
             prompt = manifest.text.default_prompt
         if prompt is None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..errors import BundleError
 from ..images.load import load_image
 from ..images.processors import preprocess
-from ..text.prompt import check_ids, check_length
-from .base import Prepared, Prompt, Source, image_list
-from .chat import Media, Medium, media_ids
+from .base import Prepared, Prompt, Source, View, views_of
+from .chat import Media, Medium, laid_out
 
 
 class Llava:
@@ -19,30 +16,29 @@ class Llava:
 
     name = "llava"
 
+    def view(self, bundle: Source, image: Any) -> View:
+        """See `Family`; every picture is `text.image_rows` rows."""
+        settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
+        if settings is None or not rows:
+            raise _incomplete()
+        loaded = load_image(image)
+        return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message behind its pictures, a list is a whole conversation; `RawPrompt`, and text where
         the bundle has no template, may hold `<image>` themselves, else the pictures come first."""
-        manifest, tokenizer = bundle.manifest, bundle.tokenizer
-        text, settings = manifest.text, manifest.image
-        mark = tokenizer.token(text.image_token_id)
-        if settings is None or not text.image_rows or mark is None:
-            raise BundleError(
-                "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family 'llava'; "
-                "build the bundle again"
-            )
-        images = image_list(image)
-        ids = media_ids(bundle, prompt, ["image"] * len(images), pictures(mark))
-        ids = np.repeat(ids, np.where(ids == text.image_token_id, text.image_rows, 1))
-        limit = manifest.limits.max_length
-        check_length(ids, limit - 1, f"max_length ({limit}) less one, image rows included")
-        check_ids(ids, text.vocab_size)
-        if not images:
-            return Prepared(ids)
-        return Prepared(
-            ids,
-            vision=tuple({"pixel_values": preprocess(load_image(each), settings)} for each in images),
-            row_slots=np.flatnonzero(ids == text.image_token_id),
-        )
+        mark = bundle.tokenizer.token(bundle.manifest.text.image_token_id)
+        if mark is None:
+            raise _incomplete()
+        found = laid_out(bundle, prompt, views_of(self, bundle, image), pictures(mark))
+        return Prepared(found.ids, found.views, found.slots if found.views else None)
+
+
+def _incomplete() -> BundleError:
+    return BundleError(
+        "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family 'llava'; build the "
+        "bundle again"
+    )
 
 
 def pictures(mark: str) -> Media:

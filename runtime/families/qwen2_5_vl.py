@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError
+from ..bundle.manifest import ImageInfo
+from ..errors import BundleError, ImageError
 from ..images.load import load_image
-from ..images.processors import preprocess
-from ..images.processors.patches import fitted, settings_of
+from ..images.processors.patches import fitted, resized, settings_of
+from ..images.video import Video, open_video, sampled
 from ..images.windows import patchified, windows
-from ..text.prompt import check_ids, check_length
-from .base import Prepared, Prompt, Source, image_list
-from .chat import Media, Medium, media_ids
+from .base import Prepared, Prompt, Source, View, views_of
+from .chat import Media, Medium, laid_out
 from .mrope import Span, positions
 
 
@@ -22,45 +22,83 @@ class Qwen25VL:
 
     name = "qwen2.5-vl"
 
+    def view(self, bundle: Source, image: Any) -> View:
+        """See `Family`; a picture keeps its ratio, and becomes a row for every unit of its patches. A `Video` becomes as
+        many for each two of the frames that are sampled."""
+        settings = bundle.manifest.image
+        if settings is None:
+            raise _incomplete()
+        if isinstance(image, Video):
+            return video_view(image, settings)
+        loaded = load_image(image)
+        grid, least, most = settings_of(settings)
+        size = fitted(loaded.height, loaded.width, grid.unit_size, least, most)
+        down, across = (side // grid.unit_size for side in size)
+
+        def read() -> tuple[dict[str, np.ndarray], ...]:
+            frames = np.repeat(resized(loaded, size, settings), grid.temporal_patch_size, 0)
+            return (windows(patchified(frames, grid), down, across, grid),)
+
+        return View("image", down * across, read, (1, down, across, 1.0))
+
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message behind its pictures, a list is a whole conversation; `RawPrompt`, and text where
         the bundle has no template, may hold `<|image_pad|>` themselves, else the pictures come first."""
-        manifest, tokenizer = bundle.manifest, bundle.tokenizer
-        text, settings = manifest.text, manifest.image
-        mark = tokenizer.token(text.image_token_id)
+        tokenizer, settings = bundle.tokenizer, bundle.manifest.image
+        mark = tokenizer.token(bundle.manifest.text.image_token_id)
         if settings is None or mark is None:
-            raise BundleError(
-                "manifest fields 'image' and 'text.image_token_id' must be set for family 'qwen2.5-vl'; build the bundle "
-                "again"
-            )
-        images = [load_image(each) for each in image_list(image)]
-        ids = media_ids(bundle, prompt, ["image"] * len(images), written(mark))
-        grid, least, most = settings_of(settings)
-        sizes = [fitted(each.height, each.width, grid.unit_size, least, most) for each in images]
-        units = [(height // grid.unit_size, width // grid.unit_size) for height, width in sizes]
-        places = np.flatnonzero(ids == text.image_token_id)
-        repeats = np.ones(len(ids), np.int64)
-        repeats[places] = [down * across for down, across in units]
-        starts = (np.cumsum(repeats) - repeats)[places]
-        ids = np.repeat(ids, repeats)
-        limit = manifest.limits.max_length
-        check_length(ids, limit - 1, f"max_length ({limit}) less one, image rows included")
-        check_ids(ids, text.vocab_size)
-        if not images:
-            return Prepared(ids)
-        spans = [Span(int(start), 1, *size) for start, size in zip(starts, units, strict=True)]
-        frames = (np.repeat(preprocess(each, settings), grid.temporal_patch_size, 0) for each in images)
-        return Prepared(
-            ids,
-            vision=tuple(
-                windows(patchified(frame, grid), *size, grid)
-                for frame, size in zip(frames, units, strict=True)
-            ),
-            row_slots=np.flatnonzero(ids == text.image_token_id),
-            positions=positions(len(ids), spans),
-        )
+            raise _incomplete()
+        video = None if settings.video is None else tokenizer.token(settings.video.token_id)
+        found = laid_out(bundle, prompt, views_of(self, bundle, image), written(mark, video))
+        if not found.views:
+            return Prepared(found.ids)
+        spans = [Span(start, *view.layout) for start, view in zip(found.starts, found.views, strict=True)]
+        return Prepared(found.ids, found.views, found.slots, positions(len(found.ids), spans))
 
 
-def written(image: str) -> Media:
-    """What stands beside text in a prompt of this family."""
-    return {"image": Medium(image, f"<|vision_start|>{image}<|vision_end|>", "pictures")}
+def video_view(video: Video, settings: ImageInfo) -> View:
+    """A video: frames sampled at the model's rate, in pairs, all of one size; the more there are, the smaller. As
+    `Qwen2VLVideoProcessor` with `cap_pixels_per_frame`, which is how the model's authors read videos."""
+    info = settings.video
+    if info is None:
+        raise ImageError("this bundle reads pictures only: build it again to give videos")
+    grid, group = settings_of(settings)[0], settings_of(settings)[0].temporal_patch_size
+    clip = open_video(video)
+    if clip.fps is None:
+        raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
+    chosen = sampled(
+        clip.count, clip.fps, video.sample_fps or info.fps, info.min_frames, info.max_frames, group
+    )
+    first = clip.read(chosen[:1])[0]
+    share = info.max_rows * grid.unit_pixels * group // len(chosen)
+    most = max(min(info.max_pixels, share), int(info.min_pixels * 1.05))
+    size = fitted(first.height, first.width, grid.unit_size, info.min_pixels, most)
+    down, across = (side // grid.unit_size for side in size)
+    steps = -(-len(chosen) // group)
+
+    def read() -> tuple[dict[str, np.ndarray], ...]:
+        frames = [resized(frame, size, settings) for frame in clip.read(chosen)]
+        frames += frames[-1:] * (steps * group - len(frames))
+        pairs = (np.concatenate(frames[at : at + group]) for at in range(0, len(frames), group))
+        return tuple(windows(patchified(pair, grid), down, across, grid) for pair in pairs)
+
+    seen = len(chosen) / clip.count * clip.fps
+    return View(
+        "video", steps * down * across, read, (steps, down, across, info.tokens_per_second * (group / seen))
+    )
+
+
+def _incomplete() -> BundleError:
+    return BundleError(
+        "manifest fields 'image' and 'text.image_token_id' must be set for family 'qwen2.5-vl'; build the bundle again"
+    )
+
+
+def written(image: str, video: str | None) -> Media:
+    """What stands beside text in a prompt of this family, by the tokens that mark it."""
+    kinds = {"image": (image, "pictures"), "video": (video, "videos")}
+    return {
+        kind: Medium(mark, f"<|vision_start|>{mark}<|vision_end|>", name)
+        for kind, (mark, name) in kinds.items()
+        if mark is not None
+    }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ImageError, PromptError
+from ..errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, Source, decoder_start, image_list
+from .base import Prepared, Prompt, Source, View, decoder_start, image_list, text_only
 
 
 class T5:
@@ -14,11 +14,15 @@ class T5:
 
     name = "t5"
 
+    def view(self, bundle: Source, image: Any) -> View:
+        """Raises `ImageError`: there is no vision tower."""
+        raise text_only()
+
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """The tokenizer's ids of the prompt, the bundle's default when None."""
         manifest = bundle.manifest
         if image_list(image):
-            raise ImageError("this model reads text only: leave the image out")
+            raise text_only()
         if isinstance(prompt, list):
             raise PromptError("this model has no chat template: give the prompt as text, not as messages")
         if prompt is None:

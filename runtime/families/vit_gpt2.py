@@ -10,7 +10,7 @@ from ..errors import BundleError, PromptError
 from ..images.load import load_image
 from ..images.processors import preprocess
 from ..text.prompt import as_text, check_ids, check_length
-from .base import Prepared, Prompt, Source, decoder_start, one_image
+from .base import Prepared, Prompt, Source, View, decoder_start, one_view
 
 
 class ViTGPT2:
@@ -18,15 +18,20 @@ class ViTGPT2:
 
     name = "vit-gpt2"
 
-    def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
-        """Every source row is an image row; the decoder gets its start token, then the prompt without special tokens."""
-        manifest = bundle.manifest
-        text, settings = manifest.text, manifest.image
-        if settings is None or not text.image_rows:
+    def view(self, bundle: Source, image: Any) -> View:
+        """See `Family`; a picture is `text.image_rows` rows."""
+        settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
+        if settings is None or not rows:
             raise BundleError(
                 "manifest fields 'image' and 'text.image_rows' must be set for family 'vit-gpt2'; build the bundle again"
             )
-        image = one_image(image)
+        loaded = load_image(image)
+        return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+
+    def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
+        """Every source row is an image row; the decoder gets its start token, then the prompt without special tokens."""
+        manifest = bundle.manifest
+        text, view = manifest.text, one_view(self, bundle, image)
         if isinstance(prompt, list):
             raise PromptError("this model has no chat template: give the prompt as text, not as messages")
         words = as_text(text.default_prompt or "" if prompt is None else prompt)
@@ -35,10 +40,10 @@ class ViTGPT2:
         limit = manifest.limits.max_length
         check_length(ids, limit - 2, f"max_length ({limit}) less two")
         check_ids(ids, text.vocab_size)
-        slots = np.arange(text.image_rows, dtype=np.int64)
+        slots = np.arange(view.rows, dtype=np.int64)
         return Prepared(
             np.full(len(slots), text.pad_token_id or 0, dtype=np.int64),
-            vision=({"pixel_values": preprocess(load_image(image), settings)},),
+            (view,),
             row_slots=slots,
             decoder_ids=np.concatenate([decoder_start(manifest), ids]),
         )

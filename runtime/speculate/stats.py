@@ -30,7 +30,7 @@ class Seconds:
 
 
 _SUMMED = (
-    "prompt_tokens", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
+    "prompt_tokens", "reused_tokens", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
     "time_to_first_token", "total_seconds",
 )  # fmt: skip
 
@@ -43,6 +43,8 @@ class Stats:
     requests: int = 1
     """More in a `total`."""
     prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Of the prompt's, those whose keys and values an earlier request had left."""
     tokens: int = 0
     cycles: int = 0
     proposed: int = 0
@@ -153,6 +155,7 @@ class Stats:
         """JSON object: counters, ratios, seconds."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
             "tokens": self.tokens,
             "cycles": self.cycles,
             "proposed": self.proposed,

@@ -126,7 +126,7 @@ def test_blip2_says_which_rows_are_of_the_image_and_what_the_decoder_starts_with
     prepared = get_family("blip2").prepare(blip2, IMAGE, "the red cup")
     assert prepared.row_slots is not None and prepared.decoder_ids is not None
     assert prepared.row_slots.tolist() == [0, 1, 2, 3] and prepared.decoder_ids.tolist() == [0]
-    assert prepared.row_index is None and prepared.positions is None
+    assert prepared.positions is None
     assert [list(run) for run in prepared.vision] == [["pixel_values"]]
 
 

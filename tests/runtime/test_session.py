@@ -431,5 +431,7 @@ def test_generate_and_the_options_say_the_same() -> None:
     for option in dataclasses.fields(RequestOptions):
         assert shown[option.name].default == option.default
         assert shown[option.name].annotation == option.type
-    names = {"self", "image", "prompt", "on_text", *(f.name for f in dataclasses.fields(RequestOptions))}
+    from vlmexport.runtime.asked import NAMES
+
+    names = {"self", *NAMES, "on_text", *(f.name for f in dataclasses.fields(RequestOptions))}
     assert set(shown) == names

@@ -27,7 +27,7 @@ from ...graphs.compose import Composer
 from ...graphs.hooks import attend, attention, attention_named, replaced, rotary
 from ...graphs.weights import WeightStore
 from ..base import GraphSpec, check_common
-from ..images import patched_image
+from ..images import patched_image, sampled_video
 from .base import Calls, Vision
 
 RANDOM_UNITS = (5, 3)
@@ -196,7 +196,14 @@ class Qwen2_5Vision(Vision):
         described = patched_image(
             self.checkpoint.image_settings, self.grid, "qwen2-vl", Qwen2VLImageProcessorPil
         )
-        return {**described, "window_size": self.grid.window_size}
+        config = self.checkpoint.config
+        video = sampled_video(
+            self.checkpoint.video_settings,
+            described,
+            config.video_token_id,
+            config.vision_config.tokens_per_second,
+        )
+        return {**described, "window_size": self.grid.window_size, "video": video}
 
     def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
         """See `Vision`."""

@@ -22,9 +22,14 @@ SLIMMEST = 200
 def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
     """`pixel_values` float32 [1, 3, H, W] of an RGB image; H and W are whole units, and the ratio is nearly kept."""
     grid, least, most = settings_of(settings)
-    height, width = fitted(image.height, image.width, grid.unit_size, least, most)
-    resized = image.resize((width, height), resample=resampling(settings.resample))
-    return normalized(np.asarray(resized), settings)
+    return resized(image, fitted(image.height, image.width, grid.unit_size, least, most), settings)
+
+
+def resized(image: Image.Image, size: tuple[int, int], settings: ImageInfo) -> np.ndarray:
+    """`pixel_values` float32 [1, 3, H, W] of an RGB image, `size` being (H, W)."""
+    height, width = size
+    pixels = image.resize((width, height), resample=resampling(settings.resample))
+    return normalized(np.asarray(pixels), settings)
 
 
 def settings_of(settings: ImageInfo) -> tuple[Grid, int, int]:
