@@ -57,7 +57,12 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     if write:
         check_output(request.output, request.force)
     checkpoint = open_checkpoint(request.model, weights=False)
+    checkpoint.max_pixels = request.max_pixels
     family = family_for(checkpoint)
+    if request.max_pixels is not None and (family.vision is None or not family.vision.scales):
+        raise OptionError(
+            f"--max-pixels {request.max_pixels}: this model reads no pictures of any size; leave it out"
+        )
     if family.max_positions is not None and request.max_length > family.max_positions:
         raise OptionError(
             f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions"

@@ -19,6 +19,7 @@ RANGES = {
     "max_batch": (1, 1024),
     "max_width": (1, 1024),
     "max_source": (1, 1 << 20),
+    "max_pixels": (1, 1 << 32),
 }
 
 
@@ -35,6 +36,7 @@ class BuildRequest(BaseModel):
     max_batch: int = 16
     max_width: int = 16
     max_source: int = 512
+    max_pixels: int | None = None
     precision: str = "float32"
     default_prompt: str | None = None
     force: bool = False
@@ -49,7 +51,7 @@ class BuildRequest(BaseModel):
         self.precision = precision_name(self.precision)
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise OptionError(f"--{name.replace('_', '-')} {value} is out of range {low}..{high}")
 
 

@@ -40,6 +40,8 @@ class Checkpoint:
     tensors: TensorFiles
     alias: Alias | None = None
     hub_id: str | None = None
+    max_pixels: int | None = None
+    """Of a picture, where that is below the image processor's own."""
 
     def fetch(self) -> bool:
         """Downloads the weights of a hub model that was opened without them; says whether there was need to.

@@ -108,6 +108,13 @@ def build(
     max_width: int = typer.Option(
         16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."
     ),
+    max_pixels: int = typer.Option(
+        None,
+        "--max-pixels",
+        metavar="N",
+        help="Pixels to which larger pictures and frames are reduced, for models that take any size (qwen2.5-vl: a token "
+        "for every 784).",
+    ),
     precision: str = typer.Option(
         "float32",
         "--precision",
@@ -146,7 +153,7 @@ def build(
     with _quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
-            max_batch=max_batch, max_width=max_width, precision=precision, default_prompt=default_prompt, force=force,
+            max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision, default_prompt=default_prompt, force=force,
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
             target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
         )  # fmt: skip

@@ -54,10 +54,12 @@ def cropped_image(
     return {**described, "shortest_edge": short}
 
 
-def patched_image(settings: dict[str, Any], grid: Grid, processor: str, reference: Any) -> dict[str, Any]:
+def patched_image(
+    settings: dict[str, Any], grid: Grid, processor: str, reference: Any, most_pixels: int | None = None
+) -> dict[str, Any]:
     """Settings of a processor that resizes to whole units of patches, rescales and normalises; see `square_image`.
 
-    `grid` is the tower's. Pictures keep between `min_pixels` and `max_pixels`.
+    `grid` is the tower's. Pictures keep between `min_pixels` and `max_pixels`, which `most_pixels` lowers.
     """
     described = _described(settings, None, processor, reference, refused=())
     found: dict[str, Any] = {}
@@ -71,6 +73,8 @@ def patched_image(settings: dict[str, Any], grid: Grid, processor: str, referenc
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         asked = settings.get(name)
         found[name] = size.get(edge) if asked is None else asked
+    if most_pixels is not None and type(found["max_pixels"]) is int:
+        found["max_pixels"] = min(most_pixels, found["max_pixels"])
     least, most = found["min_pixels"], found["max_pixels"]
     if type(least) is not int or type(most) is not int or not 1 <= least <= most or most < grid.unit_pixels:
         raise UnsupportedModelError(
@@ -80,11 +84,15 @@ def patched_image(settings: dict[str, Any], grid: Grid, processor: str, referenc
 
 
 def sampled_video(
-    settings: dict[str, Any], image: dict[str, Any], token_id: int, tokens_per_second: float
+    settings: dict[str, Any],
+    image: dict[str, Any],
+    token_id: int,
+    tokens_per_second: float,
+    most_pixels: int | None = None,
 ) -> dict[str, Any]:
     """Settings of a processor that samples frames and reads them as `image` (see `patched_image`) says.
 
-    `settings` are the video processor's; {} for a folder without any, whose authors read videos by the defaults here
+    `most_pixels` lowers the bounds of a frame. `settings` are the video processor's; {} for a folder without any, whose authors read videos by the defaults here
     (qwen-vl-utils 0.0.14, `vision_process.py`; transformers' `Qwen2VLVideoProcessor`), not by the pictures' bounds.
     Raises UnsupportedModelError where frames are not read as pictures are.
     """
@@ -109,13 +117,18 @@ def sampled_video(
         )
     size, unit = settings.get("size") or {}, (image["patch_size"] * image["merge_size"]) ** 2
     asked = lambda name, default: default if settings.get(name) is None else settings[name]  # noqa: E731
+    pixels = {
+        "min_pixels": asked("min_pixels", size.get("shortest_edge", 128 * unit)),
+        "max_pixels": asked("max_pixels", size.get("longest_edge", 768 * unit)),
+    }
+    if most_pixels is not None:
+        pixels = {name: min(most_pixels, value) for name, value in pixels.items()}
     return {
         "token_id": token_id,
         "fps": asked("fps", 2.0),
         "min_frames": asked("min_frames", 4),
         "max_frames": asked("max_frames", 768),
-        "min_pixels": asked("min_pixels", size.get("shortest_edge", 128 * unit)),
-        "max_pixels": asked("max_pixels", size.get("longest_edge", 768 * unit)),
+        **pixels,
         "max_rows": int(asked("max_video_tokens", 128_000) * 0.9),
         "tokens_per_second": tokens_per_second,
     }

@@ -63,7 +63,9 @@ class Qwen2_5_VLFamily(Family):
             raise InputError("the prompt has no tokens; write some text")
         if not images:
             return ReferencePrompt(tuple(ids))
-        vision = dict(checkpoint.image_processor(images=images, return_tensors="pt"))
+        described = self.vision.settings()
+        size = {"shortest_edge": described["min_pixels"], "longest_edge": described["max_pixels"]}
+        vision = dict(checkpoint.image_processor(images=images, size=size, return_tensors="pt"))
         rows = iter((vision["image_grid_thw"].prod(-1) // self.vision.grid.patches).tolist())
         whole = [i for token in ids for i in [token] * (next(rows) if token == self.image_token_id else 1)]
         found = torch.tensor([whole])

@@ -7,7 +7,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +34,8 @@ class Vision:
     side: tuple[int, int]
     rows: int | None = None
     most_rows: int | None = None
+    scales: ClassVar[bool] = False
+    """Whether a picture may have any size up to `Checkpoint.max_pixels`."""
     width: int
 
     def __init__(self, checkpoint: Checkpoint, language: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -131,6 +131,8 @@ def _merged(module: Any, hidden: torch.Tensor, unit_order: torch.Tensor) -> tupl
 class Qwen2_5Vision(Vision):
     """See the module; `model.visual` of a Qwen2_5_VLForConditionalGeneration."""
 
+    scales: ClassVar[bool] = True
+
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
         """`width` is that of the language model's rows."""
         super().__init__(checkpoint, "text_config")
@@ -193,8 +195,9 @@ class Qwen2_5Vision(Vision):
 
     def settings(self) -> dict[str, Any]:
         """Qwen2-VL's processor, and the windows of the tower."""
+        most = self.checkpoint.max_pixels
         described = patched_image(
-            self.checkpoint.image_settings, self.grid, "qwen2-vl", Qwen2VLImageProcessorPil
+            self.checkpoint.image_settings, self.grid, "qwen2-vl", Qwen2VLImageProcessorPil, most
         )
         config = self.checkpoint.config
         video = sampled_video(
@@ -202,6 +205,7 @@ class Qwen2_5Vision(Vision):
             described,
             config.video_token_id,
             config.vision_config.tokens_per_second,
+            most,
         )
         return {**described, "window_size": self.grid.window_size, "video": video}
 
