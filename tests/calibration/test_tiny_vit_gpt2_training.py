@@ -20,6 +20,7 @@ from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.workshop.recipes import tiny_drafts
 from vlmexport.calibration.workshop.recipes.common.batches import Batches
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
+from vlmexport.calibration.workshop.recipes.common.early import measure_early
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.captioner import Blip2T5
 from vlmexport.calibration.workshop.recipes.tiny_vit_gpt2 import __main__ as recipe
@@ -102,6 +103,15 @@ def test_the_end_is_learned_and_the_padding_is_not(captioner):
         )  # transformers' own shift and loss
     assert torch.allclose(found, own.logits, atol=1e-5)
     assert torch.allclose(cross_entropy(found, batch.targets), own.loss, atol=1e-5)
+
+
+def test_an_early_exit_may_propose_the_end_of_a_text(captioner):
+    """As the runtime counts: all of a text that ends, and of one that was cut all but its last token."""
+    words = captioner.text_ids([tell(sample_scene(0, 5)).text])[0]
+    for last, proposed in ((captioner.end, 3), (words[3], 2)):
+        text = [[*words[:3], last]]
+        found = measure_early(captioner, torch.randn(1, *captioner.shape), [], text, (12,)).layers[12]
+        assert (found.proposed, found.accepted, found.tokens) == (proposed, proposed, 3)
 
 
 def test_rows_lead_to_what_the_picture_leads_to(folder):

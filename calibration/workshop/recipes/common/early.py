@@ -60,7 +60,7 @@ def measure_early(
         texts: N lists of ids with the end token. layers: a quarter and a half of the decoder unless given.
     """
     exits = captioner.early if layers is None else tuple(layers)
-    counts = {layer: Count(DRAFT_LENGTH, [1]) for layer in exits}
+    counts = {layer: Count(DRAFT_LENGTH, [captioner.end]) for layer in exits}
     hits: dict[int, dict[str, list[Tensor]]] = {n: defaultdict(list) for n in exits}
     entropies: dict[str, list[Tensor]] = defaultdict(list)
     top: list[Tensor] = []
