@@ -19,6 +19,7 @@ from machine import save
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle")
+    parser.add_argument("--name", default="tiny", help="of the result file")
     parser.add_argument("--scenes", type=int, default=500)
     parser.add_argument("--max-new-tokens", type=int, default=100)
     options = parser.parse_args()
@@ -59,7 +60,7 @@ def main() -> None:
         "different": different[:20],
     }
     print(json.dumps(result, indent=1))
-    print(save("losslessness-tiny", result))
+    print(save(f"losslessness-{options.name}", result))
     raise SystemExit(1 if different else 0)
 
 

@@ -42,6 +42,12 @@ ALIASES: tuple[Alias, ...] = (
         default_prompt="describe the scene",
     ),
     Alias(
+        "tiny-vit-gpt2",
+        "vit-gpt2",
+        "3.6 M parameters, captions generated tabletop scenes; comes with the package",
+        bundled="tiny-vit-gpt2",
+    ),
+    Alias(
         "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
     ),
     Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),

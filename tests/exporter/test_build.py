@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told
 from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
 from vlmexport.exporter.build import build as build_module
 from vlmexport.exporter.build import prepare as prepare_module
@@ -31,6 +32,7 @@ from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.families.base import Family
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
+from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import (
     BundleError,
@@ -103,6 +105,22 @@ def test_size_of_the_bundled_model(tmp_path: Path) -> None:
     manifest = Bundle.open(tmp_path / "bundle", check="sha256").manifest  # files of several blocks
     assert manifest.text.default_prompt == "describe the scene" and manifest.text.image_rows == 8
     assert manifest.image is not None and manifest.image.resample == "bicubic"
+
+
+def test_the_bundled_captioner_tells_what_it_sees_with_every_draft(tmp_path: Path) -> None:
+    """A trained model without a prompt, through the runtime: true facts, the same tokens, drafts that are accepted."""
+    report = build("tiny-vit-gpt2", tmp_path / "bundle", drafts=["medusa", "imitation"], draft_layer=3)
+    assert report.bytes <= 1.05 * 4 * (report.parameters + report.draft_parameters)
+    with Session.load(tmp_path / "bundle") as session:
+        assert session.bundle.manifest.text.default_prompt is None
+        for index in HELDOUT[:2]:
+            scene = sample_scene(0, index)
+            plain = session.generate(image=render(scene), max_new_tokens=160, speculative=False)
+            assert plain.finish_reason == "eos" and score_told(plain.text, scene).accuracy() >= 0.75
+            for draft, alpha in {"medusa": 0.75, "imitation@3": 0.7, "early-exit@3": 0.1}.items():
+                found = session.generate(image=render(scene), max_new_tokens=160, draft=draft, draft_length=4)
+                assert found.tokens == plain.tokens
+                assert found.stats.alpha is not None and found.stats.alpha >= alpha
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -31,7 +31,7 @@ def test_models(capfd: pytest.CaptureFixture) -> None:
     status, out, _ = _run(capfd, "models", "--json")
     document = json.loads(out)
     assert status == 0
-    assert {"tiny-blip2-flant5", "blip2-flant5"} <= {m["alias"] for m in document["models"]}
+    assert {"tiny-blip2-flant5", "tiny-vit-gpt2", "blip2-flant5"} <= {m["alias"] for m in document["models"]}
     assert document["architectures"]["LlamaForCausalLM"] == "llama"
     status, out, _ = _run(capfd, "models")
     assert status == 0 and "early-exit" in out

@@ -116,7 +116,8 @@ def test_folders_are_opened_by_what_they_hold(folder: Path) -> None:
     run.mkdir()
     folder.rename(run / "best")
     assert open_draft(run).fingerprint == draft.fingerprint
-    assert [d.name for d in shipped_drafts(SHIPPED)] == ["imitation@3", "imitation@6", "medusa"]
+    for alias in (SHIPPED, find_alias("tiny-vit-gpt2")):
+        assert [d.name for d in shipped_drafts(alias)] == ["imitation@3", "imitation@6", "medusa"]
 
 
 def _nested(depth: int) -> str:

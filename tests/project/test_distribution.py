@@ -155,13 +155,14 @@ def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
     pytest.importorskip("torch")
     done = run(installed, tmp_path, "vlmexport", "models", "--json")
     assert done.returncode == 0, done.stderr
-    (tiny,) = [m for m in json.loads(done.stdout)["models"] if m["alias"] == "tiny-blip2-flant5"]
-    assert tiny["drafts"] == ["imitation@3", "imitation@6", "medusa"]
-    options = ("--model", "tiny-blip2-flant5", "-o", tmp_path / "bundle", "--draft-layer", 99)
-    done = run(
-        installed, tmp_path, "vlmexport", "build", *options
-    )  # it has read the configuration and the weights' header
-    assert done.returncode == 2 and "this decoder has 12 layers" in done.stderr
+    drafts = {m["alias"]: m["drafts"] for m in json.loads(done.stdout)["models"] if m["source"] == "bundled"}
+    tiny = ("tiny-blip2-flant5", "tiny-vit-gpt2")
+    assert drafts == {name: ["imitation@3", "imitation@6", "medusa"] for name in tiny}
+    for name in tiny:
+        options = ("--model", name, "-o", tmp_path / "bundle", "--draft-layer", 99)
+        done = run(installed, tmp_path, "vlmexport", "build", *options)
+        # It has read the configuration and the weights' header.
+        assert done.returncode == 2 and "this decoder has 12 layers" in done.stderr
 
 
 def test_a_missing_extra_is_added_to_the_wheel_that_was_installed(
