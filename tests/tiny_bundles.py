@@ -61,6 +61,13 @@ BUNDLES = {
     "vit-gpt2": Recipe("vit-gpt2", changes={"n_embd": 128, "n_head": 4, "seed": 18, "vision_layers": 1}),
     "llama-tied": Recipe("llama-tied"),
     "llava": Recipe("llava", changes={"vision_layers": 2}, head="shared"),
+    # As many places as two large pictures and some words need.
+    "llava-next": Recipe(
+        "llava-next",
+        changes={"vision_layers": 2},
+        limits={"max_length": 256, "max_batch": 16, "max_width": 20, "max_source": 32},
+        head="shared",
+    ),
     "qwen2.5-vl": Recipe(
         "qwen2.5-vl",
         changes={"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "seed": 30},
@@ -77,6 +84,7 @@ BUNDLES = {
         "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
     ),
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
+    "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "qwen2.5-vl-two-cuts": Recipe("qwen2.5-vl", (1, 2), {"num_hidden_layers": 3, "seed": 30}),
     "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
 }

@@ -33,6 +33,10 @@ from transformers import (
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
+    LlavaNextProcessor,
     LlavaProcessor,
     OPTConfig,
     OPTForCausalLM,
@@ -148,11 +152,12 @@ def _fill_llama(
     model: LlamaForCausalLM
     | Qwen2ForCausalLM
     | LlavaForConditionalGeneration
+    | LlavaNextForConditionalGeneration
     | Qwen2_5_VLForConditionalGeneration,
     silent: tuple[int, ...],
     generator: torch.Generator,
 ) -> None:
-    """A Llama or what is built like one, or the language model of a LLaVA or a Qwen2.5-VL."""
+    """A Llama or what is built like one, or the language model of a LLaVA, 1.5 or 1.6, or a Qwen2.5-VL."""
     config = model.config.get_text_config()
     body = getattr(model.model, "language_model", model.model)
     _scale_linears(
@@ -413,25 +418,43 @@ def qwen2_5_vl(
     return model, tokenizer
 
 
-def llava(
-    seed: int = 19, *, image_side: int = 32, vision_layers: int = 3, vision_width: int = 64, strategy: str = "default",
-    feature_layer: int = -2, activation: str = "gelu", tied: bool = False, **text_changes: Any,
-) -> tuple[LlavaForConditionalGeneration, PreTrainedTokenizerFast]:  # fmt: skip
+def llava(seed: int = 19, **options: Any) -> tuple[LlavaForConditionalGeneration, PreTrainedTokenizerFast]:
     """A LLaVA-1.5 of CLIP and Llama (2 layers unless changed)."""
+    return _llava(LlavaForConditionalGeneration, LlavaConfig, seed, {}, **options)
+
+
+LLAVA_CANVASES = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+"""Rows and columns of tiles that the published LLaVA-1.6 knows, in its order."""
+
+
+def llava_next(
+    seed: int = 23, *, image_side: int = 32, canvases: Any = LLAVA_CANVASES, **options: Any
+) -> tuple[LlavaNextForConditionalGeneration, PreTrainedTokenizerFast]:
+    """A LLaVA-1.6 (LLaVA-NeXT) of CLIP and Llama (2 layers unless changed); a tile has 2 × 2 rows unless changed."""
+    pinpoints = [[down * image_side, across * image_side] for down, across in canvases]
+    kind, own = LlavaNextForConditionalGeneration, {"image_grid_pinpoints": pinpoints}
+    return _llava(kind, LlavaNextConfig, seed, own, image_side=image_side, **options)
+
+
+def _llava(
+    kind: Any, config_kind: Any, seed: int, own: dict[str, Any], *, image_side: int = 32, patch_size: int = 16,
+    vision_layers: int = 3, vision_width: int = 64, strategy: str = "default", feature_layer: int = -2,
+    activation: str = "gelu", tied: bool = False, **text_changes: Any,
+) -> tuple[Any, PreTrainedTokenizerFast]:  # fmt: skip
     core = llama_tokenizer()
     core.add_tokens([AddedToken(IMAGE_TOKEN, normalized=False, special=True)], special_tokens=True)
     core.chat_template = None  # it is the processor's
     text = llama_config(core, tied=tied, **text_changes)
     vision = CLIPVisionConfig(
         hidden_size=vision_width, intermediate_size=2 * vision_width, num_hidden_layers=vision_layers,
-        num_attention_heads=2, image_size=image_side, patch_size=16, projection_dim=32,
+        num_attention_heads=2, image_size=image_side, patch_size=patch_size, projection_dim=32,
     )  # fmt: skip
-    config = LlavaConfig(
+    config = config_kind(
         vision_config=vision, text_config=text, image_token_index=len(core) - 1,
         vision_feature_layer=feature_layer, vision_feature_select_strategy=strategy,
-        projector_hidden_act=activation, tie_word_embeddings=tied,
+        projector_hidden_act=activation, tie_word_embeddings=tied, **own,
     )  # fmt: skip
-    model = LlavaForConditionalGeneration(config).eval()
+    model = kind(config).eval()
     generator = torch.Generator().manual_seed(seed)
     tower = model.model.vision_tower
     _scale_linears(tower, {}, generator)
@@ -441,6 +464,8 @@ def llava(
     _normal(tower.embeddings.position_embedding.weight, 0.3, generator)
     patches = tower.embeddings.patch_embedding
     _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    if hasattr(model.model, "image_newline"):
+        _normal(model.model.image_newline, 1.0, generator)
     _fill_llama(model, (text.bos_token_id, text.eos_token_id, len(core) - 1), generator)
     return model, core
 
@@ -573,12 +598,16 @@ def save(
             image_std=[0.26862954, 0.26130258, 0.27577711],
         )
         Blip2Processor(images, tokenizer, num_query_tokens=config.num_query_tokens).save_pretrained(folder)
-    elif isinstance(model, LlavaForConditionalGeneration):
+    elif isinstance(model, LlavaForConditionalGeneration | LlavaNextForConditionalGeneration):
         side, vision = config.vision_config.image_size, config.vision_config
-        images = CLIPImageProcessorPil(
-            size={"shortest_edge": side}, crop_size={"height": side, "width": side}
-        )
-        LlavaProcessor(
+        sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+        if isinstance(model, LlavaForConditionalGeneration):
+            kind, images = LlavaProcessor, CLIPImageProcessorPil(**sizes)
+        else:
+            canvases = config.image_grid_pinpoints
+            kind = LlavaNextProcessor
+            images = LlavaNextImageProcessorPil(image_grid_pinpoints=canvases, **sizes)
+        kind(
             images, tokenizer, patch_size=vision.patch_size, num_additional_image_tokens=1,
             vision_feature_select_strategy=config.vision_feature_select_strategy, chat_template=LLAVA_TEMPLATE,
         ).save_pretrained(folder)  # fmt: skip
@@ -618,6 +647,7 @@ BUILDERS = {
     "blip2-opt": blip2_opt,
     "vit-gpt2": vit_gpt2,
     "llava": llava,
+    "llava-next": llava_next,
     "qwen2": qwen2,
     "qwen2.5-vl": qwen2_5_vl,
     "llama": llama,

@@ -60,6 +60,18 @@ ALIASES: tuple[Alias, ...] = (
     ),
     Alias("llava-1.5-7b", "llava", "LLaVA-1.5 with Vicuna-7B", hub_id="llava-hf/llava-1.5-7b-hf"),
     Alias("llava-1.5-13b", "llava", "LLaVA-1.5 with Vicuna-13B", hub_id="llava-hf/llava-1.5-13b-hf"),
+    Alias(
+        "llava-1.6-vicuna-7b",
+        "llava-next",
+        "LLaVA-1.6 (LLaVA-NeXT) with Vicuna-7B",
+        hub_id="llava-hf/llava-v1.6-vicuna-7b-hf",
+    ),
+    Alias(
+        "llava-1.6-vicuna-13b",
+        "llava-next",
+        "LLaVA-1.6 (LLaVA-NeXT) with Vicuna-13B",
+        hub_id="llava-hf/llava-v1.6-vicuna-13b-hf",
+    ),
     Alias("qwen2.5-vl-3b", "qwen2.5-vl", "Qwen2.5-VL 3B Instruct", hub_id="Qwen/Qwen2.5-VL-3B-Instruct"),
     Alias("qwen2.5-vl-7b", "qwen2.5-vl", "Qwen2.5-VL 7B Instruct", hub_id="Qwen/Qwen2.5-VL-7B-Instruct"),
     Alias(

@@ -21,16 +21,17 @@ class LlavaFamily(Family):
     name: ClassVar[str] = "llava"
     architectures: ClassVar[tuple[str, ...]] = ("LlavaForConditionalGeneration",)
     model_types: ClassVar[tuple[str, ...]] = ("llava",)
+    tower: ClassVar[Any] = ClipVision
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         config = self.config.text_config
         if config.model_type != "llama":
             raise UnsupportedModelError(
-                f"LlavaForConditionalGeneration with the language model {config.model_type!r} is not supported, only with 'llama'"
+                f"{checkpoint.architecture} with the language model {config.model_type!r} is not supported, only with 'llama'"
             )
         self.language = LlamaLanguage(checkpoint, config, "", "model.language_model.")
-        self.vision = ClipVision(checkpoint, self.language.decoder.hidden_size)
+        self.vision: ClipVision = self.tower(checkpoint, self.language.decoder.hidden_size)
 
     @property
     def image_token_id(self) -> int:
@@ -62,4 +63,4 @@ class LlavaFamily(Family):
         ids = tuple(made["input_ids"][0].tolist())
         if not ids:
             raise InputError("the prompt has no tokens; write some text")
-        return ReferencePrompt(ids, {"pixel_values": made["pixel_values"]} if images else None)
+        return ReferencePrompt(ids, self.vision.tensors(made) if images else None)

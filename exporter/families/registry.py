@@ -10,6 +10,7 @@ from .base import Family
 from .blip2 import Blip2Family
 from .llama import LlamaFamily
 from .llava import LlavaFamily
+from .llava_next import LlavaNextFamily
 from .qwen2_5_vl import Qwen2_5_VLFamily
 from .t5 import T5Family
 from .vit_gpt2 import ViTGPT2Family
@@ -18,6 +19,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Blip2Family,
     LlamaFamily,
     LlavaFamily,
+    LlavaNextFamily,
     Qwen2_5_VLFamily,
     T5Family,
     ViTGPT2Family,

@@ -26,7 +26,9 @@ from .passes import WeightSource, clean
 log = logging.getLogger(__name__)
 
 # Sizes used for tracing. All differ, and none is 0 or 1, which torch.export would specialise.
-EXAMPLE_SIZES = {"batch": 2, "width": 3, "cache": 17, "source": 13, "rows": 5, "units": 7, "windows": 9}
+EXAMPLE_SIZES = {
+    "batch": 2, "width": 3, "cache": 17, "source": 13, "rows": 5, "units": 7, "windows": 9, "tiles": 11,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

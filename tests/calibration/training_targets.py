@@ -27,6 +27,7 @@ KINDS = {
     "blip2-opt": {"num_hidden_layers": 5},
     "vit-gpt2": {"n_layer": 5},
     "llava": {"num_hidden_layers": 5},
+    "llava-next": {"num_hidden_layers": 5},
     "qwen2.5-vl": {"num_hidden_layers": 5},
 }
 """Tiny checkpoint of every family → changes that give its decoder 5 layers. A new family is one line here."""

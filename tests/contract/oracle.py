@@ -15,6 +15,7 @@ from transformers import (
     Blip2ForConditionalGeneration,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
+    LlavaNextForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
@@ -24,6 +25,7 @@ CLASSES: dict[str, Any] = {
     "blip-2": Blip2ForConditionalGeneration,
     "llama": LlamaForCausalLM,
     "llava": LlavaForConditionalGeneration,
+    "llava_next": LlavaNextForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "t5": T5ForConditionalGeneration,
     "vision-encoder-decoder": VisionEncoderDecoderModel,
@@ -33,6 +35,7 @@ CLASSES: dict[str, Any] = {
 PARTS = {
     "llama": ("model.layers", "model.norm"),
     "llava": ("model.language_model.layers", "model.language_model.norm"),
+    "llava_next": ("model.language_model.layers", "model.language_model.norm"),
     "qwen2_5_vl": ("model.language_model.layers", "model.language_model.norm"),
     "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
     "gpt2": ("transformer.h", "transformer.ln_f"),
@@ -47,7 +50,8 @@ NEVER = 10**6
 @dataclass(frozen=True)
 class Request:
     """`token_ids` with special tokens and image tokens; `pixels` float32 [3, H, W] or None. A picture of any size is
-    patches [n, values] and a `grid` of (rows, columns) that the decoder sees.
+    patches [n, values] and a `grid` of (rows, columns) that the decoder sees, or tiles [n, 3, H, W] and the `size`
+    (height, width) that it had.
 
     Where every row that the decoder sees is an image row (no text encoder), `token_ids` only say how many there are.
     """
@@ -55,9 +59,11 @@ class Request:
     token_ids: tuple[int, ...]
     pixels: np.ndarray | None = None
     grid: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
 
     def __hash__(self) -> int:
-        return hash((self.token_ids, self.grid, None if self.pixels is None else self.pixels.tobytes()))
+        pixels = None if self.pixels is None else self.pixels.tobytes()
+        return hash((self.token_ids, self.grid, self.size, pixels))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and hash(self) == hash(other)
@@ -97,6 +103,9 @@ class Oracle:
             inputs["pixel_values"] = torch.from_numpy(request.pixels)
             inputs["image_grid_thw"] = torch.tensor([[1, *(merge * side for side in request.grid)]])
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).long()
+        elif request.size is not None:
+            inputs["pixel_values"] = torch.from_numpy(request.pixels)
+            inputs["image_sizes"] = torch.tensor([request.size])
         elif request.pixels is not None:
             inputs["pixel_values"] = torch.from_numpy(request.pixels)[None]
         if tokens is not None and self.encoder_decoder:

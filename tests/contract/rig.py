@@ -16,6 +16,7 @@ from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.mrope import Span, positions
+from vlmexport.runtime.images.processors import tiles
 from vlmexport.runtime.images.processors.patches import settings_of
 from vlmexport.runtime.images.windows import windows
 
@@ -38,6 +39,7 @@ FAMILIES = (
     "blip2-opt",
     "vit-gpt2",
     "llava",
+    "llava-next",
     "qwen2.5-vl",
     "t5-text",
     "t5-float16",
@@ -48,6 +50,9 @@ behind a family's name, and the oracle then has the rounded weights."""
 
 GRIDS = ((2, 3), (3, 2), (5, 1), (2, 2), (1, 4))
 """Rows and columns of pictures of a family that takes any size; windows are 2 × 2 there."""
+
+SIZES = ((32, 60), (61, 33), (50, 70), (30, 200), (90, 20), (64, 64))
+"""Heights and widths of pictures of a family that cuts them into tiles of 32 × 32: with and without margins."""
 
 RELATIVE = 2e-5
 """Tolerance as a part of the largest logit: float32 has 6e-8, sums over a hundred terms in another order through two
@@ -102,6 +107,11 @@ class Rig:
         ids = rng.integers(3, text.vocab_size - 4, length).tolist()
         if self.manifest.image is None:
             return Request(tuple(ids))
+        if self.manifest.image.processor == "llava-next":
+            tiling, size = tiles.settings_of(self.manifest.image), SIZES[seed % len(SIZES)]
+            pixels = rng.standard_normal((tiling.tiles(*size), 3, tiling.side, tiling.side), dtype=np.float32)
+            marks = [text.image_token_id] * len(tiling.row_index(*size))
+            return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, size=size)
         if text.image_rows is None:
             grid, (down, across) = settings_of(self.manifest.image)[0], GRIDS[seed % len(GRIDS)]
             patches = (down * across * grid.patches, grid.patch_values)
@@ -119,11 +129,14 @@ class Rig:
         assert request.pixels is not None and self.manifest.image is not None
         if request.grid is not None:
             return windows(request.pixels, *request.grid, settings_of(self.manifest.image)[0])
+        if request.size is not None:
+            index = tiles.settings_of(self.manifest.image).row_index(*request.size)
+            return {"pixel_values": request.pixels, "row_index": index}
         return {"pixel_values": request.pixels[None]}
 
     def image_rows(self, request: Request) -> int:
         """Rows of the picture in front of the prompt."""
-        return self.manifest.text.image_rows if request.grid is None else int(np.prod(request.grid))
+        return request.token_ids.count(self.manifest.text.image_token_id)
 
     def positions(self, request: Request, count: int) -> np.ndarray | None:
         """Of the first `count` rows, where they do not just count."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 import torch
@@ -34,6 +35,9 @@ def _layer(module: Any, hidden: torch.Tensor) -> tuple[torch.Tensor]:
 class ClipVision(Vision):
     """See the module; the `vision_tower` and `multi_modal_projector` of a LlavaForConditionalGeneration."""
 
+    pictures: ClassVar[str] = "batch"
+    """The dimension of pictures in `pixel_values`."""
+
     def __init__(self, checkpoint: Checkpoint, width: int) -> None:
         """`width` is that of the language model's rows."""
         super().__init__(checkpoint, "text_config")
@@ -61,8 +65,8 @@ class ClipVision(Vision):
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:
         """Patches, norm, layers, then the projection, of all states or of those of patches."""
         tower, path = self.model.model.vision_tower, "model.vision_tower."
-        shape = ("batch", self._states, self.config.vision_config.hidden_size)
-        given = {"pixel_values": (pixels, ("batch", 3, *self.side))}
+        shape = (self.pictures, self._states, self.config.vision_config.hidden_size)
+        given = {"pixel_values": (pixels, (self.pictures, 3, *self.side))}
         hidden = calls(tower.embeddings, f"{path}embeddings.", given, _embedded)
         hidden = calls(tower.pre_layrnorm, f"{path}pre_layrnorm.", {"hidden": (hidden, shape)})
         for i, layer in enumerate(tower.encoder.layers[: self.used]):
@@ -75,6 +79,10 @@ class ClipVision(Vision):
     def settings(self) -> dict[str, Any]:
         """CLIP's processor."""
         return cropped_image(self.checkpoint.image_settings, self.side, "clip", CLIPImageProcessorPil)
+
+    def tensors(self, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the model's own forward takes of pictures, of everything that its processor made."""
+        return {"pixel_values": made["pixel_values"]}
 
     def output(self, model: Any) -> nn.Module:
         """The projector."""

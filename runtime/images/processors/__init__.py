@@ -9,11 +9,12 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
-from . import crop, patches, square
+from . import crop, patches, square, tiles
 
 PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
     "blip": square.preprocess,
     "clip": crop.preprocess,
+    "llava-next": tiles.preprocess,
     "qwen2-vl": patches.preprocess,
     "vit": square.preprocess,
 }
@@ -21,7 +22,8 @@ PROCESSORS: dict[str, Callable[[Image.Image, ImageInfo], np.ndarray]] = {
 
 
 def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
-    """`pixel_values` float32 [1, 3, H, W] of an RGB image, by the processor that the manifest names."""
+    """`pixel_values` float32 [n, 3, H, W] of an RGB image, by the processor that the manifest names; n is 1 but for a
+    picture that is cut into tiles."""
     if settings.processor not in PROCESSORS:
         known = ", ".join(sorted(PROCESSORS))
         raise BundleError(

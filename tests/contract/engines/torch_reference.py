@@ -272,6 +272,17 @@ class LlavaModel(LlamaModel):
         return {"image_rows": torch.stack(list(rows))}
 
 
+class LlavaNextModel(LlavaModel):
+    """Graphs of a `llava-next` bundle."""
+
+    def vision(self, io: Tensors) -> Tensors:
+        body = self.model.model
+        states = body.vision_tower(io["pixel_values"], output_hidden_states=True).hidden_states
+        rows = body.multi_modal_projector(states[self.model.config.vision_feature_layer][:, 1:])
+        every = torch.cat([rows.flatten(0, 1), body.image_newline[None]])
+        return {"image_rows": every[io["row_index"]]}
+
+
 class QwenVLModel(LlavaModel):
     """Graphs of a `qwen2.5-vl` bundle."""
 
@@ -285,6 +296,7 @@ class QwenVLModel(LlavaModel):
 FAMILIES: dict[tuple[str, str], type[_Model]] = {
     ("llama", "llama"): LlamaModel,
     ("llava", "llama"): LlavaModel,
+    ("llava-next", "llama"): LlavaNextModel,
     ("qwen2.5-vl", "qwen2_5_vl_text"): QwenVLModel,
     ("blip2", "t5"): Blip2T5Model,
     ("blip2", "opt"): Blip2OptModel,

@@ -1,0 +1,123 @@
+"""CLIP's tower over the tiles of one picture, with LLaVA-NeXT's order of rows (Liu et al., LLaVA-1.6, 2024).
+
+Which row of which tile goes where depends on the picture's size alone: the host says it by one index
+(`runtime/images/tiles.py`), and the graph holds one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import embedding
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+from ....runtime.errors import UnsupportedModelError
+from ....runtime.images.tiles import Tiling
+from ...checkpoint.load import Checkpoint
+from ...graphs.compose import Composer
+from ...graphs.weights import WeightStore
+from ..base import GraphSpec
+from ..images import canvas_list, tiled_image
+from .base import Calls
+from .clip import ClipVision
+
+
+class _Lines(nn.Module):
+    """The row that ends a line of a picture, as a module whose parameter has the name that it has in the model."""
+
+    def __init__(self, image_newline: nn.Parameter) -> None:
+        super().__init__()
+        self.image_newline = image_newline
+
+
+def _ordered(module: Any, hidden: torch.Tensor, row_index: torch.Tensor) -> tuple[torch.Tensor]:
+    rows = torch.cat([hidden.reshape(-1, hidden.shape[-1]), module.image_newline[None]])
+    return (embedding(row_index, rows),)
+
+
+class ClipTilesVision(ClipVision):
+    """See the module; `vision_tower`, `multi_modal_projector` and `image_newline` of a
+    LlavaNextForConditionalGeneration."""
+
+    pictures: ClassVar[str] = "tiles"
+
+    def __init__(self, checkpoint: Checkpoint, width: int) -> None:
+        """`width` is that of the language model's rows."""
+        super().__init__(checkpoint, width)
+        config, name = checkpoint.config, checkpoint.architecture
+        if self._whole:
+            raise UnsupportedModelError(
+                f"{name}: vision_feature_select_strategy='full' is not supported, only 'default': transformers cannot lay "
+                "out the rows of CLIP's whole states"
+            )
+        sizes = {part: getattr(config.vision_config, part) for part in ("image_size", "patch_size")}
+        for part, size in sizes.items():
+            if type(size) is not int:
+                raise UnsupportedModelError(f"{name}: vision_config.{part}={size!r:.80} is not one number")
+        assert self.rows is not None
+        self._tile_rows, self.rows = self.rows, None
+        side = self.side[0]
+        canvases = canvas_list(config.image_grid_pinpoints, side, name)
+        self.tiling = Tiling(side, side // sizes["patch_size"], canvases)
+        self.most_rows = self.tiling.most_rows
+
+    def graph(self, store: WeightStore) -> GraphSpec:
+        """`pixel_values` [tiles, 3, side, side] and `row_index` [rows] → `image_rows` [rows, width]."""
+        graph = Composer("vision", store)
+        calls = Calls(graph, self.checkpoint)
+        pixels = graph.input("pixel_values", "float32", (self.pictures, 3, *self.side))
+        index = graph.input("row_index", "int64", ("rows",))
+        hidden = self.compose(calls, pixels)
+        given = {
+            "hidden": (hidden, (self.pictures, self._tile_rows, self.width)),
+            "row_index": (index, ("rows",)),
+        }
+        rows = calls(_Lines(self.model.model.image_newline), "model.", given, _ordered)
+        graph.output("image_rows", rows, "float32", ("rows", self.width))
+        return GraphSpec("vision", "vision", graph.model())
+
+    def settings(self) -> dict[str, Any]:
+        """LLaVA-NeXT's processor."""
+        found = self.checkpoint.image_settings
+        described = tiled_image(found, self.tiling, "llava-next", LlavaNextImageProcessorPil)
+        return {**described, "patch_size": self.config.vision_config.patch_size}
+
+    def tensors(self, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See `ClipVision`; tiles [n, 3, side, side] of all pictures, one after the other, without those that only make
+        pictures equally long."""
+        sizes = made["image_sizes"].tolist()
+        tiles = [
+            picture[: self.tiling.tiles(*size)]
+            for picture, size in zip(made["pixel_values"], sizes, strict=True)
+        ]
+        return {"pixel_values": torch.cat(tiles), "image_sizes": made["image_sizes"]}
+
+    def random(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
+        """See `Vision`; a picture whose canvas has margins."""
+        side = self.tiling.side
+        size = (side + 1, 2 * side - 1)
+        pixels = torch.randn(self.tiling.tiles(*size), 3, side, side, generator=generator)
+        rows = len(self.tiling.row_index(*size))
+        return {"pixel_values": pixels, "image_sizes": torch.tensor([size])}, rows
+
+    def runs(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """See `Vision`."""
+        found, start = [], 0
+        for size in tensors["image_sizes"].tolist():
+            end = start + self.tiling.tiles(*size)
+            pixels = tensors["pixel_values"][start:end]
+            found.append({"pixel_values": pixels, "row_index": self.tiling.row_index(*size)})
+            start = end
+        return found
+
+    def output(self, model: Any) -> nn.Module:
+        """The model without its head: no module of its own puts rows into order."""
+        return model.model
+
+    def read_rows(self, output: Any) -> torch.Tensor:
+        """See `Vision`."""
+        return output.image_hidden_states
