@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError
+from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of
 
 Range = tuple[int, int, int]
@@ -28,13 +29,16 @@ class Sizes:
     usual_source: int = 64
     max_units: int = 1
     max_windows: int = 1
+    max_tiles: int = 1
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> Sizes:
         """From `limits`, `policy` and `text` of a manifest."""
         limits, image = manifest.limits, manifest.image
         units = limits.max_image_rows or 1
-        windows = 1
+        windows = most_tiles = 1
+        if image is not None and "image_grid_pinpoints" in image.extra:
+            most_tiles = tiles.settings_of(image).most_tiles
         if image is not None and "window_size" in image.extra:
             windows = -(-units // settings_of(image)[0].window_side)  # of a picture as slim as it can be
         return cls(
@@ -46,6 +50,7 @@ class Sizes:
             usual_source=(manifest.text.image_rows or 0) + 16,
             max_units=units,
             max_windows=windows,
+            max_tiles=most_tiles,
         )
 
 
@@ -86,7 +91,11 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
     if role in ("vision", "encoder", "cross_kv"):
         units = _range(1, USUAL_UNITS, sizes.max_units)
         windows = _range(1, USUAL_UNITS // 16, sizes.max_windows)
-        return [Profile("request", {"batch": alone, "source": source, "units": units, "windows": windows})]
+        found = {"batch": alone, "source": source, "units": units, "windows": windows}
+        if role == "vision":  # a picture that is cut into tiles mostly fills as many as there can be
+            whole = sizes.max_units
+            found |= {"tiles": (1, sizes.max_tiles, sizes.max_tiles), "rows": (1, whole, whole)}
+        return [Profile("request", found)]
     if role == "commit":
         widths = [("verify", verify, rows)]
     elif role not in ("embed", "segment", "head"):

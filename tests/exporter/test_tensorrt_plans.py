@@ -35,7 +35,7 @@ def _planned(folder: Path, options: PlanOptions) -> PlanReport:
     return report
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5", "qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "blip2-t5", "llava-next", "qwen2.5-vl"])
 @pytest.mark.parametrize("target", ["sm86", "sm121"])
 def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: str, target: str) -> None:
     bundle = _copy(tiny_bundle(name)[0], tmp_path)

@@ -283,7 +283,7 @@ class _Call:
             self._check_starts(starts)
         if graph == "commit":
             self._check_sources()
-        if "row_index" in self._inputs:
+        if "row_index" in self._inputs and "hidden" in self._inputs:  # else of tiles, in a vision graph
             self._check_range("row_index", prod(self._inputs["hidden"].shape[:2]))
         if "token_ids" in self._inputs:
             self._check_range("token_ids", self._inputs["embedding_table"].shape[0])
