@@ -91,11 +91,11 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
     if role in ("vision", "encoder", "cross_kv"):
         units = _range(1, USUAL_UNITS, sizes.max_units)
         windows = _range(1, USUAL_UNITS // 16, sizes.max_windows)
-        found = {"batch": alone, "source": source, "units": units, "windows": windows}
+        ranges = {"batch": alone, "source": source, "units": units, "windows": windows}
         if role == "vision":  # a picture that is cut into tiles mostly fills as many as there can be
             whole = sizes.max_units
-            found |= {"tiles": (1, sizes.max_tiles, sizes.max_tiles), "rows": (1, whole, whole)}
-        return [Profile("request", found)]
+            ranges |= {"tiles": (1, sizes.max_tiles, sizes.max_tiles), "rows": (1, whole, whole)}
+        return [Profile("request", ranges)]
     if role == "commit":
         widths = [("verify", verify, rows)]
     elif role not in ("embed", "segment", "head"):

@@ -21,7 +21,9 @@ from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.runtime.errors import ExportError
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-tied", "t5", "blip2-t5", "llava", "llava-next", "qwen2.5-vl"]
+)
 @pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
 def test_a_right_bundle_passes(tiny_bundle: Callable, name: str, memory: int) -> None:
     bundle, checkpoint = tiny_bundle(name)
@@ -49,7 +51,13 @@ CONFIGURATIONS = {
         {"window_size": 112, "full": (0, 2), "num_key_value_heads": 3, "sections": (8, 4, 4)},
     ],
     "llava-next": [
-        {"image_side": 24, "patch_size": 8, "feature_layer": 1, "tied": True, "canvases": ((1, 4), (2, 2), (4, 1))},
+        {
+            "image_side": 24,
+            "patch_size": 8,
+            "feature_layer": 1,
+            "tied": True,
+            "canvases": ((1, 4), (2, 2), (4, 1)),
+        },
         {"image_side": 20, "patch_size": 8, "activation": "linear", "canvases": ((1, 1),)},
     ],
     "llava": [{"strategy": "full", "feature_layer": 1, "tied": True}, {"activation": "linear"}],
