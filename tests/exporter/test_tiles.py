@@ -20,7 +20,7 @@ from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import UnsupportedModelError
+from vlmexport.runtime.errors import OptionError, UnsupportedModelError
 
 NAME = "llava-next"
 
@@ -160,6 +160,18 @@ def test_narrow_bundles_pass_parity(
     build_bundle(request)
     parity = {entry["graph"]: entry for entry in Bundle.open(tmp_path / "b").manifest.parity}
     assert parity["vision"]["relative_difference"] <= parity["vision"]["limit"]
+
+
+@pytest.mark.parametrize(("name", "rows"), [(NAME, 24), ("llava", 4)])
+def test_a_length_without_room_for_a_picture_is_refused(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str, rows: int
+) -> None:
+    request = BuildRequest(
+        model=str(tiny_checkpoint(name)), output=tmp_path / "b", draft_layer=1, max_length=rows + 1
+    )
+    with pytest.raises(OptionError, match=rf"which has up to {rows} rows; give at least {rows + 2}, and"):
+        build_bundle(request)
+    assert not (tmp_path / "b").exists()
 
 
 def test_profiles_of_tiles(tiny_bundle: Callable[..., Any]) -> None:

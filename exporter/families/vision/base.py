@@ -52,6 +52,11 @@ class Vision:
             part._attn_implementation = ATTENTION
         return hollow_model(lambda: self.checkpoint.model_class(config))
 
+    @property
+    def needed_rows(self) -> int:
+        """Rows that a prompt must have room for, or else pictures of ordinary sizes would be refused."""
+        return self.rows or 1
+
     def graph(self, store: WeightStore) -> GraphSpec:
         """`pixel_values` [batch, 3, H, W] → `image_rows` [batch, rows, width]. Call it inside the hooks."""
         assert self.rows is not None, "a tower of many sizes composes its own graph"

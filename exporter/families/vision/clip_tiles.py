@@ -65,6 +65,11 @@ class ClipTilesVision(ClipVision):
         self.tiling = Tiling(side, side // sizes["patch_size"], canvases)
         self.most_rows = self.tiling.most_rows
 
+    @property
+    def needed_rows(self) -> int:
+        """See `Vision`; a picture as large as a canvas."""
+        return self.tiling.most_rows
+
     def graph(self, store: WeightStore) -> GraphSpec:
         """`pixel_values` [tiles, 3, side, side] and `row_index` [rows] → `image_rows` [rows, width]."""
         graph = Composer("vision", store)
