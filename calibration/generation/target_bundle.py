@@ -37,8 +37,10 @@ def target_bundle(
         UnsupportedModelError, ExportError: the model cannot be exported.
     """
     checkpoint = open_checkpoint(model)
-    longest = PROMPT + max_new_tokens
-    positions = family_for(checkpoint).max_positions
+    family = family_for(checkpoint)
+    seen = None if family.decoder.cross_attention else family.vision
+    longest = PROMPT + (0 if seen is None else seen.needed_rows) + max_new_tokens
+    positions = family.max_positions
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)
     folder = cache_folder() / "bundles" / f"{name}-{_key(checkpoint, length)}"
