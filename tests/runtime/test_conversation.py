@@ -25,7 +25,7 @@ PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150,
 WORDS = ("the red cup", "cup", "red")
 
 
-@pytest.fixture(params=["qwen2.5-vl", "llava", "llama"])
+@pytest.fixture(params=["qwen2.5-vl", "llava", "llava-next", "llama"])
 def tiny(request: pytest.FixtureRequest, tiny_bundle: Bundles) -> TinyBundle:
     return tiny_bundle(request.param)
 
@@ -143,7 +143,7 @@ def test_models_without_a_template_hold_no_conversation(tiny_bundle: Bundles) ->
 # --- pictures that were encoded once ---
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "llava", "t5", "blip2-opt", "vit-gpt2"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "llava", "llava-next", "t5", "blip2-opt", "vit-gpt2"])
 def test_an_encoded_picture_stands_for_itself(tiny_bundle: Bundles, name: str) -> None:
     with Session.load(tiny_bundle(name).path, max_batch=2) as session:
         want = session.generate(PICTURES[0], "the red cup", max_new_tokens=16)
