@@ -94,8 +94,9 @@ def sampled_video(
 ) -> dict[str, Any]:
     """Settings of a processor that samples frames and reads them as `image` (see `patched_image`) says.
 
-    `most_pixels` lowers the bounds of a frame. `settings` are the video processor's; {} for a folder without any, whose authors read videos by the defaults here
-    (qwen-vl-utils 0.0.14, `vision_process.py`; transformers' `Qwen2VLVideoProcessor`), not by the pictures' bounds.
+    `most_pixels` lowers the bounds of a frame. `settings` are the video processor's; {} for a folder without any, whose
+    authors read videos by the defaults here (qwen-vl-utils; transformers' `Qwen2VLVideoProcessor`), not by the pictures'
+    bounds.
     Raises UnsupportedModelError where frames are not read as pictures are.
     """
     alike = {
