@@ -177,8 +177,9 @@ class Session:
         `image`: path, bytes or binary stream of an image file, PIL image, uint8 array [H, W, 3] (`channels` "rgb", or
         "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); what `encode` gave for one; a list where the model
         reads several. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
-        that read videos. `prompt`: text, chat messages, or None for the
-        bundle's default. `images` and `messages` are other words for a list of `image` and a `prompt` of messages. `draft`: a draft of the bundle, by name or kind, or "none"; default: the bundle's policy.
+        that read videos. `prompt`: text, chat messages, or None for the bundle's default. `images` and `messages` are
+        other words for a list of `image` and a `prompt` of messages. `draft`: a draft of the bundle, by name or kind, or
+        "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), or not
         ("off": the bundle's length). `draft_nodes` above the length asks drafts that propose trees for so many tokens a
@@ -188,9 +189,9 @@ class Session:
         at this rate whatever they are: for timing only, the output is not text. `lossy="typical"` accepts drafts that
         the model finds likely enough (`typical_epsilon`, `typical_delta`; Medusa's typical acceptance): faster at a
         temperature, but the text is not distributed as the model's, and `Result.lossy` says so; at temperature 0 it is
-        greedy decoding. `reuse_prompt`: what the request before left in the
-        cache is not computed again where this prompt begins with it (the prompt, pictures and answer of an earlier turn;
-        both must ask for it); `chat` does. `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
+        greedy decoding. `reuse_prompt`: what the request before left in the cache is not computed again where this prompt
+        begins with it (the prompt, pictures and answer of an earlier turn; both must ask for it); `chat` does.
+        `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
         whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
         text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
         Raises `InputError` for the request, `OptionError` for an option.
@@ -232,9 +233,7 @@ class Session:
 
         def rows(_: list[Result]) -> Iterator[View]:
             view = self._family.view(self.bundle, self._colours([image], channels)[0])
-            if view.encoded is None:
-                view = view.with_rows(rows_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint)
-            yield view
+            yield view.with_rows(rows_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint)
 
         with contextlib.closing(self._guarded(rows)([])) as found:
             return next(found)
