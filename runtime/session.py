@@ -40,8 +40,8 @@ INT64 = 2**63 - 1
 
 _Piece = TypeVar("_Piece")
 _Outcome = Result | InputError | NumericsError
-_Waiting = tuple[int, Mapping[str, Any], Settings, float]
-"""A request that waits for a place: its number, what was asked, its settings, and when it came."""
+_Waiting = tuple[int, tuple[list[Any], Prompt], str, Settings, float]
+"""A request that waits for a place: its number, what it is about, the order of colours, its settings, and when it came."""
 
 
 class Stream:
@@ -415,13 +415,14 @@ class Session:
         """A request of a batch with its options checked; it came at `begin`."""
         if not isinstance(request, Mapping):
             raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
-        options = {name: value for name, value in request.items() if name not in NAMES}
+        named = {name: value for name, value in request.items() if name in NAMES}
         try:
-            asked(**{name: value for name, value in request.items() if name in NAMES})
-            settings = resolve(request_options(options), self.bundle.manifest, self._controller)
+            about = asked(**named)
+            options = request_options({name: request[name] for name in request if name not in named})
+            settings = resolve(options, self.bundle.manifest, self._controller)
         except OptionError as error:
             raise OptionError(f"requests[{number}]: {error}") from None
-        return number, request, settings, begin
+        return number, about, options.channels, settings, begin
 
     def _start(
         self, prepared: Prepared, settings: Settings, begin: float, streamed: bool = True, alone: bool = False
@@ -486,13 +487,12 @@ class Session:
                 for sequence in [s for s in active if s.finish_reason is not None or s.interrupted()]:
                     yield let_go(sequence)
                 while len(active) < self.max_batch and (taken := next(waiting, None)) is not None:
-                    number, request, settings, begin = taken
+                    number, about, channels, settings, begin = taken
                     if self._cancelled.is_set():
                         yield number, Result("", [], "cancelled", Stats())
                         continue
                     try:
-                        about = asked(**{name: value for name, value in request.items() if name in NAMES})
-                        prepared = self._prepare(about, request.get("channels", "rgb"))
+                        prepared = self._prepare(about, channels)
                         running = self._start(prepared, settings, begin, streamed=False)
                     except (InputError, NumericsError) as error:
                         yield number, error

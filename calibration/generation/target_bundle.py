@@ -38,8 +38,7 @@ def target_bundle(
     """
     checkpoint = open_checkpoint(model)
     family = family_for(checkpoint)
-    seen = None if family.decoder.cross_attention else family.vision
-    longest = PROMPT + (0 if seen is None else seen.needed_rows) + max_new_tokens
+    longest = PROMPT + family.needed_rows + max_new_tokens
     positions = family.max_positions
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)

@@ -67,8 +67,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
         raise OptionError(
             f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions"
         )
-    seen = None if family.decoder.cross_attention else family.vision
-    if seen is not None and request.max_length < (rows := seen.needed_rows) + 2:
+    if (rows := family.needed_rows) and request.max_length < rows + 2:
         raise OptionError(
             f"--max-length {request.max_length} has no room for a picture of this model, which has up to {rows} rows; "
             f"give at least {rows + 2}, and more for text"

@@ -147,6 +147,11 @@ class Family:
         """The manifest's `encoder`: of a text encoder, not of the vision tower."""
         return self.language.encoder()
 
+    @property
+    def needed_rows(self) -> int:
+        """Positions of a prompt that a picture of an ordinary size takes; 0 where it stands in no prompt."""
+        return 0 if self.vision is None or self.decoder.cross_attention else self.vision.needed_rows
+
     def image(self) -> dict[str, Any] | None:
         """The manifest's `image`."""
         return None if self.vision is None else self.vision.settings()

@@ -96,6 +96,7 @@ def run(
     from ..bundle.folder import Bundle
     from ..errors import OptionError
     from ..families import get_family
+    from ..families.base import views_of
     from ..request import request_options
     from ..session import Session
     from ..speculate.sampling import Sampling
@@ -127,9 +128,11 @@ def run(
     begin = time.perf_counter()
     media = read_media(image, video, video_fps if video or not chat else None)
     read = time.perf_counter() - begin
+    family = get_family(opened.manifest.model.family)
+    views = views_of(family, opened, media)
     if text is not None or not chat:
         # A request that cannot be served is refused before a large model is loaded for nothing.
-        prepared = get_family(opened.manifest.model.family).prepare(opened, media, text)
+        prepared = family.prepare(opened, views, text)
         tell_request(prepared, media[: len(image)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
@@ -137,9 +140,9 @@ def run(
     with Session.load(opened, threads=threads, max_length=max_length) as session:
         tell_session(session, time.perf_counter() - begin)
         if chat:
-            converse(session, text, media, asked, video_fps)
+            converse(session, text, views, asked, video_fps)
             return
-        stream = session.stream(image=media, prompt=text, **asked)
+        stream = session.stream(image=views, prompt=text, **asked)
         for piece in stream:
             if not as_json:
                 sys.stdout.write(piece)

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, PromptError
-from ..images.load import load_image
-from ..images.processors import preprocess
+from ..errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, Source, View, decoder_start, one_view
+from .fixed import fixed_view, incomplete
 
 
 class Blip2:
@@ -20,14 +19,10 @@ class Blip2:
 
     def view(self, bundle: Source, image: Any) -> View:
         """See `Family`; a picture is `text.image_rows` rows."""
-        settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
-        if settings is None or bundle.manifest.text.image_token_id is None or not rows:
-            raise BundleError(
-                "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family "
-                "'blip2'; build the bundle again"
-            )
-        loaded = load_image(image)
-        return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+        lacking = incomplete(self.name, "image", "text.image_token_id", "text.image_rows")
+        if bundle.manifest.text.image_token_id is None:
+            raise lacking
+        return fixed_view(bundle, image, lacking)
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Image-row slots, then the prompt (the bundle's default when None) with the tokenizer's special tokens.

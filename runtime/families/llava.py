@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import BundleError
-from ..images.load import load_image
-from ..images.processors import preprocess
 from .base import Prepared, Prompt, Source, View, views_of
 from .chat import Media, Medium, laid_out
+from .fixed import fixed_view, incomplete
 
 
 class Llava:
@@ -18,27 +16,18 @@ class Llava:
 
     def view(self, bundle: Source, image: Any) -> View:
         """See `Family`; every picture is `text.image_rows` rows."""
-        settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
-        if settings is None or not rows:
-            raise _incomplete()
-        loaded = load_image(image)
-        return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+        return fixed_view(
+            bundle, image, incomplete(self.name, "image", "text.image_token_id", "text.image_rows")
+        )
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message behind its pictures, a list is a whole conversation; `RawPrompt`, and text where
         the bundle has no template, may hold `<image>` themselves, else the pictures come first."""
         mark = bundle.tokenizer.token(bundle.manifest.text.image_token_id)
         if mark is None:
-            raise _incomplete()
+            raise incomplete(self.name, "image", "text.image_token_id")
         found = laid_out(bundle, prompt, views_of(self, bundle, image), pictures(mark))
         return Prepared(found.ids, found.views, found.slots if found.views else None)
-
-
-def _incomplete() -> BundleError:
-    return BundleError(
-        "manifest fields 'image', 'text.image_token_id' and 'text.image_rows' must be set for family 'llava'; build the "
-        "bundle again"
-    )
 
 
 def pictures(mark: str) -> Media:

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError
 from ..images.load import load_image
 from ..images.processors import preprocess
 from ..images.processors.tiles import settings_of
-from .base import Prepared, Prompt, Source, View, views_of
-from .chat import laid_out
-from .llava import pictures
+from .base import Source, View
+from .fixed import incomplete
+from .llava import Llava
 
 
-class LlavaNext:
+class LlavaNext(Llava):
     """Source of the layout: transformers `LlavaNextProcessor.__call__` and its `apply_chat_template`."""
 
     name = "llava-next"
@@ -25,7 +24,7 @@ class LlavaNext:
         float32 [tiles, 3, side, side] and `row_index` int64 [rows]."""
         settings = bundle.manifest.image
         if settings is None:
-            raise _incomplete()
+            raise incomplete(self.name, "image", "text.image_token_id")
         loaded = load_image(image)
         index = settings_of(settings).row_index(loaded.height, loaded.width)
 
@@ -33,18 +32,3 @@ class LlavaNext:
             return ({"pixel_values": preprocess(loaded, settings), "row_index": index},)
 
         return View("image", len(index), read)
-
-    def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
-        """Text becomes one user message behind its pictures, a list is a whole conversation; `RawPrompt`, and text where
-        the bundle has no template, may hold `<image>` themselves, else the pictures come first."""
-        mark = bundle.tokenizer.token(bundle.manifest.text.image_token_id)
-        if mark is None:
-            raise _incomplete()
-        found = laid_out(bundle, prompt, views_of(self, bundle, image), pictures(mark))
-        return Prepared(found.ids, found.views, found.slots if found.views else None)
-
-
-def _incomplete() -> BundleError:
-    return BundleError(
-        "manifest fields 'image' and 'text.image_token_id' must be set for family 'llava-next'; build the bundle again"
-    )

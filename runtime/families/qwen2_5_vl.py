@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..bundle.manifest import ImageInfo
-from ..errors import BundleError, ImageError
+from ..errors import ImageError
 from ..images.load import load_image
 from ..images.processors.patches import fitted, resized, settings_of
 from ..images.video import Video, open_video, sampled
 from ..images.windows import patchified, windows
 from .base import Prepared, Prompt, Source, View, views_of
 from .chat import Media, Medium, laid_out
+from .fixed import incomplete
 from .mrope import Span, positions
 
 
@@ -27,7 +28,7 @@ class Qwen25VL:
         many for each two of the frames that are sampled."""
         settings = bundle.manifest.image
         if settings is None:
-            raise _incomplete()
+            raise incomplete(self.name, "image", "text.image_token_id")
         if isinstance(image, Video):
             return video_view(image, settings)
         loaded = load_image(image)
@@ -47,7 +48,7 @@ class Qwen25VL:
         tokenizer, settings = bundle.tokenizer, bundle.manifest.image
         mark = tokenizer.token(bundle.manifest.text.image_token_id)
         if settings is None or mark is None:
-            raise _incomplete()
+            raise incomplete(self.name, "image", "text.image_token_id")
         video = None if settings.video is None else tokenizer.token(settings.video.token_id)
         found = laid_out(bundle, prompt, views_of(self, bundle, image), written(mark, video))
         if not found.views:
@@ -62,7 +63,8 @@ def video_view(video: Video, settings: ImageInfo) -> View:
     info = settings.video
     if info is None:
         raise ImageError("this bundle reads pictures only: build it again to give videos")
-    grid, group = settings_of(settings)[0], settings_of(settings)[0].temporal_patch_size
+    grid = settings_of(settings)[0]
+    group = grid.temporal_patch_size
     clip = open_video(video)
     if clip.fps is None:
         raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
@@ -85,12 +87,6 @@ def video_view(video: Video, settings: ImageInfo) -> View:
     seen = len(chosen) / clip.count * clip.fps
     return View(
         "video", steps * down * across, read, (steps, down, across, info.tokens_per_second * (group / seen))
-    )
-
-
-def _incomplete() -> BundleError:
-    return BundleError(
-        "manifest fields 'image' and 'text.image_token_id' must be set for family 'qwen2.5-vl'; build the bundle again"
     )
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, PromptError
-from ..images.load import load_image
-from ..images.processors import preprocess
+from ..errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, Source, View, decoder_start, one_view
+from .fixed import fixed_view, incomplete
 
 
 class ViTGPT2:
@@ -20,13 +19,7 @@ class ViTGPT2:
 
     def view(self, bundle: Source, image: Any) -> View:
         """See `Family`; a picture is `text.image_rows` rows."""
-        settings, rows = bundle.manifest.image, bundle.manifest.text.image_rows
-        if settings is None or not rows:
-            raise BundleError(
-                "manifest fields 'image' and 'text.image_rows' must be set for family 'vit-gpt2'; build the bundle again"
-            )
-        loaded = load_image(image)
-        return View("image", rows, lambda: ({"pixel_values": preprocess(loaded, settings)},))
+        return fixed_view(bundle, image, incomplete(self.name, "image", "text.image_rows"))
 
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Every source row is an image row; the decoder gets its start token, then the prompt without special tokens."""
