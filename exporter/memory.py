@@ -59,17 +59,29 @@ def node_prefix(name: str) -> str:
     return name.partition("/")[0] if "/" in name else ""
 
 
-def whole_parity_bytes(graphs: Iterable[GraphMemory], reference: int, stored: int) -> int:
-    """Comparing whole: the reference model (`reference` bytes), beside the shards it is read from (`stored` bytes,
-    which transformers maps all at once), then beside sessions for all graphs."""
+@dataclass(frozen=True)
+class CheckpointMemory:
+    """Bytes of a checkpoint's floating-point tensors: as stored, all in float32, the largest as stored, and the largest
+    as stored and in float64 together."""
+
+    stored: int
+    float32: int
+    largest: int
+    widened: int
+
+
+def whole_parity_bytes(graphs: Iterable[GraphMemory], model: CheckpointMemory, recorded: int) -> int:
+    """Comparing whole: the reference model, beside the shards it is read from (transformers maps them all at once), then
+    with what was `recorded` of it (bytes) beside one module of it in float64 or sessions for all graphs."""
     graphs = list(graphs)
     sessions = sum(g.weights for g in graphs) + max((g.largest for g in graphs), default=0)
-    return reference + max(stored, sessions + LEFTOVER_BYTES)
+    return model.float32 + max(model.stored, recorded + max(model.widened, sessions + LEFTOVER_BYTES))
 
 
-def streamed_parity_bytes(graphs: Iterable[GraphMemory], module: int) -> int:
-    """Comparing layer by layer: one module of the reference (`module` bytes), or one piece of a graph."""
-    return max([module, *(g.piece + LEFTOVER_BYTES for g in graphs)])
+def streamed_parity_bytes(graphs: Iterable[GraphMemory], model: CheckpointMemory, recorded: int) -> int:
+    """Comparing layer by layer: what was `recorded` (bytes) beside one module of the reference in float64, or beside one
+    piece of a graph."""
+    return recorded + max([model.widened, *(g.piece + LEFTOVER_BYTES for g in graphs)])
 
 
 def fits_whole(needed: int, limit: int | None, weights: int) -> bool:

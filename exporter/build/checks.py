@@ -158,15 +158,15 @@ def check_chat(manifest: Manifest, tokenizer: Tokenizer, folder: Any) -> None:
 
 
 def _try_requests(prepared: Prepared, sample: Sample) -> None:
-    from ..parity.check import compared_rows
     from ..parity.generation import compared_prompt
     from ..parity.preparation import compare_preparation
+    from ..parity.recorded import compared_rows
 
     family = prepared.family
     compare_preparation(sample, family)
     image = None if family.vision is None else odd_picture(0)
     get_family(family.name).prepare(sample, image, compared_prompt(sample.manifest))
-    family.reference_inputs("realistic", 0, compared_rows(sample.manifest))
+    family.reference_inputs("realistic", 0, compared_rows(sample.manifest.limits.max_length))
 
 
 def estimated_bytes(prepared: Prepared) -> int:

@@ -24,6 +24,7 @@ from ..memory import (
     streamed_parity_bytes,
     whole_parity_bytes,
 )
+from ..parity.recorded import compared_rows, recorded_bytes
 from .export import Exported, export
 from .prepare import Prepared, prepare
 from .request import BuildRequest
@@ -125,9 +126,11 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]
-    needed = whole_parity_bytes(graphs, memory.float32, memory.stored)
+    rows = compared_rows(request.max_length)
+    recorded = [recorded_bytes(prepared.family, rows, streamed=streamed) for streamed in (False, True)]
+    needed = whole_parity_bytes(graphs, memory, recorded[0])
     whole = fits_whole(needed, request.parity_memory, stored)
-    parity = needed if whole else streamed_parity_bytes(graphs, memory.widened)
+    parity = needed if whole else streamed_parity_bytes(graphs, memory, recorded[1])
     peak = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
         run=RUNTIME_BYTES + weights + cache_bytes,

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...runtime.errors import ExportError
+from ..memory import CheckpointMemory
 
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -79,7 +80,7 @@ class TensorFiles:
             sum(count * size for count, size in sizes),
             4 * sum(count for count, _ in sizes),
             max((count * size for count, size in sizes), default=0),
-            max((count * (size + 4) for count, size in sizes), default=0),
+            max((count * (size + 8) for count, size in sizes), default=0),
         )
 
     def order(self, name: str) -> tuple[int, int]:
@@ -119,17 +120,6 @@ class TensorFiles:
             self._current = None  # unmaps the file before the next one is mapped
             self._current, self._touched = (number, _open_bin(self._files[number])), 0
         return self._current[1]
-
-
-@dataclass(frozen=True)
-class CheckpointMemory:
-    """Bytes of the floating-point tensors: as stored, all in float32, the largest as stored, and the largest as stored
-    and in float32 together."""
-
-    stored: int
-    float32: int
-    largest: int
-    widened: int
 
 
 def _item_size(dtype: str) -> int:

@@ -49,18 +49,20 @@ def dry_run_tables(found: DryRun) -> list[Any]:
 
 def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """A rich table of parity entries as they stand in the manifest."""
-    table = Table(title="Parity on random and realistic inputs (float32)")
+    table = Table(title="Parity on random and realistic inputs: float32, differences from float64")
     for name in ("graph", "reference"):
         table.add_column(name, no_wrap=True)
-    for name in ("values", "difference", "relative", "limit"):
+    for name in ("values", "PyTorch's", "graph's", "relative", "limit"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         if row["graph"] == "generation":
-            table.add_row("generation", row["reference"], f"{row['values']} tokens", "equal", "", "")
+            table.add_row("generation", row["reference"], f"{row['values']} tokens", "", "equal", "", "")
             continue
         table.add_row(
-            row["graph"], row["reference"], f"{row['values']:,}", f"{row['max_abs_difference']:.2e}",
-            f"{row['relative_difference']:.2e}", f"{row['limit']:.0e}" if row["limit"] else "0",
+            row["graph"], row["reference"], f"{row['values']:,}",
+            "" if row.get("torch_difference") is None else f"{row['torch_difference']:.1e}",
+            f"{row['max_abs_difference']:.1e}", f"{row['relative_difference']:.1e}",
+            f"{row['limit']:.1e}" if row["limit"] else "0",
         )  # fmt: skip
     return table
 

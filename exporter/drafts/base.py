@@ -71,8 +71,9 @@ class Draft(ABC):
 
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(what `graph` gives, what the draft's PyTorch network gives) for each of the captured inputs."""
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        """For each of the captured inputs: (kind of value, what `graph` gives, what the draft's PyTorch network gives, and
+        how far that is from float64), as `Tally.add` takes them."""
         raise NotImplementedError(f"{self.kind} has no graph {graph!r}")
 
     def stored_as(self, dtype: str) -> Draft:

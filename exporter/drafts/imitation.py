@@ -141,12 +141,15 @@ class ImitationDraft(TrainedDraft, SelfDraft):
 
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        from ..parity.exact import with_error
+
         for captured in captures:
             hidden = captured.residuals[self.layer]
-            with torch.no_grad():
-                expected = self.network(torch.from_numpy(hidden)).numpy()
-            yield run({"hidden": hidden})["hidden_out"], expected
+            expected, error = with_error(
+                self.network, lambda net, rows: net(rows), [torch.from_numpy(hidden)]
+            )
+            yield "hidden", run({"hidden": hidden})["hidden_out"], expected.numpy(), error.numpy()
 
 
 class ImitationKind(TrainedKind):

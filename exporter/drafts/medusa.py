@@ -135,25 +135,30 @@ class MedusaDraft(TrainedDraft):
 
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        from ..parity.exact import with_error
+
         for captured in captures:
-            hidden, rows = captured.residuals[max(captured.residuals)], captured.final_rows
-            assert rows is not None
+            hidden = captured.residuals[max(captured.residuals)]
             index = np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64)[::-3].copy()
             found = run({"hidden": hidden, "row_index": index})
             table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
-            with torch.no_grad():
-                logits = self.network(torch.from_numpy(rows.reshape(-1, rows.shape[-1])[index]), table)
-            wanted = logits.log_softmax(-1).numpy()
+            rows, differs = captured.final(index)
+            likely = lambda net, *given: net(*given).log_softmax(-1)  # noqa: E731
+            logits, off = with_error(self.network, likely, [rows, table], [differs])
+            wanted, error = logits.numpy(), off.numpy()
             # Near-ties may be ranked otherwise: the best values must agree, and each id must have its value.
-            best = -np.sort(-wanted, -1)[..., : self.ranks]
-            yield found["log_probabilities"], best
+            best, exact = (
+                -np.sort(-v, -1)[..., : self.ranks] for v in (wanted, wanted - error.astype(float))
+            )
+            yield "best", found["log_probabilities"], best, best - exact
             ids = found["token_ids"]
             if self.network.config.trimmed is not None:
                 places = np.full(self.network.config.vocab_size or 0, -1)
                 places[self.network.d2t.numpy()] = np.arange(self.network.config.trimmed)
                 ids = places[ids]
-            yield found["log_probabilities"], np.take_along_axis(wanted, ids, -1)
+            value, differs = (np.take_along_axis(values, ids, -1) for values in (wanted, error))
+            yield "ids", found["log_probabilities"], value, differs
 
 
 class MedusaKind(TrainedKind):

@@ -103,6 +103,8 @@ class Family:
     name: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]]
     model_types: ClassVar[tuple[str, ...]]
+    needs_picture: ClassVar[bool] = False
+    """Whether the model reads no text without a picture."""
     language: Language
     vision: Vision | None = None
 
@@ -212,16 +214,22 @@ class Family:
         """What the model's own forward takes beside the ids [B, n] of padded prompts, their mask and pictures."""
         return {}
 
-    def reference_inputs(self, kind: str, seed: int, rows: int = 21) -> dict[str, torch.Tensor]:
+    def reference_inputs(
+        self, kind: str, seed: int, rows: int = 21, *, pictures: bool = True
+    ) -> dict[str, torch.Tensor]:
         """Arguments of the model's own forward whose decoder text is `rows` long (more with image rows or a prompt).
 
-        `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder.
-        `realistic`: one picture of an odd size and a sentence, through the model's own processor.
+        `random`: two sequences of random tokens and pixels, one of them with padding where the model has an encoder;
+        without `pictures` of tokens alone. `realistic`: one picture of an odd size and a sentence, through the model's own
+        processor.
         """
         from .reference import random_inputs, realistic_inputs
 
-        make = {"random": random_inputs, "realistic": realistic_inputs}[kind]
-        return make(self, seed, rows)
+        return (
+            random_inputs(self, seed, rows, pictures)
+            if kind == "random"
+            else realistic_inputs(self, seed, rows)
+        )
 
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")

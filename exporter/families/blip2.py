@@ -20,6 +20,7 @@ class Blip2Family(Family):
     name: ClassVar[str] = "blip2"
     architectures: ClassVar[tuple[str, ...]] = ("Blip2ForConditionalGeneration",)
     model_types: ClassVar[tuple[str, ...]] = ("blip-2",)
+    needs_picture: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

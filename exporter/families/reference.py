@@ -66,7 +66,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple
     return ids, mask
 
 
-def random_inputs(family: Family, seed: int, rows: int) -> dict[str, torch.Tensor]:
+def random_inputs(family: Family, seed: int, rows: int, pictures: bool = True) -> dict[str, torch.Tensor]:
     """See `Family.reference_inputs`."""
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor(_ordinary(family, range(family.language.embedding.shape[0])))
@@ -77,7 +77,8 @@ def random_inputs(family: Family, seed: int, rows: int) -> dict[str, torch.Tenso
     crossing = family.decoder.cross_attention
     prompts = []
     for short in (0, 3):
-        vision, image_rows = (None, 0) if family.vision is None else family.vision.random(generator)
+        drawn = None if family.vision is None or not pictures else family.vision.random(generator)
+        vision, image_rows = drawn or (None, 0)
         slots = () if family.image_token_id is None else (family.image_token_id,) * image_rows
         if not crossing:
             prompts.append(ReferencePrompt((*slots, *draw(_limit(family, rows, len(slots)))), vision))

@@ -17,6 +17,7 @@ class ViTGPT2Family(Family):
     name: ClassVar[str] = "vit-gpt2"
     architectures: ClassVar[tuple[str, ...]] = ("VisionEncoderDecoderModel",)
     model_types: ClassVar[tuple[str, ...]] = ("vision-encoder-decoder",)
+    needs_picture: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

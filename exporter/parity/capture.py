@@ -48,6 +48,20 @@ class Captured:
     lm_head: Array | None = None
     """[V, E], where it was asked for."""
     positions: Array | None = None
+    first_rows: Array | None = None
+    """[B, N, E] what enters layer 0, positions included where the decoder has a table of them."""
+    error: Captured | None = None
+    """How far the reference's float32 is from float64 (float32 − float64) where every part of the model is given what it
+    was given in float32: of `image_rows`, `encoder_states`, keys and values, `residuals`, `final_rows` and `logits`."""
+
+    def final(self, index: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows [R, E] that the LM head reads, by their index int64 [R] among all, and their error."""
+        assert self.error is not None and self.final_rows is not None and self.error.final_rows is not None
+        width = self.final_rows.shape[-1]
+        rows, error = (
+            values.reshape(-1, width)[index] for values in (self.final_rows, self.error.final_rows)
+        )
+        return torch.from_numpy(rows), torch.from_numpy(error)
 
 
 def capture(
@@ -55,30 +69,28 @@ def capture(
     family: Family,
     kind: str,
     cuts: Sequence[int],
-    rows: int,
-    seed: int = 11,
+    inputs: Mapping[str, torch.Tensor],
     lm_head: bool = False,
 ) -> Captured:
-    """Runs the reference on the `random` (batch 2, padded source) or `realistic` (batch 1) input. `lm_head`: keep a copy
-    of the LM head's table."""
-    inputs = family.reference_inputs(kind, seed, rows)
+    """Runs the reference on `inputs`, called `kind`. `lm_head`: keep a copy of the LM head's table."""
     parts = family.parts(model)
     crossing = family.decoder.cross_attention
     ids = inputs["decoder_input_ids"] if crossing else inputs["input_ids"]
     seen: dict[str, torch.Tensor] = {}
     watched = {"encoder": parts.encoder, "norm": parts.final_norm}
-    pictures = {"image": parts.vision_output}
+    pictures = vision_inputs(inputs)
+    tower = {"image": parts.vision_output} if pictures else {}
     tables = {"lm_head": parts.lm_head} if lm_head else {}
-    with torch.no_grad(), _residuals(parts.layers, parts.final_norm, cuts) as residuals:
+    with torch.no_grad(), residuals_at(parts.layers, parts.final_norm, cuts) as residuals:
         with (
-            _recorded(watched, seen, lambda _, output: _first(output)),
-            _recorded(pictures, seen, lambda _, output: (parts.image_rows or _first)(output)),
+            recorded(watched, seen, lambda _, output: first(output)),
+            recorded(tower, seen, lambda _, output: (parts.image_rows or first)(output)),
             _positions(parts.rotary, seen),
-            _recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
+            recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
         ):
             output = model(**inputs, use_cache=True)
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
-        residuals[0] = _array(embedded)
+        first_rows, residuals[0] = residuals[0], _array(embedded)
         found = Captured(
             kind,
             ids.numpy(),
@@ -87,21 +99,25 @@ def capture(
             [],
             [],
             _array(output.logits),
-            vision=[]
-            if family.vision is None
-            else family.vision.runs({name: inputs[name].numpy() for name in _vision_names(inputs)}),
+            vision=family.vision.runs(pictures) if family.vision is not None and pictures else [],
             image_rows=_array(seen["image"]) if "image" in seen else None,
             final_rows=_array(seen["norm"] * parts.logit_scale),
             lm_head=_array(seen["lm_head"]) if lm_head else None,
             positions=seen["positions"].numpy() if family.decoder.position == "mrope" else None,
+            first_rows=first_rows,
         )
-        cache = (getattr(output, "language_model_outputs", None) or output).past_key_values
+        own, cross = caches(output, crossing)
         if crossing:
-            _add_source(found, family, parts.embed, inputs, seen, cache.cross_attention_cache)
-            cache = cache.self_attention_cache
-    found.keys = [_array(layer.keys) for layer in cache.layers]
-    found.values = [_array(layer.values) for layer in cache.layers]
+            _add_source(found, family, parts.embed, inputs, seen, cross)
+    found.keys = [_array(layer.keys) for layer in own.layers]
+    found.values = [_array(layer.values) for layer in own.layers]
     return found
+
+
+def caches(output: Any, crossing: bool) -> tuple[Any, Any]:
+    """(the decoder's own cache, that of cross-attention or None) of a model's output."""
+    cache = (getattr(output, "language_model_outputs", None) or output).past_key_values
+    return (cache.self_attention_cache, cache.cross_attention_cache) if crossing else (cache, None)
 
 
 def _add_source(
@@ -136,20 +152,30 @@ def _embed(
     return rows
 
 
-def _vision_names(inputs: Mapping[str, torch.Tensor]) -> list[str]:
+def vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    """What the vision tower reads of a model's arguments."""
     texts = ("input_ids", "attention_mask", "decoder_input_ids", "mm_token_type_ids")
-    return [name for name in inputs if name not in texts]
+    return {name: value.numpy() for name, value in inputs.items() if name not in texts}
 
 
 @contextmanager
-def _residuals(layers: Any, norm: nn.Module, cuts: Sequence[int]) -> Iterator[dict[int, Array]]:
-    """Records what enters the layers at the cuts, and the final norm."""
-    found: dict[int, Array] = {}
+def residuals_at(
+    layers: Any, norm: nn.Module, cuts: Sequence[int], given: Captured | None = None
+) -> Iterator[dict[int, Any]]:
+    """Records what enters the layers at the cuts, and the final norm: arrays, or with `given` tensors, and `given`'s own
+    enter in their place."""
+    found: dict[int, Any] = {}
     hooks: list[Any] = []
     for index, module in [*((i, layers[i]) for i in cuts if i < len(layers)), (len(layers), norm)]:
 
-        def hook(_module: Any, args: Any, kwargs: Any, index: int = index) -> None:
-            found[index] = _array(args[0] if args else kwargs["hidden_states"])
+        def hook(_module: Any, args: Any, kwargs: Any, index: int = index) -> Any:
+            rows = args[0] if args else kwargs["hidden_states"]
+            if given is None:
+                found[index] = _array(rows)
+                return None
+            found[index] = rows
+            rows = widened(given.residuals[index] if index else given.first_rows)
+            return ((rows, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": rows})
 
         # Before a hook that loads parameters: a recorded input does not depend on them.
         hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -161,7 +187,7 @@ def _residuals(layers: Any, norm: nn.Module, cuts: Sequence[int]) -> Iterator[di
 
 
 @contextmanager
-def _recorded(
+def recorded(
     modules: Mapping[str, nn.Module | None],
     seen: dict[str, torch.Tensor],
     what: Callable[[Any, Any], torch.Tensor],
@@ -197,7 +223,13 @@ def _positions(rotary: nn.Module | None, seen: dict[str, torch.Tensor]) -> Itera
             handle.remove()
 
 
-def _first(output: Any) -> torch.Tensor:
+def widened(values: Array | None) -> torch.Tensor:
+    """In float64."""
+    assert values is not None
+    return torch.from_numpy(values).double()
+
+
+def first(output: Any) -> torch.Tensor:
     """The first output."""
     return output if isinstance(output, torch.Tensor) else output[0]
 

@@ -14,16 +14,17 @@ from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
 from ..drafts.base import Draft
+from ..families.base import Family
 from ..families.registry import family_for
 from ..memory import fits_whole, whole_parity_bytes
 from .capture import capture
 from .compare import compare_graphs
+from .errors import float32_errors
 from .generation import compare_generation
 from .preparation import compare_preparation
-from .reference import load_reference
+from .recorded import compared_inputs, compared_rows, recorded_bytes
+from .reference import load_exact, load_reference
 from .runner import GraphRunner, stored_graph_memory
-
-ROWS = 21  # rows of a compared sequence: prefill 16, one token, then 4 at once
 
 
 def check_parity(
@@ -52,14 +53,16 @@ def check_parity(
     )  # the graphs that compute in float32, as PyTorch does here
     manifest, family = bundle.manifest, family_for(checkpoint)
     drafts = [draft.stored_as(manifest.weights_dtype) for draft in drafts]
-    streamed = not fits_whole(_whole_bytes(bundle, checkpoint), memory_limit, manifest.weights.bytes)
-    rows = compared_rows(manifest)
+    rows = compared_rows(manifest.limits.max_length)
+    streamed = not fits_whole(_whole_bytes(bundle, family, rows), memory_limit, manifest.weights.bytes)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
     lm_head = any(draft.reads_lm_head for draft in drafts)
-    captures = [
-        capture(model, family, kind, manifest.decoder.cuts, rows, lm_head=lm_head)
-        for kind in ("random", "realistic")
-    ]
+    exact = load_exact(checkpoint, manifest.weights_dtype)
+    captures = []
+    for kind, inputs in compared_inputs(family, rows, streamed=streamed):
+        captured = capture(model, family, kind, manifest.decoder.cuts, inputs, lm_head)
+        captured.error = float32_errors(exact, family, manifest.decoder.cuts, inputs, captured)
+        captures.append(captured)
     runner = GraphRunner(bundle.path, piecewise=streamed)
     found = compare_graphs(bundle, runner, captures, drafts, progress)
     runnable = manifest.model.family in FAMILIES
@@ -71,7 +74,7 @@ def check_parity(
         if not row.ok:
             raise ExportError(
                 f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
-                f"({row.relative_difference:.2g} of the largest value, {row.limit:.0e} allowed)"
+                f"({row.relative_difference:.2g} of the largest value, {row.limit:.1e} allowed)"
             )
     if generation and runnable and not streamed:
         if progress:
@@ -84,12 +87,7 @@ def check_parity(
     return entries
 
 
-def compared_rows(manifest: Manifest) -> int:
-    """Rows of a compared sequence."""
-    return max(7, min(ROWS, manifest.limits.max_length - 1))
-
-
-def _whole_bytes(bundle: Bundle, checkpoint: Checkpoint) -> int:
-    memory = checkpoint.tensors.memory
+def _whole_bytes(bundle: Bundle, family: Family, rows: int) -> int:
     graphs = [stored_graph_memory(bundle.path / graph.file) for graph in bundle.manifest.graphs.values()]
-    return whole_parity_bytes(graphs, memory.float32, memory.stored)
+    recorded = recorded_bytes(family, rows, streamed=False)
+    return whole_parity_bytes(graphs, family.checkpoint.tensors.memory, recorded)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -18,65 +16,12 @@ from ...runtime.engines.base import DTYPES
 from ..drafts.base import Draft
 from .capture import Captured
 from .runner import GraphRunner
+from .tally import FLOOR, SHARE, ParityRow, Tally
 
 log = logging.getLogger(__name__)
 
 SPARE = 3
 """Cache rows beyond the sequence, filled with noise that the mask must hide."""
-
-LIMIT = 2e-4
-"""Largest accepted difference, relative to the largest reference value (at least 1), float32 graphs."""
-
-
-@dataclass
-class ParityRow:
-    """What was compared for one graph. `relative_difference` decides."""
-
-    graph: str
-    reference: str
-    inputs: str
-    values: int
-    max_abs_difference: float
-    relative_difference: float
-    limit: float = LIMIT
-
-    @property
-    def ok(self) -> bool:
-        """Within the limit (a NaN is not)."""
-        return bool(self.relative_difference <= self.limit)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The manifest's entry."""
-        return {
-            "graph": self.graph,
-            "reference": self.reference,
-            "inputs": self.inputs,
-            "values": self.values,
-            "max_abs_difference": float(self.max_abs_difference),
-            "relative_difference": float(self.relative_difference),
-            "limit": self.limit,
-        }
-
-
-class _Tally:
-    """Collects differences of one graph."""
-
-    def __init__(self) -> None:
-        self.values = 0
-        self.absolute = 0.0
-        self.relative = 0.0
-
-    def add(self, found: np.ndarray, expected: np.ndarray) -> None:
-        if found.shape != expected.shape:
-            self.absolute = self.relative = float("inf")
-            return
-        difference = float(np.max(np.abs(found.astype(np.float64) - expected))) if found.size else 0.0
-        if not np.isfinite(difference):
-            difference = float("inf")
-        scale = max(1.0, float(np.max(np.abs(expected)))) if found.size else 1.0
-        self.values += found.size
-        self.absolute = max(self.absolute, difference)
-        self.relative = max(self.relative, difference / scale)
 
 
 def compare_graphs(
@@ -93,37 +38,40 @@ def compare_graphs(
     for done, (name, graph) in enumerate(graphs.items()):
         if progress:
             progress(name, done, len(graphs))
-        tally = _Tally()
+        tally = Tally()
         reference = "torch"
         if graph.role == "commit":
             reference = "numpy"
             _commit(bundle, runner, graph, tally)
         elif name in owners:
             run = partial(runner.run, graph.file)
-            for found, expected in owners[name].parity(name, run, captures):
-                tally.add(found, expected)
+            for compared in owners[name].parity(name, run, captures):
+                tally.add(*compared)
         elif graph.role not in _COMPARERS:
             continue  # of a draft that is not at hand
         else:
             for captured in captures:
                 _COMPARERS[graph.role](bundle, runner, graph, captured, tally)
         inputs = "+".join(c.name for c in captures) if graph.role != "commit" else "random"
-        limit = 0.0 if graph.role in ("commit", "embed") else LIMIT
-        rows.append(ParityRow(name, reference, inputs, tally.values, tally.absolute, tally.relative, limit))
-        log.debug("%s: %d values, largest difference %.2g", name, tally.values, tally.absolute)
+        limits = {} if graph.role in ("commit", "embed") else {"share": SHARE, "floor": FLOOR}
+        row = tally.row(name, reference, inputs, **limits)
+        rows.append(row)
+        log.debug("%s: %d values, largest difference %.2g", name, row.values, row.max_abs_difference)
     if progress:
         progress("", len(graphs), len(graphs))
     return rows
 
 
-def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
-    assert c.image_rows is not None
-    width = c.image_rows.shape[-1]
+def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
+    rows, error = c.image_rows, _error(c).image_rows
+    if rows is None or error is None:
+        return  # text alone
+    width = rows.shape[-1]
     found = [runner.run(graph.file, inputs)["image_rows"].reshape(-1, width) for inputs in c.vision]
-    tally.add(np.concatenate(found), c.image_rows.reshape(-1, width))
+    tally.add("rows", np.concatenate(found), rows.reshape(-1, width), error.reshape(-1, width))
 
 
-def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     info = bundle.manifest.encoder
     assert info is not None and c.encoder_rows is not None and c.encoder_states is not None
     batch, source, _ = c.encoder_rows.shape
@@ -131,42 +79,42 @@ def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
     table, distance = _bias(bundle, info.relative_bias)
     encoder_mask(mask, c.source_lengths, table, distance)
     feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": mask}
-    tally.add(runner.run(graph.file, feeds)["encoder_states"], c.encoder_states)
+    found = runner.run(graph.file, feeds)["encoder_states"]
+    tally.add("states", found, c.encoder_states, _error(c).encoder_states)
 
 
-def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     assert c.encoder_states is not None
-    found = runner.run(graph.file, {"encoder_states": c.encoder_states})
+    found, error = runner.run(graph.file, {"encoder_states": c.encoder_states}), _error(c)
     for i in range(bundle.manifest.decoder.num_layers):
-        tally.add(found[f"cross_key.{i}"], c.cross_keys[i])
-        tally.add(found[f"cross_value.{i}"], c.cross_values[i])
+        tally.add("keys", found[f"cross_key.{i}"], c.cross_keys[i], error.cross_keys[i])
+        tally.add("values", found[f"cross_value.{i}"], c.cross_values[i], error.cross_values[i])
 
 
-def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     feeds = {"token_ids": c.token_ids, "embedding_table": bundle.tensor("embedding_table")}
-    tally.add(runner.run(graph.file, feeds)["hidden"], c.embedded)
+    tally.add("rows", runner.run(graph.file, feeds)["hidden"], c.embedded)
 
 
-def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     """The reference runs all rows at once; the graph runs them as prefill, one token, and the rest."""
-    decoder = bundle.manifest.decoder
+    decoder, error = bundle.manifest.decoder, _error(c)
     assert graph.layers is not None
     first, last = graph.layers
-    hidden, expected = c.residuals[first], c.residuals[last]
+    hidden = c.residuals[first]
     batch, count, _ = hidden.shape
     cache_rows = count + SPARE
     noise = np.random.default_rng(3)
     shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
-    caches = {
-        f"{kind}_cache.{i}": noise.standard_normal(shape, np.float32)
-        for kind in ("key", "value")
-        for i in range(first, last)
-    }
+    layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(first, last)]
+    stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
     masks = CausalMask(
         cache_rows, decoder.mask_heads, DTYPES[decoder.mask_dtype], *_bias(bundle, decoder.relative_bias)
     )
     positions = positions_shape(decoder.position, first)
-    for start, end in ((0, count - 5), (count - 5, count - 4), (count - 4, count)):
+    steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
+    runs: list[dict[str, np.ndarray]] = []
+    for start, end in steps:
         mask = np.empty((batch, decoder.mask_heads, end - start, cache_rows), DTYPES[decoder.mask_dtype])
         for row in range(batch):
             masks.chain(mask, row, start, end - start)
@@ -174,7 +122,6 @@ def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
             "hidden": np.ascontiguousarray(hidden[:, start:end]),
             "write_indices": np.full(batch, start, np.int64),
             "attn_mask": mask,
-            **caches,
         }
         if positions is not None:
             sizes = tuple({"batch": batch, "width": end - start}.get(str(d), d) for d in positions)
@@ -184,12 +131,21 @@ def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
             )
         if decoder.cross_attention:
             feeds |= _cross(c, range(first, last), end - start)
-        found = runner.run(graph.file, feeds)
-        tally.add(found["hidden_out"], expected[:, start:end])
-        caches = {name: found[f"updated_{name}"] for name in caches}
+        runs.append(feeds)
+    runs[0] |= dict.fromkeys(layers, stale)
+    found = runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in layers})
+    for (start, end), outputs in zip(steps, found, strict=True):
+        expected = (x.residuals[last][:, start:end] for x in (c, error))
+        tally.add("hidden", outputs["hidden_out"], *expected)
     for i in range(first, last):
-        tally.add(caches[f"key_cache.{i}"][:, :, :count], c.keys[i])
-        tally.add(caches[f"value_cache.{i}"][:, :, :count], c.values[i])
+        for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
+            rows = found[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
+            tally.add(f"{kind}s", rows, expected[i], differs[i])
+
+
+def _error(c: Captured) -> Captured:
+    assert c.error is not None
+    return c.error
 
 
 def _cross(c: Captured, layers: range, width: int) -> dict[str, np.ndarray]:
@@ -208,15 +164,15 @@ def _bias(bundle: Bundle, info: RelativeBias | None) -> tuple[np.ndarray | None,
     return (None, 128) if info is None else (bundle.tensor(info.tensor), info.max_distance)
 
 
-def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: _Tally) -> None:
+def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     hidden = c.residuals[bundle.manifest.decoder.num_layers]
     count = hidden.shape[0] * hidden.shape[1]
     index = np.arange(count, dtype=np.int64)[::-3].copy()
     found = runner.run(graph.file, {"hidden": hidden, "row_index": index})["logits"]
-    tally.add(found, c.logits.reshape(count, -1)[index])
+    tally.add("logits", found, *(x.logits.reshape(count, -1)[index] for x in (c, _error(c))))
 
 
-def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: _Tally) -> None:
+def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
     decoder = bundle.manifest.decoder
     random = np.random.default_rng(5)
     shape = (2, decoder.num_kv_heads, 12, decoder.head_dim)
@@ -228,7 +184,7 @@ def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: _Tally
         expected = caches[name].copy()
         for row in range(2):
             expected[row, :, write[row] : write[row] + 3] = caches[name][row][:, source[row]]
-        tally.add(found[f"updated_{name}"], expected)
+        tally.add("caches", found[f"updated_{name}"], expected)
 
 
 _COMPARERS = {

@@ -15,7 +15,7 @@ from ...runtime.errors import ExportError
 from ..families.base import Family
 from ..families.reference import collate
 from ..families.samples import odd_picture
-from .compare import ParityRow
+from .tally import ParityRow
 
 NEAR_TIE = 1e-4
 """A divergence is accepted only where the reference's two best scores are closer than this."""

@@ -10,7 +10,7 @@ from ...runtime.families.base import Source
 from ..families.base import Family
 from ..families.reference import decoder_prefix
 from ..families.samples import ODD_SIZES, SENTENCE, odd_picture
-from .compare import ParityRow, _Tally
+from .tally import ParityRow, Tally
 
 PIXELS = 1e-5
 """Largest accepted difference of a normalised pixel, relative to the largest one."""
@@ -22,7 +22,7 @@ def compare_preparation(bundle: Source, family: Family) -> ParityRow:
     Ids must be equal: ExportError names the first that is not. Pixels are compared like the rows of a graph.
     """
     prepare = get_family(bundle.manifest.model.family).prepare
-    words, tally = SENTENCE.split(), _Tally()
+    words, tally = SENTENCE.split(), Tally()
     for index in range(1 if family.vision is None else len(ODD_SIZES)):
         image = None if family.vision is None else odd_picture(index)
         prompt = " ".join(words[: 2 + index])
@@ -49,7 +49,5 @@ def compare_preparation(bundle: Source, family: Family) -> ParityRow:
         runs = family.vision.runs({name: values.numpy() for name, values in expected.vision.items()})
         for inputs, wanted in zip(found.vision, runs, strict=True):
             for name, values in wanted.items():
-                tally.add(inputs[name], values)
-    return ParityRow(
-        "preparation", "transformers", "realistic", tally.values, tally.absolute, tally.relative, PIXELS
-    )
+                tally.add(name, inputs[name], values)
+    return tally.row("preparation", "transformers", "realistic", floor=PIXELS)

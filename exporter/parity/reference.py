@@ -14,6 +14,16 @@ from torch import nn
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
 from ..graphs.dtypes import TORCH
+from .exact import arithmetic_as_asked
+
+COLLECT_BYTES = 16 << 20
+"""From here on a dropped tensor is worth looking for what still holds it."""
+
+
+def load_exact(checkpoint: Checkpoint, dtype: str = "float32") -> Any:
+    """The model for `float64_arithmetic`: streamed, its parameters rounded to `dtype`, in float64."""
+    with _quiet():
+        return _streamed(checkpoint, TORCH[dtype], torch.float64)
 
 
 def load_reference(checkpoint: Checkpoint, dtype: str = "float32", *, streamed: bool) -> Any:
@@ -58,17 +68,19 @@ def _whole(checkpoint: Checkpoint) -> Any:
     return model.eval()
 
 
-def _streamed(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+def _streamed(checkpoint: Checkpoint, dtype: torch.dtype, compute: torch.dtype = torch.float32) -> Any:
     config: Any = copy.deepcopy(checkpoint.config)
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part._attn_implementation = "eager"
     with _parameters_on_meta():
-        model = checkpoint.model_class(config)
+        model = checkpoint.model_class(config).to(compute)
     for name, module in model.named_modules():
         owned = list(module._parameters)
         if owned:
-            module.register_forward_pre_hook(_loader(checkpoint, name, owned, dtype), with_kwargs=True)
+            module.register_forward_pre_hook(
+                _loader(checkpoint, name, owned, dtype, compute), with_kwargs=True
+            )
             module.register_forward_hook(_dropper(owned))
     return model.eval()
 
@@ -98,24 +110,32 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-def _loader(checkpoint: Checkpoint, path: str, owned: list[str], dtype: torch.dtype) -> Any:
+def _loader(
+    checkpoint: Checkpoint, path: str, owned: list[str], dtype: torch.dtype, compute: torch.dtype
+) -> Any:
     def load(module: nn.Module, args: Any, kwargs: Any) -> None:
         for name in owned:
             if module._parameters[name] is None:
                 continue
-            source = checkpoint.stored(f"{path}.{name}" if path else name)
-            tensor = checkpoint.tensors.read(source).to(dtype).float()
-            module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+            with arithmetic_as_asked():
+                tensor = checkpoint.tensors.read(checkpoint.stored(f"{path}.{name}" if path else name))
+                if dtype.itemsize < tensor.dtype.itemsize or dtype.itemsize == 2:
+                    tensor = tensor.to(dtype)
+                wide = torch.empty(tensor.shape, dtype=compute).copy_(tensor)  # without a copy in between
+                module._parameters[name] = nn.Parameter(wide, requires_grad=False)
 
     return load
 
 
 def _dropper(owned: list[str]) -> Any:
     def drop(module: nn.Module, args: Any, output: Any) -> None:
+        dropped = 0
         for name in owned:
             value = module._parameters[name]
             if value is not None:
+                dropped += value.nbytes
                 module._parameters[name] = nn.Parameter(value.detach().to("meta"), requires_grad=False)
-        gc.collect(0)
+        if dropped >= COLLECT_BYTES:
+            gc.collect(0)
 
     return drop

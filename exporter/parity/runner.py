@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,24 @@ class GraphRunner:
 
     def run(self, file: str, feeds: Feeds) -> dict[str, np.ndarray]:
         """All outputs of a graph by name."""
+        return self.run_chain(file, [feeds], {})[0]
+
+    def run_chain(
+        self, file: str, runs: Sequence[Feeds], carried: Mapping[str, str]
+    ) -> list[dict[str, np.ndarray]]:
+        """The outputs of every run; `carried` outputs, by name, are inputs of the next run under the name they map to,
+        and are handed out of the last one only."""
         if self.piecewise:
-            return self._run_pieces(file, feeds)
+            return self._run_pieces(file, runs, carried)
         if self._open is None or self._open[0] != file:
             self._open = None  # its weights go before the next graph's come
             self._open = (file, self._session(self.folder / file))
-        return self._outputs(self._open[1], feeds, file)
+        found: list[dict[str, np.ndarray]] = []
+        for feeds in runs:
+            before = found[-1] if found else {}
+            given = {name: before.pop(output) for output, name in carried.items() if output in before}
+            found.append(self._outputs(self._open[1], {**feeds, **given}, file))
+        return found
 
     def _session(self, path: Path) -> ort.InferenceSession:
         try:
@@ -58,12 +70,14 @@ class GraphRunner:
             raise ExportError(f"ONNX Runtime cannot run {file}: {str(error).splitlines()[0]}") from error
         return dict(zip(names, values, strict=True))
 
-    def _run_pieces(self, file: str, feeds: Feeds) -> dict[str, np.ndarray]:
+    def _run_pieces(
+        self, file: str, runs: Sequence[Feeds], carried: Mapping[str, str]
+    ) -> list[dict[str, np.ndarray]]:
         model = onnx.load(str(self.folder / file), load_external_data=False)
         graph = model.graph
         types = _element_types(model)
         weights = {t.name: t for t in graph.initializer}
-        values: dict[str, np.ndarray] = dict(feeds)
+        values: list[dict[str, np.ndarray]] = [dict(feeds) for feeds in runs]
         wanted = {o.name for o in graph.output}
         pieces = node_groups(list(graph.node))
         readers: dict[str, int] = {}
@@ -88,13 +102,17 @@ class GraphRunner:
                 )
                 piece_file.write_bytes(made_model.SerializeToString())
                 session = self._session(piece_file)
-                values.update(self._outputs(session, {i: values[i] for i in inputs}, file))
+                for at, known in enumerate(values):
+                    known.update(self._outputs(session, {i: known[i] for i in inputs}, file))
+                    for name in [n for n in known if n not in wanted and readers.get(n, -1) <= number]:
+                        del known[name]
+                    for output in outputs:
+                        if output in carried and at + 1 < len(values):
+                            values[at + 1][carried[output]] = known.pop(output)
                 del session
-                for name in [n for n in values if n not in wanted and readers.get(n, -1) <= number]:
-                    del values[name]
         finally:
             piece_file.unlink(missing_ok=True)
-        return {name: values[name] for name in wanted}
+        return [{name: known[name] for name in wanted if name in known} for known in values]
 
 
 def _value(array: np.ndarray) -> ort.OrtValue:

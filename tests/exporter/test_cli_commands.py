@@ -238,7 +238,8 @@ def test_failed_parity_writes_no_bundle(
 ) -> None:
     from vlmexport.exporter.parity import compare
 
-    monkeypatch.setattr(compare, "LIMIT", 0.0)
+    monkeypatch.setattr(compare, "SHARE", 0.01)
+    monkeypatch.setattr(compare, "FLOOR", 0.0)
     out = tmp_path / "bundle"
     status, _, err = _run(capfd, "build", "--model", tiny_bundle("llama")[1], "--draft-layer", 1, "-o", out)
     assert status == 2 and "parity failed" in err

@@ -14,7 +14,13 @@ from safetensors.torch import save_file
 from vlmexport.exporter import memory
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.graphs.weights import WeightRef, WeightStore
-from vlmexport.exporter.memory import GraphMemory, available_memory, fits_whole, graph_memory
+from vlmexport.exporter.memory import (
+    CheckpointMemory,
+    GraphMemory,
+    available_memory,
+    fits_whole,
+    graph_memory,
+)
 from vlmexport.runtime.errors import ExportError
 
 GIB = 1 << 30
@@ -31,10 +37,15 @@ def test_pieces_are_runs_of_nodes_with_one_prefix() -> None:
 def test_whole_counts_the_reference_beside_its_shards_and_beside_the_sessions() -> None:
     graphs = [GraphMemory(700, 90, 300), GraphMemory(200, 200, 400)]
     left = memory.LEFTOVER_BYTES
-    assert memory.whole_parity_bytes(graphs, 1000, 500) == 1000 + 900 + 200 + left
-    assert memory.whole_parity_bytes(graphs, 1000, 5000 + left) == 6000 + left
-    assert memory.streamed_parity_bytes(graphs, 350) == 400 + left
-    assert memory.streamed_parity_bytes(graphs, 450 + left) == 450 + left
+
+    def model(stored: int, widened: int) -> CheckpointMemory:
+        return CheckpointMemory(stored, float32=1000, largest=10, widened=widened)
+
+    assert memory.whole_parity_bytes(graphs, model(500, 70), 30) == 1000 + 30 + 900 + 200 + left
+    assert memory.whole_parity_bytes(graphs, model(500, 5000 + left), 30) == 1000 + 30 + 5000 + left
+    assert memory.whole_parity_bytes(graphs, model(5000 + left, 70), 30) == 6000 + left
+    assert memory.streamed_parity_bytes(graphs, model(500, 350), 30) == 30 + 400 + left
+    assert memory.streamed_parity_bytes(graphs, model(500, 450 + left), 30) == 30 + 450 + left
 
 
 def test_the_available_memory_decides_unless_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,4 +207,4 @@ def test_the_checkpoint_says_what_it_takes(tiny_checkpoint: Callable[..., Path])
     count = sum(files.read(name).numel() for name in files)
     biggest = max(files.read(name).numel() for name in files)
     assert (files.memory.stored, files.memory.float32) == (2 * count, 4 * count)
-    assert (files.memory.largest, files.memory.widened) == (2 * biggest, 6 * biggest)
+    assert (files.memory.largest, files.memory.widened) == (2 * biggest, 10 * biggest)

@@ -1,0 +1,249 @@
+"""Models of the papers at their real sizes, with random weights: build, memory, time, and what a dry run said before.
+
+    python benchmarks/real_size.py [--case NAME …] --folder DIR [--keep] [--no-run]
+
+Each case is a random float16 checkpoint of the published model's configuration (in shards of 2 GB; the tokenizer is a
+small one of the same kind). It is made, planned with `--dry-run`, built with its layers compared one after the other,
+and, where this machine holds it in float32, run for 8 tokens and verified. Peaks are VmHWM of the process that works;
+anonymous and file pages are sampled. Needs up to 30 GB of disk and, to run, up to 17 GB of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from build_memory import command, watched
+from machine import save
+
+SHARD = 2_000_000_000
+MEMORY_GB, MINUTES = 6.0, 15.0
+"""What a build may take: resident memory, and time."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "llava-1.5-7b": {
+        "tiny": "llava",
+        "text": {
+            "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 4096,
+        },
+        "vision": {
+            "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "image_size": 336, "patch_size": 14, "projection_dim": 768,
+        },
+        "build": ["--draft-layer", "16", "--max-length", "1024"],
+    },
+    "llava-1.5-7b, 8 layers": {
+        "like": "llava-1.5-7b",
+        "text": {"num_hidden_layers": 8},
+        "build": ["--draft-layer", "4", "--max-length", "1024"],
+        "run": True,
+    },
+    "qwen2.5-vl-3b": {
+        "tiny": "qwen2.5-vl",
+        "options": {"tied": True},
+        "text": {
+            "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 128000,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+            "layer_types": ["full_attention"] * 36,
+        },
+        "vision": {
+            "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
+            "fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112,
+        },
+        "files": {
+            "preprocessor_config.json": {"size": {"shortest_edge": 3136, "longest_edge": 12845056}},
+            "video_preprocessor_config.json": {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 24576 * 28 * 28}},
+        },
+        "build": ["--draft-layer", "9", "--max-length", "1024", "--max-pixels", "401408"],
+        "run": True,
+    },
+    "blip2-flant5-xl": {
+        "tiny": "blip2-t5",
+        "text": {
+            "vocab_size": 32128, "d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32, "num_layers": 24,
+            "num_decoder_layers": 24,
+        },
+        "vision": {
+            "hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39, "num_attention_heads": 16,
+            "image_size": 224, "patch_size": 14,
+        },
+        "qformer": {
+            "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+            "encoder_hidden_size": 1408,
+        },
+        "top": {"num_query_tokens": 32},
+        "build": ["--draft-layer", "12"],
+        "run": True,
+    },
+}  # fmt: skip
+
+
+def resolved(name: str) -> dict[str, Any]:
+    """A case, with what it takes over from another."""
+    case = CASES[name]
+    if "like" not in case:
+        return case
+    base = resolved(case["like"])
+    return base | case | {"text": base["text"] | case["text"]}
+
+
+def make(case: dict[str, Any], folder: Path) -> None:
+    """Writes a random checkpoint, one tensor at a time."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import tiny_models
+
+    tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
+    config: Any = tiny.config
+    for part, changes in (
+        (config.text_config, case["text"]),
+        (config.vision_config, case["vision"]),
+        (getattr(config, "qformer_config", None), case.get("qformer", {})),
+        (config, case.get("top", {})),
+    ):
+        for key, value in changes.items():
+            setattr(part, key, value)
+    tiny_models.save(tiny, tokenizer, folder, image_side=case["vision"].get("image_size"))
+    (folder / "model.safetensors").unlink()
+    with torch.device("meta"):
+        model = type(tiny)(config)
+    for name, content in case.get("files", {}).items():
+        path = folder / name
+        old = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(old | content))
+    write_random(model, folder)
+
+
+def write_random(model: Any, folder: Path) -> None:
+    """Shards of float16 tensors whose products keep the scale of what they read; nothing is scaled down (T5's queries
+    are not, either, so that its scores are large)."""
+    import torch
+    from safetensors.torch import save_file
+
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or []) if model.config.tie_word_embeddings else set()
+    )
+    tied |= {name for name in model.state_dict() if name.endswith(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))}  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    shards: list[dict[str, str]] = []
+
+    def drawn() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in model.named_parameters():
+            if name in tied:
+                continue
+            scale = value[0].numel() ** -0.5 if value.ndim > 1 else 0.02
+            if "embed" in name or "shared" in name:
+                scale = 1.0 if "shared" in name else 0.3
+            tensor = torch.empty(value.shape).normal_(0.0, scale, generator=generator)
+            if value.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
+                tensor += 1
+            yield name, tensor.half()
+
+    def flush(held: dict[str, torch.Tensor]) -> None:
+        file = f"model-{len(shards) + 1:05d}.safetensors"
+        save_file(held, folder / file, metadata={"format": "pt"})
+        shards.append(dict.fromkeys(held, file))
+        held.clear()
+
+    held: dict[str, torch.Tensor] = {}
+    for name, tensor in drawn():
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > SHARD:
+            flush(held)
+        held[name] = tensor
+    flush(held)
+    table = {name: file for shard in shards for name, file in shard.items()}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+
+
+def said(line: list[str]) -> dict[str, Any]:
+    """The JSON that a command prints."""
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(line)} failed with status {done.returncode}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def measure(name: str, folder: Path, keep: bool, run: bool) -> dict[str, Any]:
+    """One case: what the dry run said, what the build took, and 8 tokens of the bundle."""
+    case = resolved(name)
+    model, bundle = folder / "model", folder / "bundle"
+    if not (model / "model.safetensors.index.json").exists():
+        subprocess.run([sys.executable, __file__, "--make", name, str(model)], check=True)
+    asked = ["build", "--model", model, *case["build"], "-o", bundle, "--force", "--parity-memory", "0"]
+    plan = said(command(*asked, "--dry-run", "--json"))
+    begin = time.monotonic()
+    peak = watched(command(*asked))
+    minutes = (time.monotonic() - begin) / 60
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    seen = said(command("inspect", bundle, "--json"))
+    checkpoint = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    found: dict[str, Any] = {
+        "parameters_m": round(plan["parameters"] / 1e6),
+        "checkpoint_gb": round(checkpoint / 1e9, 2),
+        "bundle_gb": round(sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / 1e9, 2),
+        "build_minutes": round(minutes, 2),
+        "stages_seconds": manifest.get("build", {}).get("seconds"),
+        "estimate_gb": round(plan["peak_memory"]["build"] / 1e9, 2),
+        "peak_gb": round(peak["VmHWM"] / 1e9, 2),
+        "peak_anonymous_gb": round(peak["RssAnon"] / 1e9, 2),
+        "parity": [{key: row[key] for key in row} for row in manifest["parity"]],
+        "agree": {
+            key: plan[key] == seen.get(key) for key in ("parameters", "kv_bytes_per_token", "weight_bytes")
+        },
+        "within_limits": peak["VmHWM"] / 1e9 <= MEMORY_GB and minutes <= MINUTES,
+    }
+    if run and case.get("run"):
+        picture = folder / "picture.png"
+        from PIL import Image
+
+        Image.effect_mandelbrot((300, 200), (-2, -1.2, 1, 1.2), 60).convert("RGB").save(picture)
+        line = command(
+            "run", bundle, "--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json"
+        )
+        begin = time.monotonic()
+        peak = watched(line)
+        found["run_seconds"] = round(time.monotonic() - begin, 1)
+        found["run_estimate_gb"] = round(plan["peak_memory"]["run"] / 1e9, 2)
+        found["run_peak_gb"] = round(peak["VmHWM"] / 1e9, 2)
+        begin = time.monotonic()
+        checked = said(command("verify", bundle, "--requests", "2", "--max-new-tokens", "8", "--json"))
+        found["verify_seconds"] = round(time.monotonic() - begin, 1)
+        found["verify"] = checked
+    if not keep:
+        shutil.rmtree(folder)
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--make"]:
+        make(resolved(sys.argv[2]), Path(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", action="append", choices=list(CASES), help="repeatable; all by default")
+    parser.add_argument("--folder", type=Path, required=True, help="where models go for a while")
+    parser.add_argument("--keep", action="store_true", help="leave models and bundles there")
+    parser.add_argument("--no-run", action="store_true", help="build only")
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    rows = {}
+    for name in arguments.case or CASES:
+        place = arguments.folder / name.replace(", ", "-").replace(" ", "-")
+        rows[name] = measure(name, place, arguments.keep, not arguments.no_run)
+        print(name, json.dumps(rows[name]), flush=True)
+    if not arguments.no_save:
+        result = {"script": "benchmarks/real_size.py", "limits": {"gb": MEMORY_GB, "minutes": MINUTES}, "cases": rows}  # fmt: skip
+        print(save("real-size", result, "torch", "transformers"))
+
+
+if __name__ == "__main__":
+    main()
