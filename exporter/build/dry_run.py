@@ -7,6 +7,7 @@ fetched (a head beside a tied embedding table, whose numbers would have to be co
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,7 +15,12 @@ import onnx_ir as ir
 from pydantic import BaseModel
 
 from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence, kv_bytes_per_token
+from ...runtime.measure.inspection import (
+    cross_kv_bytes_per_row,
+    kv_bytes_per_image,
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+)
 from ..families.base import GraphSpec
 from ..memory import (
     PROCESS_BYTES,
@@ -24,7 +30,8 @@ from ..memory import (
     streamed_parity_bytes,
     whole_parity_bytes,
 )
-from ..parity.recorded import compared_rows, recorded_bytes
+from ..parity.recorded import compared_rows, decoded_rows, recorded_bytes
+from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
 from .prepare import Prepared, prepare
 from .request import BuildRequest
@@ -56,7 +63,8 @@ class DryRunMemory(BaseModel):
 
 
 class DryRun(BaseModel):
-    """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer."""
+    """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer. `seconds` is an
+    estimate of computing on this machine (`exporter/build/duration.py`), without a slow disk's time and plans."""
 
     status: Literal["dry-run"] = "dry-run"
     model: str
@@ -73,18 +81,22 @@ class DryRun(BaseModel):
     weight_bytes: int
     bundle_bytes: int
     kv_bytes_per_token: int
+    kv_bytes_per_image: int
     kv_bytes_per_sequence: int
     kv_bytes: int
     cross_kv_bytes_per_row: int
     parity: Literal["whole", "layer by layer"]
     peak_memory: DryRunMemory
+    seconds: float
     notices: list[str]
 
 
 def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | None = None) -> DryRun:
     """Checks a request and says what its build would write; raises the errors that the build would."""
     prepared = prepare(request, write=False)
+    begin = time.monotonic()
     exported = export(prepared, progress)
+    tracing = time.monotonic() - begin
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
     manifest, weight_bytes = prepared.manifest, exported.store.bytes
@@ -106,11 +118,13 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         weight_bytes=weight_bytes,
         bundle_bytes=weight_bytes + sum(g.bytes for g in graphs),
         kv_bytes_per_token=kv_bytes_per_token(manifest),
+        kv_bytes_per_image=kv_bytes_per_image(manifest),
         kv_bytes_per_sequence=sequence,
         kv_bytes=request.max_batch * sequence,
         cross_kv_bytes_per_row=cross,
         parity="whole" if whole else "layer by layer",
         peak_memory=memory,
+        seconds=round(_seconds(prepared, exported, tracing, whole), 1),
         notices=prepared.notices,
     )
 
@@ -138,6 +152,13 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
         cache=cache_bytes,
     )
     return peak, whole
+
+
+def _seconds(prepared: Prepared, exported: Exported, tracing: float, whole: bool) -> float:
+    stored = prepared.checkpoint.tensors.memory.stored
+    rows = decoded_rows(prepared.family, compared_rows(prepared.request.max_length), streamed=not whole)
+    work = BuildWork(stored, exported.store.bytes, exported.store.parameters, sum(rows), tracing)
+    return build_seconds(work, measured_rates(), parity=prepared.request.parity)
 
 
 def _memory(spec: GraphSpec) -> GraphMemory:

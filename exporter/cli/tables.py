@@ -38,13 +38,27 @@ def dry_run_tables(found: DryRun) -> list[Any]:
         ("bundle", size(found.bundle_bytes)),
         (
             "key/value cache",
-            f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence",
+            f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence{_picture(found)}",
         ),
         ("peak memory, build", f"about {size(found.peak_memory.build)} (parity {found.parity})"),
         ("peak memory, run", f"about {size(found.peak_memory.run)} with one sequence at a time"),
+        (
+            "time of a build",
+            f"about {_span(found.seconds)} of computing on this machine, and the disk's own time",
+        ),
     ):
         totals.add_row(label, value)
     return [table, totals]
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _picture(found: DryRun) -> str:
+    return (
+        f", {size(found.kv_bytes_per_image)} of them the largest picture" if found.kv_bytes_per_image else ""
+    )
 
 
 def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -35,8 +35,23 @@ def recorded_bytes(family: Family, rows: int, *, streamed: bool) -> int:
     cross = 8 * shape.num_layers * heads * shape.head_dim
     found = []
     for _, inputs in compared_inputs(family, rows, streamed=streamed):
-        read = inputs["input_ids"].numel() if "input_ids" in inputs else 0
-        decoded = inputs["decoder_input_ids"].numel() if shape.cross_attention else read
-        source = max(read, (family.vision.rows or 0) if family.vision is not None else 0)
-        found.append(decoded * own + source * cross)
+        source = inputs["input_ids"].numel() if "input_ids" in inputs else _picture_rows(family)
+        found.append(_decoded(family, inputs) * own + source * cross)
     return 2 * sum(found) + 2 * max(found)
+
+
+def decoded_rows(family: Family, rows: int, *, streamed: bool) -> list[int]:
+    """Rows that the decoder reads of each of the inputs; of one that crosses, those of its source as well."""
+    return [
+        _decoded(family, inputs)
+        + (inputs["input_ids"].numel() if family.decoder.cross_attention and "input_ids" in inputs else 0)
+        for _, inputs in compared_inputs(family, rows, streamed=streamed)
+    ]
+
+
+def _decoded(family: Family, inputs: Mapping[str, torch.Tensor]) -> int:
+    return inputs["decoder_input_ids" if family.decoder.cross_attention else "input_ids"].numel()
+
+
+def _picture_rows(family: Family) -> int:
+    return (family.vision.rows or 0) if family.vision is not None else 0

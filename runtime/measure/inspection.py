@@ -29,6 +29,12 @@ def cross_kv_bytes_per_row(manifest: Manifest) -> int:
     return rows * ITEM_SIZES[manifest.cache_dtype] if decoder.cross_attention else 0
 
 
+def kv_bytes_per_image(manifest: Manifest) -> int:
+    """Bytes of keys and values that the rows of one picture take, of as many as it may have; 0 for a model of text."""
+    rows = manifest.text.image_rows or manifest.limits.max_image_rows or 0
+    return rows * (cross_kv_bytes_per_row(manifest) or kv_bytes_per_token(manifest))
+
+
 def facts(bundle: Bundle) -> dict[str, Any]:
     """Everything about a bundle as one JSON object (schema: `schemas/inspect-1.json`)."""
     manifest = bundle.manifest
@@ -55,6 +61,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
         },
         "kv": {
             "bytes_per_token": kv_bytes_per_token(manifest),
+            "bytes_per_image": kv_bytes_per_image(manifest),
             "bytes_per_sequence": kv_bytes_per_sequence(manifest),
             "bytes": manifest.limits.max_batch * kv_bytes_per_sequence(manifest),
         },

@@ -13,10 +13,12 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.cli.tables import dry_run_tables
+from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.measure.inspection import facts
 
 
-@pytest.mark.parametrize("name", ["llama", "blip2-t5"])
+@pytest.mark.parametrize("name", ["llama", "blip2-t5", "llava", "qwen2.5-vl"])
 def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: Path, name: str) -> None:
     request = BuildRequest(
         model=str(tiny_checkpoint(name)),
@@ -50,6 +52,14 @@ def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: 
         "of one sequence: what a session takes"
     )
     assert (found.cross_kv_bytes_per_row > 0) == (name == "blip2-t5")
+    assert found.seconds > 0
+    shown = facts(Bundle.open(request.output))
+    keys = ("bytes_per_token", "bytes_per_image", "bytes_per_sequence")
+    assert [getattr(found, f"kv_{key}") for key in keys] == [shown["kv"][key] for key in keys]
+    assert (found.parameters, found.weight_bytes) == (shown["model"]["parameters"], shown["weights"]["bytes"])
+    rows = shown["text"]["image_rows"] or shown["limits"].get("max_image_rows") or 0
+    per_row = found.cross_kv_bytes_per_row or found.kv_bytes_per_token
+    assert found.kv_bytes_per_image == rows * per_row and (rows > 0) == (name != "llama")
     assert dry_run_tables(found)
 
 
