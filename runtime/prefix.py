@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .decode.positions import next_position
 from .families.base import Prepared, View
 
 
@@ -25,7 +26,7 @@ def kept(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
     ids = np.concatenate([prepared.token_ids, np.asarray(tokens, np.int64)])[:length]
     positions = prepared.positions
     if positions is not None:
-        behind = positions.max() + 1 + np.arange(max(0, length - positions.shape[1]))
+        behind = next_position(positions) + np.arange(max(0, length - positions.shape[1]))
         behind = np.broadcast_to(behind, (len(positions), len(behind)))
         positions = np.concatenate([positions, behind], axis=1)[:, :length]
     return Prefix(ids, positions, _placed(prepared))

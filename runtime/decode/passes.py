@@ -20,6 +20,7 @@ from .embedding import Embedding
 from .encoder import Encoder
 from .kv import BATCH_BUCKET, BUCKET, KVArena
 from .masks import CausalMask
+from .positions import next_position
 from .step import ChainStep, chain_step, row_writer
 from .target_rows import TargetRows
 from .tree import TokenTree
@@ -290,7 +291,7 @@ class Decoder:
             if on_rows is not None:
                 on_rows(start, run.result.buffer.view((1, used, self._size), self.dtype))
         if positions is not None:
-            self._shift[row] = int(positions.max()) + 1 - count
+            self._shift[row] = next_position(positions) - count
         return self.head(1, first=used - 1)
 
     # --- one cycle ---

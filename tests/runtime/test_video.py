@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
+model_inputs = importlib.import_module("qwen_inputs").model_inputs
 
 Bundles = Callable[[str], "TinyBundle"]
 FRAMES = [Image.fromarray(np.roll(synthetic_image(60, 90), 4 * at, axis=1)) for at in range(12)]
@@ -147,41 +149,6 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- the model ---
 
 
-def inputs(
-    tiny: TinyBundle, reference: Any, ids: list[int], videos: list[tuple[list[int], float]], images: int
-) -> Any:
-    """What transformers' model takes; patches of a pair by its own processor of pictures, a frame each."""
-    grid, found = (
-        [],
-        {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)},
-    )
-    info = tiny.bundle.manifest.image.video  # type: ignore[union-attr]
-    processor = transformers.Qwen2VLImageProcessorPil(
-        size={"shortest_edge": info.min_pixels, "longest_edge": info.max_pixels}  # type: ignore[union-attr]
-    )
-    patches = []
-    for frames, _ in videos:
-        each = [processor(images=FRAMES[index], return_tensors="pt") for index in frames]
-        _, down, across = each[0]["image_grid_thw"][0].tolist()
-        grid.append([len(frames) // 2, down, across])
-        for even, odd in zip(each[::2], each[1::2], strict=True):
-            pair = even["pixel_values"].reshape(-1, 3, 2, 14 * 14).clone()
-            pair[:, :, 1] = odd["pixel_values"].reshape(-1, 3, 2, 14 * 14)[:, :, 1]
-            patches.append(pair.reshape(len(pair), -1))
-    found["pixel_values_videos"] = torch.cat(patches)
-    found["video_grid_thw"] = torch.tensor(grid)
-    found["second_per_grid_ts"] = [2 / rate for _, rate in videos]
-    if images:
-        own = transformers.Qwen2VLImageProcessorPil.from_pretrained(tiny.checkpoint)
-        found |= dict(own(images=[PICTURE] * images, return_tensors="pt"))
-    config = transformers.AutoConfig.from_pretrained(tiny.checkpoint)
-    given = found["input_ids"]
-    found["mm_token_type_ids"] = (given == config.image_token_id).long() + 2 * (
-        given == config.video_token_id
-    ).long()
-    return found
-
-
 @pytest.mark.parametrize(
     ("content", "rates"),
     [
@@ -202,9 +169,10 @@ def test_answers_are_those_of_the_model(
     images = [PICTURE] * content.count("image")
     prepared = get_family("qwen2.5-vl").prepare(tiny.bundle, [*images, *given], messages)
     seen = [len(frames) / 12 * fps for frames, (fps, _) in zip(chosen, rates, strict=True)]
-    asked = inputs(
-        tiny, reference, prepared.token_ids.tolist(), list(zip(chosen, seen, strict=True)), len(images)
-    )
+    frames = [[FRAMES[index] for index in indices] for indices in chosen]
+    info = tiny.bundle.manifest.image.video  # type: ignore[union-attr]
+    videos = list(zip(frames, seen, strict=True))
+    asked = model_inputs(tiny.checkpoint, info, prepared.token_ids.tolist(), videos, images)
     text = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint).apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False
     )

@@ -1,0 +1,132 @@
+"""Fifty requests to each family that reads several pictures, over changed configurations, against transformers.
+
+Heads, groups, biases, ties, feature layers, grids and windows change; requests have up to four pictures of odd sizes and
+videos of 2 to 16 frames, in any order, and are served plainly and with drafts. The fast tests take one configuration.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from own_generation import difference
+from PIL import Image
+from qwen_inputs import model_inputs
+from tiny_models import WORDS
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.parity.reference import load_reference
+from vlmexport.runtime import Session, Video
+from vlmexport.runtime.families import get_family
+from vlmexport.runtime.images.synthetic import synthetic_image
+from vlmexport.runtime.images.video import sampled
+
+EACH, TOKENS = 10, 10
+CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
+    "llava": [
+        {},
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "feature_layer": -1},
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "feature_layer": 1, "strategy": "full"},
+        {"attention_bias": True, "activation": "linear", "image_side": 48, "patch_size": 8},
+        {"num_hidden_layers": 3, "vision_layers": 4, "feature_layer": -3, "image_side": 24, "patch_size": 8},
+    ],
+    "llava-next": [
+        {},
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "canvases": ((1, 1), (2, 2))},
+        {"image_side": 24, "patch_size": 8, "feature_layer": 1, "canvases": ((1, 3), (3, 1), (2, 2))},
+        {"attention_bias": True, "activation": "linear", "canvases": ((1, 2),)},
+        {"num_hidden_layers": 3, "vision_layers": 4, "feature_layer": -3, "num_key_value_heads": 1},
+    ],
+    "qwen2.5-vl": [
+        {},
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "tied": True, "sections": (2, 4, 2)},
+        {"window_size": 112, "full": (0, 2), "num_key_value_heads": 3, "sections": (8, 4, 4)},
+        {"window_size": 28, "full": (), "vision_layers": 2},
+        {"num_hidden_layers": 3, "vision_layers": 4, "full": (1, 3), "vision_width": 64},
+    ],
+}
+CASES = [(name, number) for name, found in CONFIGURATIONS.items() for number in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [pytest.param(*case, marks=() if case[1] == 1 else pytest.mark.slow) for case in CASES],
+    ids=lambda value: str(value),
+)
+def test_requests_are_answered_as_transformers_does(
+    tiny_bundle: Callable[..., tuple[Path, Path]], name: str, number: int
+) -> None:
+    bundle, folder = tiny_bundle(name, **CONFIGURATIONS[name][number])
+    checkpoint = open_checkpoint(folder)
+    family, model = family_for(checkpoint), load_reference(checkpoint, streamed=False)
+    draw = random.Random(f"{name} {number}")
+    with Session.load(bundle) as session:
+        for index in range(EACH):
+            films = 1 if name == "qwen2.5-vl" and index % 3 == 2 else 0
+            pictures = [picture(draw) for _ in range(index % 5 if not films else index % 2)]
+            videos = [film(draw) for _ in range(films)]
+            prompt = conversation(draw, len(pictures), films)
+            if videos:
+                media = [*pictures, *(Video(frames, fps) for frames, fps in videos)]
+                ids = get_family(name).prepare(session.bundle, media, prompt).token_ids
+                info = session.bundle.manifest.image.video  # type: ignore[union-attr]
+                inputs = model_inputs(
+                    folder, info, ids.tolist(), [seen(*video) for video in videos], pictures
+                )
+            else:
+                inputs = collate(family, [family.reference_prompt(pictures or None, prompt)], left=True)
+            draft = draw.choice(["none", "early-exit", "prompt-lookup"])
+            options = {"draft_length": draw.randint(1, 6)} if draft != "none" else {}
+            found = session.generate(
+                images=pictures, video=[Video(*video) for video in videos] or None, prompt=prompt,
+                max_new_tokens=TOKENS, draft=draft, **options,
+            )  # fmt: skip
+            assert len(found.tokens) == TOKENS or found.finish_reason == "eos"
+            assert difference(model, inputs, found.tokens, TOKENS) is None, (index, prompt, draft)
+
+
+def picture(draw: random.Random) -> Image.Image:
+    """Of an odd size, wide or tall."""
+    return Image.fromarray(scene(draw, draw.randint(29, 150), draw.randint(29, 150)))
+
+
+def scene(draw: random.Random, height: int, width: int) -> np.ndarray:
+    """Blocks of colour in another place, and other colours, every time."""
+    turned = np.roll(synthetic_image(height, width), (draw.randrange(height), draw.randrange(width)), (0, 1))
+    return turned[..., draw.sample(range(3), 3)]
+
+
+def film(draw: random.Random) -> tuple[list[Image.Image], float]:
+    """Frames, and how many there are a second."""
+    whole = scene(draw, draw.randint(40, 90), draw.randint(40, 90))
+    frames = [Image.fromarray(np.roll(whole, 5 * at, axis=1)) for at in range(draw.randint(2, 16))]
+    return frames, draw.choice([1.0, 2.0, 5.0, 12.5])
+
+
+def seen(frames: list[Image.Image], fps: float) -> tuple[list[Image.Image], float]:
+    """The frames that the model's sampling chooses (2 a second, at least 4), and their rate."""
+    chosen = sampled(len(frames), fps, 2.0, 4, 768, 2)
+    return [frames[at] for at in chosen], len(chosen) / len(frames) * fps
+
+
+def conversation(draw: random.Random, pictures: int, films: int) -> str | list[dict[str, Any]]:
+    """A question, or turns with the media anywhere among words."""
+
+    def words() -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, 5)))
+
+    if not films and draw.random() < 0.3:
+        return words()
+    parts: list[dict[str, Any]] = [{"type": "image"}] * pictures + [{"type": "video"}] * films
+    parts += [{"type": "text", "text": words()} for _ in range(draw.randint(1, 3))]
+    draw.shuffle(parts)
+    if len(parts) < 3 or draw.random() < 0.5:
+        return [{"role": "user", "content": parts}]
+    cut = draw.randint(1, len(parts) - 1)
+    answer = {"role": "assistant", "content": [{"type": "text", "text": words()}]}
+    return [{"role": "user", "content": parts[:cut]}, answer, {"role": "user", "content": parts[cut:]}]
