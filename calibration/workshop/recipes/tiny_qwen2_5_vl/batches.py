@@ -46,7 +46,7 @@ class Batches:
         captioner: whose ids they are. seed: of scenes and draws.
         pictures: scenes whose pictures are kept; the second half of the rows are the mirrored ones.
         pairs, films: how many of each are kept, of the first scenes of `train`.
-        sizes: pictures, pairs and films of a step.
+        sizes: pictures, pairs and films of a batch.
     """
 
     def __init__(

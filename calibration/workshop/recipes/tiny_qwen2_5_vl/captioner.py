@@ -18,7 +18,7 @@ from .checks import evaluate_views
 from .layout import PICTURE, Head, Media, Packed, head_of, packed, split_turn
 from .tower import FRAMES, ROWS, SIDE, WIDTH, encode, patches
 
-CHUNK = 64  # pictures, or pairs of frames, that the tower sees together
+CHUNK = 32  # pictures, or pairs of frames, that the tower sees together
 
 
 class Qwen25VL(Captioner):

@@ -31,6 +31,8 @@ from .tokenizer import build_tokenizer
 from .tower import FRAMES as TOGETHER
 from .tower import WIDTH
 
+PASSES = 2
+"""Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
 WEIGHTS = {"caption": 1.0, "answer": 0.3, "pair_answer": 0.3, "story": 0.5, "film_answer": 0.5}
 
 
@@ -41,7 +43,7 @@ class LanguageStage:
     Args:
         steps, lr, stop_at, check_every: see `Schedule`.
         pictures: training scenes; each is used plain and mirrored. pairs, films: how many of each are rendered.
-        sizes: pictures, pairs and films of a step. seed: of weights, scenes and draws.
+        sizes: pictures (a multiple of `PASSES`), pairs and films of a step. seed: of weights, scenes and draws.
         precision: see `workshop.precision`. checked: validation scenes, pairs and films of a check.
         save_every: seconds between two saves of the state.
     """
@@ -89,7 +91,9 @@ class LanguageStage:
             rows = self._rows(captioner, out / "data", begun, lambda: run.stopping)
             if rows is None:
                 return 0
-            batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, self.sizes)
+            shown, paired, filmed = self.sizes
+            sizes = (shown // PASSES, paired, filmed)
+            batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
             model.requires_grad_(False)
@@ -97,15 +101,17 @@ class LanguageStage:
                 (n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(FROZEN)
             ]
             parts = (
-                (batches.of_pictures, rows["pictures"], ("caption", "answer")),
-                (batches.of_pairs, rows["pairs"], ("", "pair_answer")),
-                (batches.of_films, rows["films"], ("story", "film_answer")),
+                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
+                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
+                (1, batches.of_films, rows["films"], ("story", "film_answer")),
             )
 
             def losses(step: int) -> Iterator[Part]:
-                for draw, known, names in parts:
-                    with computing(dtype):
-                        yield part_of(captioner, draw(step), known, names)
+                for passes, draw, known, names in parts:
+                    for turn in range(passes):
+                        with computing(dtype):
+                            part = part_of(captioner, draw(passes * step + turn), known, names)
+                        yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
 
             def check() -> dict[str, Any]:
                 found = checks.figures() | views.figures()
