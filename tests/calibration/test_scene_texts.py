@@ -10,6 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from drawn_paths import every
 from vlmexport.calibration.workshop.scenes import (
     AUTHORS,
     HELDOUT,
@@ -55,33 +56,6 @@ def _scenes(count: int, *spans: range):
         for index in span[:count]:
             scene = sample_scene(0, index)
             yield mirror(scene) if index % 2 else scene
-
-
-class _Path(Pen):
-    """Draws what a list says, and notes how many options there were."""
-
-    def __init__(self, path: list[int]) -> None:
-        super().__init__([0])
-        self.path, self.counts = path, []
-
-    def _draw(self, weights: np.ndarray) -> int:
-        at = len(self.counts)
-        self.counts.append(weights.shape[1])
-        return self.path[at] if at < len(self.path) else 0
-
-
-def _every(write_with):
-    """All that `write_with(pen)` can write, with the probability of each: a walk over every path of draws."""
-    path: list[int] = []
-    while True:
-        pen = _Path(path)
-        yield write_with(pen), math.exp(-pen.nats)
-        path = path + [0] * (len(pen.counts) - len(path))
-        while path and path[-1] + 1 == pen.counts[len(path) - 1]:
-            path.pop()
-        if not path:
-            return
-        path[-1] += 1
 
 
 def test_the_same_key_draws_the_same_words():
@@ -214,7 +188,7 @@ def test_different_draws_give_different_texts():
         "opening": lambda pen: opening(scene, pen, pen.pick("things")),
     }
     for name, way in ways.items():
-        found = list(_every(way))
+        found = list(every(way))
         assert len(found) > 50
         assert len({text for text, _ in found}) == len(found), name
         assert sum(p for _, p in found) == pytest.approx(1.0)
@@ -222,7 +196,7 @@ def test_different_draws_give_different_texts():
     named = [Named(o.colour, o.kind) for o in told.objects[:2]]
     two = next(s for s in _scenes(40) if len(s.objects) == 2)
     fixed = defaultdict(list)
-    for text, p in itertools.islice(_every(lambda pen: plan(two, named, pen)), 60_000):
+    for text, p in itertools.islice(every(lambda pen: plan(two, named, pen)), 60_000):
         fixed[text].append(p)
     assert all(len(paths) == 1 for paths in fixed.values())
 
@@ -233,7 +207,7 @@ def test_clauses_are_told_apart(monkeypatch):
     item = sample_scene(0, 5).objects[0]
     monkeypatch.setattr(caption, "noun_phrase", lambda item, pen: ("a thing", Named(item.colour, item.kind)))
     for relation in (None, Relation("near", "level"), Relation("far", "front")):
-        texts = [text for (text, _), _ in _every(lambda pen, r=relation: clause(item, r, pen))]
+        texts = [text for (text, _), _ in every(lambda pen, r=relation: clause(item, r, pen))]
         assert len(set(texts)) == len(texts) > 50
 
 

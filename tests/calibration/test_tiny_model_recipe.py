@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from vlmexport.calibration.workshop import precision
+from vlmexport.calibration.workshop.recipes.common.labels import mirrored, scene_labels
 from vlmexport.calibration.workshop.recipes.common.optimizer import Muon, newton_schulz, schedule
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import __main__ as recipe
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5 import vision_stage
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.labels import mirrored, scene_labels
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.vision_stage import train_vision
 from vlmexport.calibration.workshop.scenes import TRAIN, mirror, sample_scene
 from vlmexport.runtime.errors import OptionError

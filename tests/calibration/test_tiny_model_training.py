@@ -24,10 +24,10 @@ from vlmexport.calibration.workshop.recipes.common.checks import Checks
 from vlmexport.calibration.workshop.recipes.common.early import measure_early, token_parts
 from vlmexport.calibration.workshop.recipes.common.evaluation import facts, judged, musts
 from vlmexport.calibration.workshop.recipes.common.long_run import LongRun, recipe_folder
+from vlmexport.calibration.workshop.recipes.common.prompts import PROMPTS
 from vlmexport.calibration.workshop.recipes.common.rows import image_rows
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.captioner import Blip2T5
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.model import FROZEN
-from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.prompts import PROMPTS
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.start import begin
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.train import train

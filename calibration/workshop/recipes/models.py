@@ -8,10 +8,12 @@ from pathlib import Path
 from ....runtime.errors import OptionError
 from .common.captioner import Captioner
 from .tiny_blip2_flant5.captioner import Blip2T5
+from .tiny_qwen2_5_vl.captioner import Qwen25VL
 from .tiny_vit_gpt2.captioner import ViTGPT2
 
 CAPTIONERS: dict[str, type[Captioner]] = {
     "Blip2ForConditionalGeneration": Blip2T5,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "VisionEncoderDecoderModel": ViTGPT2,
 }
 

@@ -87,10 +87,7 @@ def answer_value(kind: str, text: str) -> str | None:
     text = text.lower()
     words = re.findall(r"\w+", text)
     if kind in ("left", "right"):
-        if "nothing" in words:
-            return "nothing"
-        colours, kinds = {w for w in words if w in COLOURS}, {_KIND_OF[w] for w in words if w in _KIND_OF}
-        return f"{colours.pop()} {kinds.pop()}" if len(colours) == len(kinds) == 1 else None
+        return "nothing" if "nothing" in words else named_object(words)
     if kind == "lane":
         found = {value for phrase, value in _LANE_OF.items() if phrase in text}
     elif kind in ("pattern", "exists"):
@@ -102,6 +99,12 @@ def answer_value(kind: str, text: str) -> str | None:
         table = table.get(kind, _NUMBER_OF)
         found = {table[w] for w in words if w in table}
     return found.pop() if len(found) == 1 else None
+
+
+def named_object(words: Collection[str]) -> str | None:
+    """Colour and kind of the one object that is named; None for none, or for several."""
+    colours, kinds = {w for w in words if w in COLOURS}, {_KIND_OF[w] for w in words if w in _KIND_OF}
+    return f"{colours.pop()} {kinds.pop()}" if len(colours) == len(kinds) == 1 else None
 
 
 def _facts(scene: Scene, rng: np.random.Generator) -> list[_Fact]:

@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 
 from ....runtime.measure.machine import cores
+from .film import sample_film
 from .render import render
-from .scene import sample_scene
+from .scene import Scene, sample_scene
 
 PICTURE = 384  # side of the picture that is drawn before the model's own resize
 
@@ -22,8 +23,22 @@ def model_picture(seed: int, index: int, side: int) -> np.ndarray:
     Returns:
         uint8 array (side, side, 3).
     """
-    picture = Image.fromarray(render(sample_scene(seed, index), PICTURE))
+    return resized(sample_scene(seed, index), side)
+
+
+def resized(scene: Scene, side: int) -> np.ndarray:
+    """The picture of a scene, drawn and resized as `model_picture` says."""
+    picture = Image.fromarray(render(scene, PICTURE))
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def film_pictures(seed: int, index: int, side: int) -> np.ndarray:
+    """A film's frames as `model_picture` has pictures.
+
+    Returns:
+        uint8 array (frames, side, side, 3).
+    """
+    return np.stack([resized(frame, side) for frame in sample_film(seed, index).frames])
 
 
 def prerender(path: Path, seed: int, indices: range, side: int, workers: int | None = None) -> np.ndarray:

@@ -22,7 +22,7 @@ def read_caption(text: str) -> ParsedCaption:
     head, _ = split_plan(text.lower())
     order = announced(head)
     setting, _, body = head.partition(".")
-    mentions = [m for m in map(_mention, _CLAUSE.split(body)) if m is not None]
+    mentions = [m for m in map(mention_of, _CLAUSE.split(body)) if m is not None]
     if order == "backward":
         mentions = _reversed(mentions)
     words = re.findall(r"\w+", setting)
@@ -51,7 +51,8 @@ def check_told_plan(text: str, scene: Scene) -> PlanCheck:
     return check_plan(text, in_order(scene, announced(text.lower())))
 
 
-def _mention(clause: str) -> ParsedObject | None:
+def mention_of(clause: str) -> ParsedObject | None:
+    """What a clause says of the object that it names; None where it names none."""
     words = re.findall(r"\w+", clause)
     kind = next((_KIND_OF[w] for w in words if w in _KIND_OF), None)
     if kind is None:

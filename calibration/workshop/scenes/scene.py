@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +22,9 @@ _WALL_NAMES = tuple(WALLS)
 _LANE_Y = (0.50, 0.69, 0.88)  # where an object of a lane touches the table
 _LANE_SCALE = (0.94, 1.0, 1.06)
 _WIDTH = (0.155, 0.22)  # of the picture, by size
+_SPAN = (0.11, 0.89)  # where centres of objects lie
+_CLOSEST = 0.148  # distance of neighbours
+_NEAR = 0.2  # between the distances of neighbours that are near (at most 0.165) and far (at least 0.23)
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,9 @@ def sample_scene(seed: int, index: int) -> Scene:
     count = int(rng.choice([2, 3, 4, 5], p=[0.2, 0.3, 0.3, 0.2]))
     relation_gaps = _gaps(rng, count)
     lanes = rng.integers(0, 3, size=count)
-    distances = [rng.uniform(0.23, 0.27) if far else rng.uniform(0.148, 0.165) for far in relation_gaps]
+    distances = [rng.uniform(0.23, 0.27) if far else rng.uniform(_CLOSEST, 0.165) for far in relation_gaps]
     span = float(sum(distances))
-    left = float(rng.uniform(0.11, 0.89 - span))
+    left = float(rng.uniform(_SPAN[0], _SPAN[1] - span))
     centres = np.concatenate([[left], left + np.cumsum(distances)])
 
     objects: list[SceneObject] = []
@@ -152,6 +157,34 @@ def _gaps(rng: np.random.Generator, count: int) -> list[bool]:
     while sum(far) > most:
         far[int(rng.choice(np.flatnonzero(far)))] = False
     return far
+
+
+def in_lane(item: SceneObject, lane: int) -> SceneObject:
+    """The object moved to another lane: straight towards the viewer or away, larger the nearer it is."""
+    scale = _LANE_SCALE[lane] / _LANE_SCALE[item.lane]
+    return replace(item, lane=lane, y=item.y + _LANE_Y[lane] - _LANE_Y[item.lane], width=item.width * scale)
+
+
+def with_objects(scene: Scene, objects: Sequence[SceneObject]) -> Scene:
+    """The scene with other objects, from left to right; how each lies to its left neighbour follows from where they are."""
+    relations = tuple(
+        Relation(
+            gap="far" if right.x - left.x > _NEAR else "near",
+            depth=("behind", "level", "front")[int(np.sign(right.lane - left.lane)) + 1],
+        )
+        for left, right in pairwise(objects)
+    )
+    return replace(scene, objects=tuple(objects), relations=relations)
+
+
+def free_place(scene: Scene) -> float | None:
+    """Where one object more would stand beside or between the others, as the centre of the widest gap; None on a full
+    table."""
+    if len(scene.objects) >= MOST_OBJECTS:
+        return None
+    edges = [_SPAN[0] - _CLOSEST, *(o.x for o in scene.objects), _SPAN[1] + _CLOSEST]
+    left, right = max(pairwise(edges), key=lambda gap: gap[1] - gap[0])
+    return (left + right) / 2 if right - left >= 2 * _CLOSEST else None
 
 
 def mirror(scene: Scene) -> Scene:

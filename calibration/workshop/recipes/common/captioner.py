@@ -71,10 +71,23 @@ class Captioner(ABC):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of a layer's rows: the final norm and the head."""
 
+    def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """Of a layer's rows [B, n, width] those [B, t, width] that say the targets: all, where the layers see nothing else."""
+        return hidden
+
     @property
     def early(self) -> tuple[int, int]:
         """The layers whose early exits are measured: a quarter and a half of the decoder."""
         return len(self.layers) // 4, len(self.layers) // 2
+
+    def further(self, seed: int, indices: Sequence[int]) -> dict[str, Any]:
+        """Figures of what the model sees beside single pictures, for an evaluation on these scenes; none unless it sees
+        more. Those that `further_musts` names are numbers."""
+        return {}
+
+    def further_musts(self) -> dict[str, tuple[float, float]]:
+        """Least and most that figures of `further` may be in a bundled model."""
+        return {}
 
     def prompt_ids(self, text: str) -> list[int]:
         """Ids of a prompt, special tokens included."""
@@ -118,7 +131,7 @@ class Captioner(ABC):
         finally:
             for hook in hooks:
                 hook.remove()
-        return [self.head(seen[n]) for n in layers]
+        return [self.head(self.reading(seen[n], prompts, targets)) for n in layers]
 
 
 def cross_entropy(found: Tensor, targets: Tensor) -> Tensor:

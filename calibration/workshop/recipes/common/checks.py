@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...scenes import answer_value, ask, score_told, tell
+from ...scenes.asking import Asked
 from ...scenes.dataset import model_picture
 from ...scenes.reading import check_told_plan
 from ...scenes.scene import sample_scene
@@ -68,48 +70,74 @@ class Checks:
 
     def captions(self) -> tuple[list[str], list[list[int]]]:
         """Greedy captions as texts and as ids."""
-        ids: list[list[int]] = []
-        for part in self._parts():
-            rows = self.rows[part]
-            ids += self.captioner.speak(rows, padded([self.prompt] * len(rows)))
+        ids = described(self.captioner, self.rows, self.prompt)
         return self.captioner.say(ids), ids
 
     def plans(self, texts: Sequence[str]) -> float:
         """Share of captions whose plan is complete and true of their scene."""
         return float(np.mean([check_told_plan(t, s).right for t, s in zip(texts, self.scenes, strict=True)]))
 
-    @torch.no_grad()
     def surprise(self) -> dict[str, float]:
         """Perplexity per token of the references, the generator's own on the same texts, and their ratio."""
-        nats, tokens = 0.0, sum(map(len, self.ids))
-        for part in self._parts():
-            ids = padded(self.ids[part])
-            found = self.captioner.logits(self.rows[part], padded([self.prompt] * len(ids)), ids)
-            nats += cross_entropy(found, ids).item() * int((ids >= 0).sum())
-        floor = sum(t.nats for t in self.told) / tokens
-        return {
-            "perplexity": math.exp(nats / tokens),
-            "floor": math.exp(floor),
-            "over_floor": math.exp(nats / tokens - floor),
-        }
+        nats = nats_of(self.captioner, self.rows, self.prompt, self.ids)
+        return surprise_of(nats, sum(t.nats for t in self.told), sum(map(len, self.ids)))
 
     def answers(self) -> dict[str, list[bool]]:
         """By type of question, which answers say the right thing."""
-        right: dict[str, list[bool]] = {}
-        for part in self._parts():
-            asked = self.questions[part]
-            prompts = padded([self.captioner.prompt_ids(q.text) for q in asked])
-            replies = self.captioner.say(self.captioner.speak(self.rows[part], prompts, 16))
-            for question, reply in zip(asked, replies, strict=True):
-                right.setdefault(question.kind, []).append(
-                    answer_value(question.kind, reply) == question.value
-                )
-        return right
+        return answered(self.captioner, self.rows, self.questions, answer_value)
 
-    def _parts(self) -> list[slice]:
-        return [slice(at, at + CHUNK) for at in range(0, len(self.scenes), CHUNK)]
+
+def described(captioner: Captioner, rows: Tensor, prompt: list[int]) -> list[list[int]]:
+    """Greedy ids of the answers to one prompt about each of the rows [N, rows, width]."""
+    ids: list[list[int]] = []
+    for at in range(0, len(rows), CHUNK):
+        part = rows[at : at + CHUNK]
+        ids += captioner.speak(part, padded([prompt] * len(part)))
+    return ids
+
+
+@torch.no_grad()
+def nats_of(captioner: Captioner, rows: Tensor, prompt: list[int], texts: Sequence[list[int]]) -> float:
+    """-log of the probability that the model gives to texts about the rows [N, rows, width], summed."""
+    nats = 0.0
+    for at in range(0, len(texts), CHUNK):
+        ids = padded(texts[at : at + CHUNK])
+        found = captioner.logits(rows[at : at + CHUNK], padded([prompt] * len(ids)), ids)
+        nats += cross_entropy(found, ids).item() * int((ids >= 0).sum())
+    return nats
+
+
+def surprise_of(nats: float, floor: float, tokens: int) -> dict[str, float]:
+    """Perplexity per token of a model and of the generator of the texts, and their ratio."""
+    return {
+        "perplexity": math.exp(nats / tokens),
+        "floor": math.exp(floor / tokens),
+        "over_floor": math.exp((nats - floor) / tokens),
+    }
+
+
+def answered(
+    captioner: Captioner,
+    rows: Tensor,
+    questions: Sequence[Asked],
+    value: Callable[[str, str], str | None],
+) -> dict[str, list[bool]]:
+    """By type of question, which greedy answers say the right thing; `value` reads one, given the type."""
+    right: dict[str, list[bool]] = {}
+    for at in range(0, len(questions), CHUNK):
+        asked = questions[at : at + CHUNK]
+        prompts = padded([captioner.prompt_ids(q.text) for q in asked])
+        replies = captioner.say(captioner.speak(rows[at : at + CHUNK], prompts, 16))
+        for question, reply in zip(asked, replies, strict=True):
+            right.setdefault(question.kind, []).append(value(question.kind, reply) == question.value)
+    return right
 
 
 def share(right: dict[str, list[bool]]) -> float:
     """Share of the answers that say the right thing, over all types of question."""
     return float(np.mean([value for values in right.values() for value in values]))
+
+
+def by_type(right: dict[str, list[bool]]) -> dict[str, float]:
+    """Share of the answers to each type of question that say the right thing."""
+    return {kind: round(share({kind: values}), 4) for kind, values in sorted(right.items())}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...precision import computing, dtype_of
 from ...scenes.scene import TRAIN, VALIDATION
@@ -16,7 +15,7 @@ from .batches import Batches
 from .captioner import LONGEST, Captioner, cross_entropy
 from .checks import Checks
 from .long_run import LongRun
-from .loop import Schedule, run_steps
+from .loop import Part, Schedule, run_steps
 from .rows import image_rows
 
 ANSWERS = 0.3  # weight of the answers' loss
@@ -94,7 +93,7 @@ class DecoderStage:
                 (n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(frozen)
             ]
 
-            def losses(step: int) -> Iterator[tuple[str, float, Tensor]]:
+            def losses(step: int) -> Iterator[Part]:
                 for name, weight, draw in parts:
                     batch = draw(step)
                     with computing(dtype):
@@ -102,7 +101,7 @@ class DecoderStage:
                         loss = cross_entropy(
                             captioner.logits(seen, batch.prompts, batch.targets), batch.targets
                         )
-                    yield name, weight, loss
+                    yield {name: (weight, loss)}
 
             def check() -> dict[str, Any]:
                 found = checks.figures()

@@ -20,7 +20,7 @@ from ...scenes.scene import HELDOUT, TRAIN, VALIDATION, Scene, sample_scene
 from ...scenes.score import total_accuracy
 from ...scenes.text_stats import NgramModel, prompt_lookup_tau
 from .captioner import Captioner
-from .checks import Checks, share
+from .checks import Checks, by_type, share
 from .early import measure_early
 
 GREY = 200  # scenes with a grey picture
@@ -38,6 +38,7 @@ def musts(captioner: Captioner) -> dict[str, tuple[float, float]]:
         f"early_exit_{captioner.early[0]}_alpha": (0.30, 0.65),
         "five_gram_perplexity": (3.0, float("inf")),
         "prompt_lookup_tau": (0.0, 1.2),
+        **captioner.further_musts(),
     }
 
 
@@ -60,11 +61,11 @@ def evaluate(
     surprise = usual.surprise()
     floor = measure_floor(usual.scenes, lambda text: len(captioner.text_ids([text])[0]))
     alone = text_alone(captioner, seed, scenes, known, checks.prompt)
-    by_type = {k: round(float(np.mean(v)), 4) for k, v in sorted(replies.items())}
+    further = captioner.further(seed, HELDOUT[:scenes])
     result: dict[str, Any] = {
         "facts": facts(texts, checks.scenes),
         "plans": round(checks.plans(texts), 4),
-        **({"answers": round(share(replies), 4), "answers_by_type": by_type} if replies else {}),
+        **({"answers": round(share(replies), 4), "answers_by_type": by_type(replies)} if replies else {}),
         "wrong_picture": round(total_accuracy(map(score_told, texts, checks.others())), 4),
         "grey_picture": round(total_accuracy(map(score_told, grey.captions()[0], grey.scenes)), 4),
         "perplexity": {name: round(value, 4) for name, value in surprise.items()},
@@ -75,6 +76,7 @@ def evaluate(
             "cut": sum(row[-1] != captioner.end for row in ids),
         },
         "text_alone": alone,
+        **further,
     }
     values = {
         "facts": result["facts"]["all"],
@@ -85,6 +87,7 @@ def evaluate(
         "perplexity_over_floor": surprise["over_floor"],
         f"early_exit_{captioner.early[0]}_alpha": early.layers[captioner.early[0]].alpha,
         **{name: alone[name] for name in ("five_gram_perplexity", "prompt_lookup_tau")},
+        **{name: further[name] for name in captioner.further_musts()},
     }
     return {
         "model": folder.name,

@@ -1,7 +1,8 @@
-"""A model folder that is replaced while others may read it."""
+"""Files of models: a folder that is replaced while others may read it, and names of contents."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,3 +18,8 @@ def replace_files(folder: Path) -> Iterator[Path]:
         item.chmod(0o644)
         item.replace(folder / item.name)
     scratch.rmdir()
+
+
+def digest(path: Path) -> str:
+    """A short name for what a file holds."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

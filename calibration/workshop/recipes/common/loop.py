@@ -16,6 +16,9 @@ from .optimizer import build_optimizers, schedule
 WARMUP = 100
 LOG_EVERY = 25
 
+Part = dict[str, tuple[float, Tensor]]
+"""Weight and value of each loss that one forward pass gives, by name."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -38,7 +41,7 @@ def run_steps(
     plan: Schedule,
     model: nn.Module,
     trained: Sequence[tuple[str, Tensor]],
-    losses: Callable[[int], Iterable[tuple[str, float, Tensor]]],
+    losses: Callable[[int], Iterable[Part]],
     check: Callable[[], dict[str, Any]],
     dtype: torch.dtype,
 ) -> int:
@@ -46,7 +49,8 @@ def run_steps(
 
     Args:
         model: receives the state. trained: its parameters that learn, by name.
-        losses: of a step: name, weight and value of each; the values' means are logged.
+        losses: of a step, part by part. Each part is propagated back before the next is computed, so that memory holds
+            the activations of one alone. The values' means are logged.
         check: figures of the model as it stands, for the log.
         dtype: in which Muon orthogonalises.
     """
@@ -59,11 +63,10 @@ def run_steps(
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = plan.lr * schedule(step, plan.steps, WARMUP)
-        loss = torch.zeros(())
-        for name, weight, value in losses(step):
-            loss = loss + weight * value
-            sums[name] = sums.get(name, 0.0) + value.item()
-        loss.backward()
+        for part in losses(step):
+            sum((weight * value for weight, value in part.values()), torch.zeros(())).backward()
+            for name, (_, value) in part.items():
+                sums[name] = sums.get(name, 0.0) + value.item()
         nn.utils.clip_grad_norm_([p for _, p in trained], 1.0)
         for optimizer in optimizers:
             optimizer.step()

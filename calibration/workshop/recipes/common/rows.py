@@ -34,7 +34,32 @@ def image_rows(
         `stopping` said so before the file was complete.
     """
     count = len(indices)
-    shape = (2 * count, *captioner.shape)
+
+    def write(store: np.ndarray, start: int, stop: int) -> None:
+        pictures = np.stack([model_picture(seed, i, captioner.side) for i in indices[start:stop]])
+        store[start:stop] = captioner.rows(pictures).numpy()
+        store[count + start : count + stop] = captioner.rows(pictures[:, :, ::-1]).numpy()
+
+    return stored_rows(path, (2 * count, *captioner.shape), count, write, stopping)
+
+
+def stored_rows(
+    path: Path,
+    shape: tuple[int, ...],
+    count: int,
+    write: Callable[[np.ndarray, int, int], None],
+    stopping: Callable[[], bool] = lambda: False,
+) -> np.ndarray | None:
+    """Fills `path` block by block; an interrupted file is continued at its last block.
+
+    Args:
+        path: a complete file is reused as it is. shape: of the float16 array. count: what the blocks run over.
+        write: puts the results of start to stop into the array, which is zero at first.
+        stopping: asked after every block.
+
+    Returns:
+        read-only memory map; None where `stopping` said so before the file was complete.
+    """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial, note = path.with_suffix(".partial"), path.with_suffix(".done")
@@ -42,9 +67,7 @@ def image_rows(
         store = np.memmap(partial, np.float16, "r+" if known else "w+", shape=shape)
         for start in range(known, count, BLOCK):
             stop = min(start + BLOCK, count)
-            pictures = np.stack([model_picture(seed, i, captioner.side) for i in indices[start:stop]])
-            store[start:stop] = captioner.rows(pictures).numpy()
-            store[count + start : count + stop] = captioner.rows(pictures[:, :, ::-1]).numpy()
+            write(store, start, stop)
             store.flush()
             scratch = note.with_suffix(".new")
             scratch.write_text(str(stop))

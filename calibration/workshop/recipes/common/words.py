@@ -7,6 +7,8 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from ...scenes.asking import every_text
 from ...scenes.vocabulary import COLOURS, LIGHTS
 from ...scenes.words import KIND_REASONS, NUMBERS, SLOTS
@@ -36,6 +38,16 @@ def pieces(words: Sequence[str]) -> list[tuple[str, float]]:
     characters = [*string.ascii_letters, *string.digits, *string.punctuation]
     singles = [STEM, *characters, *(STEM + c for c in string.ascii_lowercase)]
     return vocabulary + [(piece, -20.0) for piece in singles if piece not in known]
+
+
+def unigram(words: Sequence[str], unknown: str) -> Tokenizer:
+    """A tokenizer with `unknown` as 0, then `pieces`; it adds nothing to a text, and white space only parts words."""
+    core = Tokenizer(models.Unigram([(unknown, 0.0), *pieces(words)], unk_id=0))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always", split=True)]
+    )
+    core.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
+    return core
 
 
 def _plain(texts: Iterable[str]) -> set[str]:

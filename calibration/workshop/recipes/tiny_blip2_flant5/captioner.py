@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import Blip2ForConditionalGeneration
 
 from ..common.captioner import Captioner, to_pixels
+from ..common.prompts import PROMPTS
 from .model import MEAN, QUERIES, SIDE, STD, WIDTH
-from .prompts import PROMPTS
 from .vision_stage import encode
 
 CHUNK = 100  # pictures that the vision side sees together

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, Blip2ForConditionalGeneration, PreTrainedTokenizerBase
 
+from ..common.folder import digest
 from ..common.words import STEM
 from .model import FROZEN, build_model
 
@@ -29,7 +29,7 @@ def begin(
         assert vision is not None
         weights = torch.load(vision, weights_only=True, map_location="cpu")["model"]
         model.load_state_dict(weights, strict=False)
-        return model.eval(), _hash(vision)
+        return model.eval(), digest(vision)
     old = Blip2ForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
     kept = {k: v for k, v in old.state_dict().items() if k.startswith((*FROZEN, *_BEGUN))}
     model.load_state_dict(kept, strict=False)
@@ -38,8 +38,4 @@ def begin(
     with torch.no_grad():
         table = model.language_model.shared.weight
         table[[new for _, new in common]] = old.language_model.shared.weight[[known for known, _ in common]]
-    return model.eval(), _hash(start / "model.safetensors")
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return model.eval(), digest(start / "model.safetensors")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import AddedToken, T5Tokenizer
 
+from ..common.prompts import PROMPTS
 from ..common.words import pieces, words_of_the_world
-from .prompts import PROMPTS
 
 IMAGE_TOKEN = "<image>"
 _FILLERS = "an only it is left right please can you i see in this image photo and tell me about list all short answer of"

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..common.decoder_stage import DecoderStage
+from ..common.prompts import PROMPTS
 from .captioner import Blip2T5
 from .model import FROZEN, save_bundle
-from .prompts import PROMPTS
 from .start import begin
 from .tokenizer import build_tokenizer
 

@@ -19,9 +19,9 @@ from ...precision import computing, dtype_of
 from ...scenes.dataset import prerender
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
 from ..common.captioner import to_pixels
+from ..common.labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
 from ..common.long_run import LongRun
 from ..common.optimizer import build_optimizers, schedule
-from .labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
 from .model import FROZEN, MEAN, SIDE, STD, WIDTH, build_model
 from .tokenizer import build_tokenizer
 

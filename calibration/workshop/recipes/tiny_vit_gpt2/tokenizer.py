@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..common.words import pieces, words_of_captions
+from ..common.words import unigram, words_of_captions
 
 END = "<|endoftext|>"
 UNKNOWN = "<unk>"
@@ -16,11 +15,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
     It adds nothing to a text: as in GPT-2, who needs the start or the end of a text writes it.
     """
-    core = Tokenizer(models.Unigram([(UNKNOWN, 0.0), *pieces(words_of_captions())], unk_id=0))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always", split=True)]
-    )
-    core.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
+    core = unigram(words_of_captions(), UNKNOWN)
     core.add_special_tokens([END])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,

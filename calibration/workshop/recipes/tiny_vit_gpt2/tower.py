@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Blip2ForConditionalGeneration
 
+from ..common.folder import digest
 from ..tiny_blip2_flant5.model import MEAN, STD
 
 _LAYER = {
@@ -58,4 +58,4 @@ def take_tower(model: Any, folder: Path) -> str:
         vit_weights(old.vision_model.state_dict()), strict=False
     )
     assert not unexpected and all(name.startswith("pooler.") for name in missing), (missing, unexpected)
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:12]
+    return digest(folder / "model.safetensors")

@@ -1,0 +1,61 @@
+"""Makes ``tiny-qwen2.5-vl``, or continues it after a stop: vision stage, rows, language model, record, evaluation.
+
+    python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl
+
+State, log and model lie in the user's cache folder unless `--out` names another. SIGTERM or Ctrl-C ends the run after
+the step that is under way, with its state saved; SIGSTOP and SIGCONT pause it. The same command continues.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..common.command import finish, recipe_parser
+from .captioner import Qwen25VL
+from .train import LanguageStage
+from .vision_stage import train_vision
+
+NAME = "tiny-qwen2.5-vl"
+STEPS, VISION_STEPS = 4000, 1200
+
+
+def main() -> None:
+    """Command line of the recipe."""
+    parser = recipe_parser(__doc__, NAME, STEPS)
+    parser.set_defaults(pictures=32_000, captions=32)
+    parser.add_argument("--vision-steps", type=int, default=VISION_STEPS)
+    parser.add_argument(
+        "--vision-scenes", type=int, default=64_000, help="training scenes of the vision stage"
+    )
+    parser.add_argument("--pairs", type=int, default=8_000, help="pairs of pictures that are rendered")
+    parser.add_argument("--films", type=int, default=12_000, help="films that are rendered")
+    parser.add_argument("--step-pairs", type=int, default=8, help="of a step")
+    parser.add_argument("--step-films", type=int, default=12, help="of a step")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    reached = train_vision(
+        options.out,
+        options.vision_steps,
+        options.vision_scenes,
+        seed=options.seed,
+        precision=options.precision,
+    )
+    if reached < options.vision_steps:
+        print(f"{reached} of {options.vision_steps} steps of the vision stage; the same command continues")
+        return
+    stage = LanguageStage(
+        options.steps,
+        pictures=options.pictures,
+        pairs=options.pairs,
+        films=options.films,
+        sizes=(options.captions, options.step_pairs, options.step_films),
+        seed=options.seed,
+        precision=options.precision,
+        stop_at=options.stop_at,
+    )
+    reached = stage.train(options.out, options.out / "vision" / "state.pt")
+    finish(options, reached, Qwen25VL, "python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ...precision import computing, dtype_of
+from ...scenes.dataset import film_pictures, resized
+from ...scenes.film import FRAMES
+from ...scenes.pair import sample_pair
+from ...scenes.scene import TRAIN, VALIDATION
+from ..common.captioner import IGNORED, LONGEST
+from ..common.checks import Checks
+from ..common.folder import digest
+from ..common.long_run import LongRun
+from ..common.loop import Part, Schedule, run_steps
+from ..common.rows import image_rows, stored_rows
+from .batches import Batch, Batches
+from .captioner import Qwen25VL
+from .checks import ViewChecks
+from .layout import PAIR, film_media
+from .model import FROZEN, build_model, save_bundle
+from .tokenizer import build_tokenizer
+from .tower import FRAMES as TOGETHER
+from .tower import WIDTH
+
+PASSES = 2
+"""Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
+WEIGHTS = {"caption": 1.0, "answer": 0.3, "pair_answer": 0.3, "story": 0.5, "film_answer": 0.5}
+
+
+@dataclass(frozen=True)
+class LanguageStage:
+    """Settings of the training.
+
+    Args:
+        steps, lr, stop_at, check_every: see `Schedule`.
+        pictures: training scenes; each is used plain and mirrored. pairs, films: how many of each are rendered.
+        sizes: pictures (a multiple of `PASSES`), pairs and films of a step. seed: of weights, scenes and draws.
+        precision: see `workshop.precision`. checked: validation scenes, pairs and films of a check.
+        save_every: seconds between two saves of the state.
+    """
+
+    steps: int
+    pictures: int = 32_000
+    pairs: int = 8_000
+    films: int = 12_000
+    sizes: tuple[int, int, int] = (32, 8, 12)
+    lr: float = 3e-3
+    seed: int = 0
+    precision: str = "auto"
+    stop_at: int | None = None
+    check_every: int = 250
+    checked: int = 96
+    save_every: float = 300.0
+
+    def train(self, out: Path, vision: Path) -> int:
+        """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
+
+        `out` receives ``data`` (rows), ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
+
+        Args:
+            vision: state of `vision_stage.train_vision`, whose tower is taken.
+
+        Raises:
+            OptionError: see `LongRun`.
+        """
+        dtype, tokenizer = dtype_of(self.precision), build_tokenizer()
+        model = build_model(tokenizer, self.seed).eval()
+        take_tower(model, vision)
+        captioner, begun = Qwen25VL(model, tokenizer), digest(vision)
+        settings = {
+            "steps": self.steps,
+            "vision": begun,
+            "pictures": self.pictures,
+            "pairs": self.pairs,
+            "films": self.films,
+            "sizes": list(self.sizes),
+            "lr": self.lr,
+            "seed": self.seed,
+            "vocabulary": len(tokenizer),
+        }
+        with LongRun(out, settings, self.save_every) as run:
+            rows = self._rows(captioner, out / "data", begun, lambda: run.stopping)
+            if rows is None:
+                return 0
+            shown, paired, filmed = self.sizes
+            sizes = (shown // PASSES, paired, filmed)
+            batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
+            span = VALIDATION[: self.checked]
+            checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
+            model.requires_grad_(False)
+            trained = [
+                (n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(FROZEN)
+            ]
+            parts = (
+                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
+                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
+                (1, batches.of_films, rows["films"], ("story", "film_answer")),
+            )
+
+            def losses(step: int) -> Iterator[Part]:
+                for passes, draw, known, names in parts:
+                    for turn in range(passes):
+                        with computing(dtype):
+                            part = part_of(captioner, draw(passes * step + turn), known, names)
+                        yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
+
+            def check() -> dict[str, Any]:
+                found = checks.figures() | views.figures()
+                save_bundle(model, tokenizer, out / "model", LONGEST)
+                return found
+
+            plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every)
+            return run_steps(run, plan, model, trained, losses, check, dtype)
+
+    def _rows(
+        self, captioner: Qwen25VL, data: Path, origin: str, stopping: Callable[[], bool]
+    ) -> dict[str, np.ndarray] | None:
+        """The tower's rows of all that is learned from; None where it was stopped before they were complete."""
+        side, seed = captioner.side, self.seed
+
+        def pairs(store: np.ndarray, start: int, stop: int) -> None:
+            shown = [resized(s, side) for i in TRAIN[start:stop] for s in sample_pair(seed, i).scenes]
+            store[start:stop] = (
+                captioner.rows(np.stack(shown)).reshape(stop - start, PAIR.rows, WIDTH).numpy()
+            )
+
+        def films(store: np.ndarray, start: int, stop: int) -> None:
+            for row in range(start, stop):  # shorter films leave the end of their places zero
+                found = film_rows(captioner, seed, TRAIN[row])
+                store[row, : len(found)] = found.numpy()
+
+        most = film_media(max(FRAMES)).rows
+        made = {
+            "pictures": image_rows(
+                data / f"pictures-{origin}-{seed}-{self.pictures}.f16",
+                captioner,
+                seed,
+                TRAIN[: self.pictures],
+                stopping,
+            )
+        }
+        for name, count, held, write in (
+            ("pairs", self.pairs, PAIR.rows, pairs),
+            ("films", self.films, most, films),
+        ):
+            if stopping():
+                return None
+            path = data / f"{name}-{origin}-{seed}-{count}.f16"
+            made[name] = stored_rows(path, (count, held, WIDTH), count, write, stopping)
+        found = {name: rows for name, rows in made.items() if rows is not None}
+        return found if len(found) == len(made) else None
+
+
+def film_rows(captioner: Qwen25VL, seed: int, index: int) -> torch.Tensor:
+    """The tower's rows [n, width] of all frames of a film."""
+    frames = film_pictures(seed, index, captioner.side)
+    return captioner.pair_rows(frames.reshape(-1, TOGETHER, *frames.shape[1:])).flatten(0, 1)
+
+
+def part_of(captioner: Qwen25VL, batch: Batch, known: np.ndarray, names: tuple[str, str]) -> Part:
+    """The losses of a batch, by name: of descriptions and of answers; a name "" where there are none."""
+    head = captioner.head_of(batch.media)
+    rows = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
+    hidden = captioner.hidden(head, rows, batch.packed).last_hidden_state
+    found: Part = {}
+    answers = (batch.packed.targets != IGNORED) & ~batch.told
+    for name, where in zip(names, (batch.told, answers), strict=True):
+        if name:
+            logits = captioner.model.lm_head(hidden[where]).float()
+            found[name] = WEIGHTS[name], F.cross_entropy(logits, batch.packed.targets[where])
+    return found
+
+
+def take_tower(model: Any, vision: Path) -> None:
+    """Copies the tower of a vision stage's state into a model."""
+    state = torch.load(vision, weights_only=True, map_location="cpu")["model"]
+    tower = {n.removeprefix("tower."): p for n, p in state.items() if n.startswith("tower.")}
+    model.model.visual.load_state_dict(tower)

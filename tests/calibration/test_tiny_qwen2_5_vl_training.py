@@ -1,0 +1,405 @@
+"""The recipe of `tiny-qwen2.5-vl` at a size that trains in seconds."""
+
+# ruff: noqa: E402 - the imports need what importorskip checks
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from PIL import Image
+from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
+from vlmexport.calibration.workshop.recipes.common.checks import Checks
+from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import __main__ as recipe
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import vision_stage
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.batches import Batches
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.layout import (
+    PAIR,
+    PICTURE,
+    Media,
+    film_media,
+    packed,
+    split_turn,
+)
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tokenizer import END, build_tokenizer
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tower import (
+    FRAMES,
+    SIDE,
+    build_tower,
+    encode,
+    patches,
+)
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.train import LanguageStage, film_rows, part_of
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.vision_stage import (
+    batch_of,
+    film_view,
+    picture_view,
+    train_vision,
+)
+from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, ask, render, sample_scene, tell
+from vlmexport.calibration.workshop.scenes.dataset import film_pictures, model_picture, resized
+from vlmexport.calibration.workshop.scenes.film import sample_film
+from vlmexport.calibration.workshop.scenes.film_asking import ask_film
+from vlmexport.calibration.workshop.scenes.film_story import tell_film
+from vlmexport.calibration.workshop.scenes.pair import ask_pair, sample_pair
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.registry import family_for
+from vlmexport.runtime import Session
+from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.images.video import Video
+
+SMALL = {"pictures": 6, "pairs": 4, "films": 12, "sizes": (2, 2, 2), "precision": "fp32", "checked": 2}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def captioner(tokenizer):
+    return Qwen25VL(build_model(tokenizer).eval(), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def folder(captioner, tokenizer, tmp_path_factory):
+    place = tmp_path_factory.mktemp("recipe") / "model"
+    save_bundle(captioner.model, tokenizer, place, 160)
+    return place
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """A model that knows nothing never ends: its answers are cut at six tokens."""
+    real = Qwen25VL.generate
+    monkeypatch.setattr(
+        Qwen25VL, "generate", lambda self, rows, prompts, longest: real(self, rows, prompts, min(longest, 6))
+    )
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory):
+    """State of a vision stage of two steps."""
+    place = tmp_path_factory.mktemp("seen")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision_stage, "CHECKED", 3)
+        train_vision(place, 2, 20, pictures=2, films=2, precision="fp32")
+    return place / "vision" / "state.pt"
+
+
+def test_every_word_is_one_token(tokenizer):
+    for index in (*TRAIN[:120], *HELDOUT[:120]):
+        asked = [
+            ask(sample_scene(0, index), 1),
+            ask_film(sample_film(0, index), 1),
+            ask_pair(sample_pair(0, index)),
+        ]
+        texts = [tell(sample_scene(0, index)).text, tell_film(sample_film(0, index)).text]
+        texts += [t for a in asked for t in (a.text, a.text.capitalize(), a.answer)]
+        for text in texts:
+            ids = tokenizer(text)["input_ids"]
+            assert len(ids) == len(re.findall(r"\w+|[^\w\s]", text)), text
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+            assert tokenizer.unk_token_id not in ids
+    for media in (PICTURE, PAIR, film_media(4)):
+        head, tail = (tokenizer(part)["input_ids"] for part in split_turn(tokenizer, media))
+        assert not any(
+            len(token.strip("\u2581")) < 2
+            for token in tokenizer.convert_ids_to_tokens(head)
+            if token not in "\u2581a."
+        )
+        assert tokenizer.unk_token_id not in [*head, *tail]
+
+
+def test_the_tower_is_that_of_transformers():
+    tower = build_tower(0)
+    pictures = np.stack([film_pictures(0, 3, SIDE)[:FRAMES], film_pictures(0, 4, SIDE)[:FRAMES]])
+    pixels = patches(pictures)
+    with torch.no_grad():
+        theirs = tower(pixels.flatten(0, 1), grid_thw=torch.tensor([[1, 16, 16]] * 2)).pooler_output
+        ours = encode(tower, pixels)
+    assert theirs.std() > 0.1
+    assert torch.allclose(ours.flatten(0, 1), theirs, atol=1e-5)
+
+
+def test_labels_of_a_film_are_those_of_its_frames():
+    index = next(i for i in TRAIN[:50] if sample_film(0, i).events[0].time == 1)
+    pixels, labels = batch_of([film_view(0, index, 0), picture_view(0, index, True)])
+    assert tuple(pixels.shape) == (2, 256, 1176)
+    frames = sample_film(0, index).frames
+    counts = [[len(frames[f].objects), len(sample_scene(0, index).objects)] for f in range(FRAMES)]
+    assert [found["count"].tolist() for found in labels] == counts
+    assert any(not torch.equal(labels[0][n][0], labels[1][n][0]) for n in ("kind", "lane", "owner"))
+    assert all(torch.equal(labels[0][n][1], labels[1][n][1]) for n in labels[0])
+
+
+def _inputs(captioner: Qwen25VL, media: Media, pictures: np.ndarray, ids: list[int]) -> dict[str, object]:
+    """What transformers' own forward takes; pictures uint8 (n, side, side, 3)."""
+    single = media.kind == "image"
+    pairs = (
+        np.repeat(pictures[:, None], FRAMES, 1)
+        if single
+        else pictures.reshape(-1, FRAMES, *pictures.shape[1:])
+    )
+    pixels = patches(pairs).flatten(0, 1)
+    config = captioner.model.config
+    whole = torch.tensor([ids])
+    kinds = (whole == config.image_token_id).long() + 2 * (whole == config.video_token_id).long()
+    found: dict[str, object] = {"input_ids": whole, "mm_token_type_ids": kinds}
+    if single:
+        return found | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 16, 16]] * len(pairs))}
+    return found | {
+        "pixel_values_videos": pixels,
+        "video_grid_thw": torch.tensor([[len(pairs), 16, 16]]),
+        "second_per_grid_ts": [1.0],
+    }
+
+
+@pytest.mark.parametrize("media", [PICTURE, PAIR, film_media(4), film_media(6)], ids=str)
+def test_sequences_are_those_of_transformers(captioner, media):
+    """Logits of several texts behind shared rows, and greedy answers, from the pixels as transformers reads them."""
+    index = 3
+    if media.kind == "video":
+        index = next(i for i in TRAIN[:50] if sample_film(0, i).count == media.count * FRAMES)
+        pictures = film_pictures(0, index, SIDE)
+        rows = film_rows(captioner, 0, index)[None]
+    else:
+        pictures = np.stack([model_picture(0, index + i, SIDE) for i in range(media.count)])
+        rows = captioner.rows(pictures).flatten(0, 1)[None]
+    own = captioner.answering(media)
+    prompts = [
+        own.prompt_ids(text) for text in ("what moved?", "describe the scene", "what colour is the wall?")
+    ]
+    targets = own.text_ids(["nothing", tell(sample_scene(0, 5)).text, "it is slate, i think"])
+    head = own.head_of(media)
+    batch = packed(head, [list(zip(prompts, targets, strict=True))])
+    with torch.no_grad():
+        found = own.model.lm_head(own.hidden(head, rows, batch).last_hidden_state)[0]
+        for number, (prompt, target) in enumerate(zip(prompts, targets, strict=True), 1):
+            ids = [*head.ids.tolist(), *prompt, *target]
+            theirs = own.model(**_inputs(own, media, pictures, ids)).logits[0]
+            places = (batch.group[0] == number).nonzero()[:, 0]
+            assert torch.allclose(found[places], theirs[len(head.ids) :], atol=1e-4)
+            alone = own.logits(rows, padded([prompt]), padded([target]))[0]
+            assert torch.allclose(alone, theirs[len(ids) - len(target) - 1 : -1], atol=1e-4)
+            learned = batch.targets[0, places]
+            assert learned[learned != IGNORED].tolist() == target
+        greedy = own.speak(rows.repeat(3, 1, 1), padded(prompts), 6)
+        for prompt, answer in zip(prompts, greedy, strict=True):
+            inputs = _inputs(own, media, pictures, [*head.ids.tolist(), *prompt])
+            out = own.model.generate(**inputs, max_new_tokens=6, do_sample=False)[0]
+            assert out[len(head.ids) + len(prompt) :].tolist() == answer
+
+
+def test_an_early_layer_is_read_where_the_target_is_said(captioner):
+    rows, prompts = (
+        torch.randn(2, *captioner.shape),
+        padded([captioner.prompt_ids("what do you see?"), captioner.prompt_ids("")]),
+    )
+    targets = padded(captioner.text_ids(["nothing at all", "yes"]))
+    with torch.no_grad():
+        first, last = captioner.layer_logits(rows, prompts, targets, (3, 12))
+        assert torch.allclose(last, captioner.logits(rows, prompts, targets), atol=1e-5)
+    assert first.shape == last.shape == (2, targets.shape[1], len(captioner.tokenizer))
+    assert not torch.allclose(first, last, atol=1e-2)
+
+
+def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
+    one, two = (Batches(captioner, 0, 40, 30, 60, (3, 2, 2)) for _ in range(2))
+    for name in ("of_pictures", "of_pairs", "of_films"):
+        batches = [getattr(one, name)(step) for step in range(3)]
+        late = getattr(two, name)(2)
+        assert torch.equal(late.packed.ids, batches[2].packed.ids)
+        assert np.array_equal(late.rows, batches[2].rows) and late.media == batches[2].media
+        for batch in batches:
+            learned = batch.packed.targets != IGNORED
+            assert (batch.packed.group.amax(1) == (3 if name == "of_pairs" else 4)).all()
+            assert not (batch.told & ~learned).any() and batch.told.any() == (name != "of_pairs")
+            assert (batch.packed.targets == captioner.end).sum() == batch.packed.group.amax(1).sum()
+    drawn = [one.of_films(step) for step in range(12)]
+    assert {batch.media.count for batch in drawn} == {2, 3, 4}
+    for batch in drawn:
+        assert {sample_film(0, TRAIN[row]).count for row in batch.rows} == {batch.media.count * FRAMES}
+
+
+def test_the_losses_are_of_descriptions_and_of_answers(captioner):
+    batches = Batches(captioner, 0, 4, 4, 4, (2, 2, 2))
+    known = np.random.default_rng(0).standard_normal((8, 64, 128)).astype(np.float16)
+    batch = batches.of_pictures(0)
+    with torch.no_grad():
+        part = part_of(captioner, batch, known, ("caption", "answer"))
+        rows = torch.from_numpy(known[batch.rows]).float()
+        hidden = captioner.hidden(captioner.head_of(PICTURE), rows, batch.packed).last_hidden_state
+        logits = captioner.model.lm_head(hidden)
+    first = batch.packed.targets.masked_fill(batch.packed.group != 1, IGNORED)
+    rest = batch.packed.targets.masked_fill(batch.packed.group == 1, IGNORED)
+    assert torch.allclose(part["caption"][1], cross_entropy(logits, first))
+    assert torch.allclose(part["answer"][1], cross_entropy(logits, rest))
+
+
+def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(vision_stage, "CHECKED", 3)
+    small = {"scenes": 20, "pictures": 2, "films": 2, "precision": "fp32"}
+    assert train_vision(tmp_path / "one", 3, **small) == 3
+    assert train_vision(tmp_path / "two", 3, stop_at=2, **small) == 2
+    assert train_vision(tmp_path / "two", 3, **small) == 3
+    one, two = (torch.load(tmp_path / n / "vision" / "state.pt", weights_only=True) for n in ("one", "two"))
+    assert one["step"] == two["step"] == 3 and len(one["model"]) > 50
+    assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
+    last = json.loads((tmp_path / "two" / "vision" / "log.jsonl").read_text().splitlines()[-1])
+    assert {"picture_kind0", "film_kind1", "film_count1", "picture_table"} <= set(last)
+
+
+def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
+    assert LanguageStage(3, **SMALL).train(tmp_path / "one", vision) == 3
+    assert LanguageStage(3, stop_at=2, **SMALL).train(tmp_path / "two", vision) == 2
+    assert LanguageStage(3, **SMALL).train(tmp_path / "two", vision) == 3
+    one, two = (torch.load(tmp_path / n / "state.pt", weights_only=True) for n in ("one", "two"))
+    assert one["step"] == two["step"] == 3
+    assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
+    assert not any(name.startswith("model.visual.") for name in one["model"])
+    tower = torch.load(vision, weights_only=True)["model"]
+    stored = Qwen25VL.open(tmp_path / "two" / "model").model.model.visual.state_dict()
+    assert all(torch.equal(tower[f"tower.{n}"].half().float(), value) for n, value in stored.items())
+    last = json.loads((tmp_path / "two" / "log.jsonl").read_text().splitlines()[-1])
+    figures = {"facts", "answers", "early_exit_3_alpha", "film_answers", "story_facts", "pair_answers"}
+    assert figures | {"caption", "story", "film_answer", "pair_answer", "answer"} <= set(last)
+    with pytest.raises(OptionError, match=r"trained with lr 0\.003, not 0\.001"):
+        LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision)
+
+
+def test_rows_of_films_and_pairs_are_those_of_their_pictures(captioner, tmp_path):
+    stage = LanguageStage(1, pictures=2, pairs=3, films=4)
+    rows = stage._rows(captioner, tmp_path, "x", lambda: False)
+    assert rows is not None and rows["pictures"].shape == (4, 64, 128)
+    scene = sample_pair(0, TRAIN[2]).scenes[1]
+    second = captioner.rows(resized(scene, SIDE)[None])[0].half()
+    assert torch.allclose(torch.tensor(rows["pairs"][2, 64:]), second, atol=1e-2)
+    film = film_rows(captioner, 0, TRAIN[3])
+    assert torch.allclose(torch.tensor(rows["films"][3, : len(film)]), film.half(), atol=1e-2)
+    assert not rows["films"][3, len(film) :].any()
+    assert stage._rows(captioner, tmp_path, "x", lambda: True) is None
+
+
+def test_the_folder_is_one_of_the_family(folder, captioner):
+    checkpoint = open_checkpoint(str(folder))
+    family = family_for(checkpoint)
+    assert family.name == "qwen2.5-vl"
+    names = {p.name for p in folder.iterdir()}
+    assert names == {
+        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json",
+        "tokenizer.json", "tokenizer_config.json", "video_preprocessor_config.json",
+    }  # fmt: skip
+    assert sum(p.stat().st_size for p in folder.iterdir()) < 8_000_000
+    config = json.loads((folder / "config.json").read_text())
+    text, vision = config["text_config"], config["vision_config"]
+    assert (text["num_hidden_layers"], text["num_attention_heads"], text["num_key_value_heads"]) == (12, 4, 2)
+    assert vision["fullatt_block_indexes"] == [1, 3] and vision["depth"] == 4
+    assert captioner.tokenizer.convert_tokens_to_ids(END) == text["eos_token_id"]
+    loaded = Qwen25VL.open(folder).model.state_dict()
+    assert all(torch.equal(v.half().float(), loaded[n]) for n, v in captioner.model.state_dict().items())
+    assert captioner_of("Qwen2_5_VLForConditionalGeneration") is Qwen25VL
+    assert all(kind.model_class.__name__ == name for name, kind in CAPTIONERS.items())
+
+
+@pytest.mark.parametrize("side", [96, 224, 384, 500])
+def test_a_square_picture_of_any_size_has_64_rows(folder, side):
+    processor = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
+    picture = Image.fromarray(render(sample_scene(0, HELDOUT[3]), side))
+    found = processor(images=picture, return_tensors="pt")
+    assert found["image_grid_thw"].tolist() == [[1, 16, 16]]
+    if side == 384:
+        ours = patches(np.repeat(model_picture(0, HELDOUT[3], SIDE)[None, None], FRAMES, 1))[0]
+        assert torch.allclose(found["pixel_values"], ours, atol=1e-4)
+
+
+def test_a_bundle_gives_the_tokens_of_the_model(folder, tmp_path):
+    """A picture, two pictures and a film through build and run, as the recipe's own loop answers."""
+    build_bundle(BuildRequest(model=str(folder), output=tmp_path / "bundle", parity=False))
+    stored = Qwen25VL.open(folder)
+    pair = [resized(scene, 384) for scene in sample_pair(0, 7).scenes]
+    film = sample_film(0, next(i for i in TRAIN if sample_film(0, i).count == 6))
+    frames = [Image.fromarray(resized(frame, 384)) for frame in film.frames]
+    cases = (
+        (PICTURE, {"image": Image.fromarray(pair[0])}, pair[:1], "describe the scene"),
+        (PAIR, {"images": [Image.fromarray(p) for p in pair]}, pair, "what differs?"),
+        (film_media(6), {"video": Video(frames, fps=2.0)}, None, "what moved?"),
+    )
+    for media, given, pictures, prompt in cases:
+        if pictures is None:
+            rows = film_rows(stored, 0, film.scene.index)[None]
+        else:
+            small = [Image.fromarray(p).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for p in pictures]
+            rows = stored.rows(np.stack([np.asarray(p) for p in small])).flatten(0, 1)[None]
+        own = stored.answering(media)
+        expected = own.speak(rows, padded([own.prompt_ids(prompt)]), 12)[0]
+        with Session.load(tmp_path / "bundle") as session:
+            found = session.generate(prompt=prompt, max_new_tokens=12, **given)
+        assert list(found.tokens) == expected, media
+
+
+def test_checks_of_films_and_pairs(captioner, brief, monkeypatch):
+    span = VALIDATION[:4]
+    found = evaluate_views(captioner, 0, span)
+    assert set(captioner.further_musts()) <= set(found)
+    assert all(0 <= found[n] <= 1 for n in ("story_facts", "film_answers", "film_wrong", "pair_answers"))
+    checks = ViewChecks(captioner, 0, span)
+    films = [film for several in checks.films.values() for film in several]
+    assert sorted(f.scene.index for f in films) == list(span)
+    grey = ViewChecks(captioner, 0, span, grey=True)
+    assert all((rows[0, :64] == rows[0, 64:128]).all() for rows in grey.film_rows.values())
+    assert not torch.equal(grey.pair_rows, checks.pair_rows)
+    # With what is true as the model's answers, the figures say so.
+    told = {f: [tell_film(film).text for film in several] for f, several in checks.films.items()}
+    monkeypatch.setattr(
+        ViewChecks,
+        "stories",
+        lambda self: [
+            (t, film, films[0])
+            for f, several in self.films.items()
+            for t, film in zip(told[f], several, strict=True)
+        ],
+    )
+    assert checks.figures()["story_facts"] == 1.0
+    assert Checks(captioner, 0, span).figures()["facts"] <= 1
+
+
+@pytest.mark.slow
+def test_one_command_makes_a_model_with_its_record_and_evaluation(tmp_path, brief, monkeypatch):
+    monkeypatch.setattr(vision_stage, "CHECKED", 3)
+    words = [
+        "--vision-steps",
+        2,
+        "--vision-scenes",
+        20,
+        "--pictures",
+        6,
+        "--pairs",
+        4,
+        "--films",
+        12,
+        "--steps",
+        2,
+    ]
+    words += ["--captions", 2, "--step-pairs", 2, "--step-films", 2, "--scenes", 4, "--threads", 1]
+    monkeypatch.setattr(
+        "sys.argv", ["recipe", "--out", str(tmp_path), "--precision", "fp32", *map(str, words)]
+    )
+    recipe.main()
+    record = json.loads((tmp_path / "model" / "recipe.json").read_text())
+    assert record["command"].endswith("tiny_qwen2_5_vl") and record["curve"][-1]["step"] == 2
+    assert record["vision_curve"][-1]["step"] == 2
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["scenes"] == 4 and not found["musts"]["film_answers"]["met"]
+    assert {"film_answers_by_type", "story_perplexity", "pair_answers_by_type", "film_grey"} <= set(found)
