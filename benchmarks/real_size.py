@@ -130,10 +130,10 @@ def write_random(model: Any, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    tied = (
-        set(getattr(model, "_tied_weights_keys", None) or []) if model.config.tie_word_embeddings else set()
-    )
-    tied |= {name for name in model.state_dict() if name.endswith(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))}  # fmt: skip
+    ties = getattr(model.config, "tie_word_embeddings", False)
+    tied = set(getattr(model, "_tied_weights_keys", None) or []) if ties else set()
+    copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    tied |= {name for name in model.state_dict() if name.endswith(copies)}
     generator = torch.Generator().manual_seed(1)
     shards: list[dict[str, str]] = []
 

@@ -78,7 +78,7 @@ def describe(
         compute_dtype=precision.compute,
         cache_dtype=precision.cache,
         limits=Limits(
-            max_length=request.max_length,
+            max_length=request.length,
             max_batch=request.max_batch,
             max_width=request.max_width,
             max_source=family.max_source(request.max_source),

@@ -140,7 +140,7 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]
-    rows = compared_rows(request.max_length)
+    rows = compared_rows(request.length)
     recorded = [recorded_bytes(prepared.family, rows, streamed=streamed) for streamed in (False, True)]
     needed = whole_parity_bytes(graphs, memory, recorded[0])
     whole = fits_whole(needed, request.parity_memory, stored)
@@ -156,7 +156,7 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
 
 def _seconds(prepared: Prepared, exported: Exported, tracing: float, whole: bool) -> float:
     stored = prepared.checkpoint.tensors.memory.stored
-    rows = decoded_rows(prepared.family, compared_rows(prepared.request.max_length), streamed=not whole)
+    rows = decoded_rows(prepared.family, compared_rows(prepared.request.length), streamed=not whole)
     work = BuildWork(stored, exported.store.bytes, exported.store.parameters, sum(rows), tracing)
     return build_seconds(work, measured_rates(), parity=prepared.request.parity)
 

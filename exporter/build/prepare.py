@@ -18,7 +18,7 @@ from ..families.registry import family_for
 from .checks import check_early, estimated_bytes
 from .describe import describe
 from .generation import generation_notices
-from .request import BuildRequest
+from .request import ROUND, TEXT, BuildRequest
 from .write import check_output, check_space
 
 if TYPE_CHECKING:
@@ -63,13 +63,15 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
         raise OptionError(
             f"--max-pixels {request.max_pixels}: this model reads no pictures of any size; leave it out"
         )
-    if family.max_positions is not None and request.max_length > family.max_positions:
+    if request.max_length is None:
+        request = request.model_copy(update={"max_length": _length(request, family)})
+    if family.max_positions is not None and request.length > family.max_positions:
         raise OptionError(
-            f"--max-length {request.max_length} is beyond the model's {family.max_positions} positions"
+            f"--max-length {request.length} is beyond the model's {family.max_positions} positions"
         )
-    if (rows := family.needed_rows) and request.max_length < rows + 2:
+    if (rows := family.needed_rows) and request.length < rows + 2:
         raise OptionError(
-            f"--max-length {request.max_length} has no room for a picture of this model, which has up to {rows} rows; "
+            f"--max-length {request.length} has no room for a picture of this model, which has up to {rows} rows; "
             f"give at least {rows + 2}, and more for text"
         )
     selection = select_drafts(
@@ -82,6 +84,15 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     if write:
         check_space(request.output, estimated_bytes(prepared), "about ")
     return prepared
+
+
+def _length(request: BuildRequest, family: Family) -> int:
+    """What `BuildRequest.max_length` says of None."""
+    rows = family.needed_rows
+    if request.max_pixels is not None and family.vision is not None:
+        rows = family.vision.most_rows or rows
+    length = TEXT if rows <= ROUND else -(-(TEXT + rows) // ROUND) * ROUND
+    return length if family.max_positions is None else min(length, family.max_positions)
 
 
 def identify(prepared: Prepared) -> None:

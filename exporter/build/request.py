@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...runtime.errors import OptionError
 from ..graphs.precision import precision_name
 
+TEXT, ROUND = 512, 64
+"""Positions of text that a bundle holds unasked, and what its length is rounded up to."""
+
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`; stages are graphs, checks, parity, plans (counts), weights and checksums (bytes)."""
 
@@ -24,7 +27,8 @@ RANGES = {
 
 
 class BuildRequest(BaseModel):
-    """What to build. Lengths are in tokens; `parity_memory` is in bytes, None follows the memory that is available."""
+    """What to build. Lengths are in tokens; `max_length` None is `TEXT` and room for a picture, as far as the model's
+    positions go. `parity_memory` is in bytes, None follows the memory that is available."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,7 +36,7 @@ class BuildRequest(BaseModel):
     output: Path
     draft_layer: int | None = None
     drafts: list[str] = Field(default_factory=list)
-    max_length: int = 512
+    max_length: int | None = None
     max_batch: int = 16
     max_width: int = 16
     max_source: int = 512
@@ -45,6 +49,12 @@ class BuildRequest(BaseModel):
     backend: str | None = None
     target: str = "sm86"
     plan_precision: str = "auto"
+
+    @property
+    def length(self) -> int:
+        """`max_length`, which `prepare` fills in."""
+        assert self.max_length is not None, "of a prepared request"
+        return self.max_length
 
     def check(self) -> None:
         """Gives `precision` its full name; OptionError for a value that no model could be built with."""

@@ -100,7 +100,10 @@ def build(
         help=f"{', '.join(KINDS)}, none, or a draft's folder; the first is the default. Repeatable.",
     ),
     max_length: int = typer.Option(
-        512, "--max-length", metavar="N", help="Longest sequence, prompt included (tokens)."
+        None,
+        "--max-length",
+        metavar="N",
+        help="Longest sequence, prompt included (tokens). Default: 512, and room for a picture that stands in the prompt.",
     ),
     max_batch: int = typer.Option(
         16, "--max-batch", metavar="N", help="Most sequences that a session may decode together."
@@ -289,10 +292,10 @@ def _tell_request(request: Any) -> None:
 
     machine = describe()
     log.debug(
-        "model %s, drafts: %s, precision %s, up to %d tokens, batch %d, width %d; output %s",
+        "model %s, drafts: %s, precision %s, up to %s tokens, batch %d, width %d; output %s",
         request.model,
         ", ".join(request.drafts) or "the model's own",
-        request.precision, request.max_length, request.max_batch, request.max_width, request.output,
+        request.precision, request.max_length or "as many as it needs", request.max_batch, request.max_width, request.output,
     )  # fmt: skip
     log.debug(
         "machine: %s, %d cores, load %s; PyTorch %s with %d threads",

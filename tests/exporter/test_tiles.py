@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.build.prepare import prepare
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.reference import collate
 from vlmexport.exporter.families.registry import family_for
@@ -179,3 +180,23 @@ def test_profiles_of_tiles(tiny_bundle: Callable[..., Any]) -> None:
     (profile,) = profiles_for("vision", Sizes.of_manifest(manifest))
     assert profile.shapes(["tiles", 3, 32, 32], "pixel_values")[2] == (5, 3, 32, 32)
     assert profile.shapes(["rows"], "row_index") == ((1,), (24,), (24,))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "given", "length"),
+    [
+        ("llama", {}, {}, 512),
+        ("blip2-opt", {}, {}, 512),
+        ("llava", {"image_side": 80, "patch_size": 8, "max_position_embeddings": 2048}, {}, 640),  # 100 rows
+        ("llava", {"image_side": 80, "patch_size": 8, "max_position_embeddings": 600}, {}, 600),
+        ("llava", {"image_side": 80, "patch_size": 8}, {"max_length": 200}, 200),
+        ("qwen2.5-vl", {}, {}, 512),
+        ("qwen2.5-vl", {}, {"max_pixels": 20 * 784}, 512),
+    ],
+)
+def test_a_bundle_has_room_for_a_picture_unasked(
+    tiny_checkpoint: Callable, tmp_path: Path, name: str, options: dict, given: dict, length: int
+) -> None:
+    model = str(tiny_checkpoint(name, **options))
+    prepared = prepare(BuildRequest(model=model, output=tmp_path / "b", draft_layer=1, **given))
+    assert prepared.request.length == prepared.manifest.limits.max_length == length
