@@ -79,9 +79,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "vlmexport.runtime.cli", *map(str, arguments)]
 
 
-def watched(line: list[str]) -> dict[str, float]:
-    """Runs a command to its end; the largest values that /proc showed, in MB."""
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+def watched(line: list[str], output: Path = Path(os.devnull)) -> dict[str, float]:
+    """Runs a command to its end, what it prints into `output`; the largest values that /proc showed, in MB."""
+    with output.open("w") as file:
+        process = subprocess.Popen(line, stdout=file)
     peak: dict[str, float] = {}
     while process.poll() is None:
         try:

@@ -28,6 +28,15 @@ MEMORY_GB, MINUTES = 6.0, 15.0
 """What a build may take: resident memory, and time."""
 
 CASES: dict[str, dict[str, Any]] = {
+    "llava, 0.7 B": {
+        "like": "llava-1.5-7b",
+        "text": {
+            "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+        },
+        "build": ["--draft-layer", "12"],
+        "run": True,
+    },
     "llava-1.5-7b": {
         "tiny": "llava",
         "text": {
@@ -38,12 +47,12 @@ CASES: dict[str, dict[str, Any]] = {
             "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
             "image_size": 336, "patch_size": 14, "projection_dim": 768,
         },
-        "build": ["--draft-layer", "16", "--max-length", "1024"],
+        "build": ["--draft-layer", "16"],
     },
     "llava-1.5-7b, 8 layers": {
         "like": "llava-1.5-7b",
         "text": {"num_hidden_layers": 8},
-        "build": ["--draft-layer", "4", "--max-length", "1024"],
+        "build": ["--draft-layer", "4"],
         "run": True,
     },
     "qwen2.5-vl-3b": {
@@ -63,14 +72,14 @@ CASES: dict[str, dict[str, Any]] = {
             "preprocessor_config.json": {"size": {"shortest_edge": 3136, "longest_edge": 12845056}},
             "video_preprocessor_config.json": {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 24576 * 28 * 28}},
         },
-        "build": ["--draft-layer", "9", "--max-length", "1024", "--max-pixels", "401408"],
+        "build": ["--draft-layer", "9", "--max-pixels", "401408"],
         "run": True,
     },
     "blip2-flant5-xl": {
         "tiny": "blip2-t5",
         "text": {
             "vocab_size": 32128, "d_model": 2048, "d_ff": 5120, "d_kv": 64, "num_heads": 32, "num_layers": 24,
-            "num_decoder_layers": 24,
+            "num_decoder_layers": 24, "decoder_layers": 24,
         },
         "vision": {
             "hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39, "num_attention_heads": 16,
@@ -166,62 +175,105 @@ def write_random(model: Any, folder: Path) -> None:
 
 
 def said(line: list[str]) -> dict[str, Any]:
-    """The JSON that a command prints."""
+    """The JSON that a command prints; the status of `verify` is in it."""
     done = subprocess.run(line, capture_output=True, text=True)
-    if done.returncode:
+    if not done.stdout.strip():
         raise SystemExit(f"{' '.join(line)} failed with status {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)
 
 
-def measure(name: str, folder: Path, keep: bool, run: bool) -> dict[str, Any]:
+def measure(name: str, folder: Path, *, keep: bool, run: bool) -> dict[str, Any]:
     """One case: what the dry run said, what the build took, and 8 tokens of the bundle."""
     case = resolved(name)
     model, bundle = folder / "model", folder / "bundle"
     if not (model / "model.safetensors.index.json").exists():
         subprocess.run([sys.executable, __file__, "--make", name, str(model)], check=True)
-    asked = ["build", "--model", model, *case["build"], "-o", bundle, "--force", "--parity-memory", "0"]
-    plan = said(command(*asked, "--dry-run", "--json"))
+    asked = [
+        "build",
+        "--model",
+        model,
+        *case["build"],
+        "-o",
+        bundle,
+        "--force",
+        "--parity-memory",
+        "0",
+        "--json",
+    ]
+    plan = said(command(*asked, "--dry-run"))
     begin = time.monotonic()
-    peak = watched(command(*asked))
+    peak = watched(command(*asked), folder / "build.json")
     minutes = (time.monotonic() - begin) / 60
-    manifest = json.loads((bundle / "manifest.json").read_text())
+    report = json.loads((folder / "build.json").read_text())
     seen = said(command("inspect", bundle, "--json"))
     checkpoint = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     found: dict[str, Any] = {
         "parameters_m": round(plan["parameters"] / 1e6),
         "checkpoint_gb": round(checkpoint / 1e9, 2),
-        "bundle_gb": round(sum(f.stat().st_size for f in bundle.rglob("*") if f.is_file()) / 1e9, 2),
+        "bundle_gb": round(report["bytes"] / 1e9, 2),
         "build_minutes": round(minutes, 2),
-        "stages_seconds": manifest.get("build", {}).get("seconds"),
-        "estimate_gb": round(plan["peak_memory"]["build"] / 1e9, 2),
-        "peak_gb": round(peak["VmHWM"] / 1e9, 2),
-        "peak_anonymous_gb": round(peak["RssAnon"] / 1e9, 2),
-        "parity": [{key: row[key] for key in row} for row in manifest["parity"]],
-        "agree": {
-            key: plan[key] == seen.get(key) for key in ("parameters", "kv_bytes_per_token", "weight_bytes")
+        "estimated_minutes": round(plan["seconds"] / 60, 2),
+        "stages_seconds": report["stages"],
+        "build_peak": memory(plan["peak_memory"]["build"], peak),
+        "parity": {
+            row["graph"]: {key: row[key] for key in ("max_abs_difference", "torch_difference", "values")}
+            for row in report["parity"]
         },
-        "within_limits": peak["VmHWM"] / 1e9 <= MEMORY_GB and minutes <= MINUTES,
+        "dry_run_agrees": agreement(plan, report, seen),
+        "within_limits": peak["VmHWM"] / 1e3 <= MEMORY_GB and minutes <= MINUTES,
     }
     if run and case.get("run"):
-        picture = folder / "picture.png"
-        from PIL import Image
-
-        Image.effect_mandelbrot((300, 200), (-2, -1.2, 1, 1.2), 60).convert("RGB").save(picture)
-        line = command(
-            "run", bundle, "--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json"
-        )
-        begin = time.monotonic()
-        peak = watched(line)
-        found["run_seconds"] = round(time.monotonic() - begin, 1)
-        found["run_estimate_gb"] = round(plan["peak_memory"]["run"] / 1e9, 2)
-        found["run_peak_gb"] = round(peak["VmHWM"] / 1e9, 2)
-        begin = time.monotonic()
-        checked = said(command("verify", bundle, "--requests", "2", "--max-new-tokens", "8", "--json"))
-        found["verify_seconds"] = round(time.monotonic() - begin, 1)
-        found["verify"] = checked
+        found |= served(bundle, folder, plan["peak_memory"]["run"])
     if not keep:
         shutil.rmtree(folder)
     return found
+
+
+def memory(estimate: int, peak: dict[str, float]) -> dict[str, float]:
+    """In GB: what was said before, and what was seen (`watched`)."""
+    seen = {"peak": peak["VmHWM"], "anonymous": peak["RssAnon"], "file": peak["RssFile"]}
+    return {"estimate": round(estimate / 1e9, 2), **{name: round(mb / 1e3, 2) for name, mb in seen.items()}}
+
+
+def agreement(plan: dict[str, Any], report: dict[str, Any], seen: dict[str, Any]) -> bool:
+    """Whether the dry run said what the build reports and `inspect` shows."""
+    keys = ("bytes_per_token", "bytes_per_image", "bytes_per_sequence")
+    return (
+        [plan[f"kv_{key}"] for key in keys] == [seen["kv"][key] for key in keys]
+        and plan["parameters"] == report["parameters"] == seen["model"]["parameters"]
+        and plan["weight_bytes"] == report["weight_bytes"] == seen["weights"]["bytes"]
+        and [g["name"] for g in plan["graphs"]] == [g["name"] for g in seen["graphs"]]
+    )
+
+
+def served(bundle: Path, folder: Path, estimate: int) -> dict[str, Any]:
+    """8 tokens, and losslessness of every draft, at full size."""
+    from PIL import Image
+
+    picture = folder / "picture.png"
+    Image.effect_mandelbrot((300, 200), (-2, -1.2, 1, 1.2), 60).convert("RGB").save(picture)
+    asked = ("--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json")
+    begin = time.monotonic()
+    peak = watched(command("run", bundle, *asked), folder / "run.json")
+    seconds = time.monotonic() - begin
+    result = json.loads((folder / "run.json").read_text())
+    begin = time.monotonic()
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    checked = said(
+        command(
+            "verify", bundle, "--model", manifest["model"]["source"], "--prompts", "1", "--max-new-tokens", "8",
+            "--parity-memory", "0", "--json",
+        )
+    )  # fmt: skip
+    return {
+        "run_seconds": round(seconds, 1),
+        "tokens": len(result["tokens"]),
+        "tokens_per_second": result["stats"].get("tokens_per_second"),
+        "run_peak": memory(estimate, peak),
+        "verified": checked["ok"],
+        "verify_minutes": round((time.monotonic() - begin) / 60, 2),
+        "failures": checked["failures"],
+    }
 
 
 def main() -> None:
@@ -238,7 +290,7 @@ def main() -> None:
     rows = {}
     for name in arguments.case or CASES:
         place = arguments.folder / name.replace(", ", "-").replace(" ", "-")
-        rows[name] = measure(name, place, arguments.keep, not arguments.no_run)
+        rows[name] = measure(name, place, keep=arguments.keep, run=not arguments.no_run)
         print(name, json.dumps(rows[name]), flush=True)
     if not arguments.no_save:
         result = {"script": "benchmarks/real_size.py", "limits": {"gb": MEMORY_GB, "minutes": MINUTES}, "cases": rows}  # fmt: skip
