@@ -12,6 +12,9 @@ import pytest
 if TYPE_CHECKING:
     from tiny_bundles import TinyBundle
 
+# Before torch is imported: threads that share tiny matrices only wait for each other, on the processors of other workers.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyBundle]:
