@@ -223,7 +223,7 @@ def measure(name: str, folder: Path, *, keep: bool, run: bool) -> dict[str, Any]
         "within_limits": peak["VmHWM"] / 1e3 <= MEMORY_GB and minutes <= MINUTES,
     }
     if run and case.get("run"):
-        found |= served(bundle, folder, plan["peak_memory"]["run"])
+        found |= served(model, bundle, folder, plan["peak_memory"]["run"])
     if not keep:
         shutil.rmtree(folder)
     return found
@@ -246,7 +246,7 @@ def agreement(plan: dict[str, Any], report: dict[str, Any], seen: dict[str, Any]
     )
 
 
-def served(bundle: Path, folder: Path, estimate: int) -> dict[str, Any]:
+def served(model: Path, bundle: Path, folder: Path, estimate: int) -> dict[str, Any]:
     """8 tokens, and losslessness of every draft, at full size."""
     from PIL import Image
 
@@ -258,10 +258,9 @@ def served(bundle: Path, folder: Path, estimate: int) -> dict[str, Any]:
     seconds = time.monotonic() - begin
     result = json.loads((folder / "run.json").read_text())
     begin = time.monotonic()
-    manifest = json.loads((bundle / "manifest.json").read_text())
     checked = said(
         command(
-            "verify", bundle, "--model", manifest["model"]["source"], "--prompts", "1", "--max-new-tokens", "8",
+            "verify", bundle, "--model", model, "--prompts", "1", "--max-new-tokens", "8",
             "--parity-memory", "0", "--json",
         )
     )  # fmt: skip
