@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import kept_traces
 import tiny_models
 import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -16,6 +17,8 @@ from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.bundle.folder import Bundle
+
+kept_traces.install()
 
 
 @dataclass(frozen=True)

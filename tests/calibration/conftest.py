@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import kept_traces
 import pytest
 from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
+
+kept_traces.install()
 
 
 @pytest.fixture(scope="session", params=["llama", "blip2-t5"])

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import kept_traces
 import pytest
 from vlmexport.exporter.cli.app import parse_size
 from vlmexport.runtime.cli import main
@@ -71,7 +72,8 @@ def test_a_build_says_more_or_nothing(
     options = ("build", "--model", tiny_checkpoint("llama"), "--draft-layer", 1, "--max-length", 96)
     status, text, err = _run(capfd, *options, "-o", tmp_path / "quiet", "-q")
     assert (status, err) == (0, "") and "Next: vlmexport run" in text
-    status, text, err = _run(capfd, *options, "-o", tmp_path / "told", "-v", "--json")
+    with kept_traces.anew():  # a trace that was kept has nothing to say
+        status, text, err = _run(capfd, *options, "-o", tmp_path / "told", "-v", "--json")
     assert status == 0 and json.loads(text)["status"] == "built"  # one object and nothing else
     for what in (
         r"model .*, drafts: the model's own, precision float32, up to 96 tokens", r"machine: .* cores, load .*; PyTorch ",
