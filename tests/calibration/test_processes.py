@@ -26,9 +26,7 @@ from vlmexport.calibration.training.objectives.medusa_options import MedusaOptio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 
-model, data, out, batch, kind = sys.argv[1:]
-target, whole = load_target(model), features.LiveFeatures.rows
-seen = []
+folder, whole, seen = Path(sys.argv[1]), features.LiveFeatures.rows, []
 
 def rows(self, indices):
     if self.records.name == "train":
@@ -36,29 +34,39 @@ def rows(self, indices):
     return whole(self, indices)
 
 features.LiveFeatures.rows = rows
-train, held = load_records(data).split(0.2)
-train.name = "train"
-loop = LoopOptions(6, int(batch), lr=3e-3, warmup=2)
 joint = MedusaOptions(heads=2, joint=True, warm_up_heads=2)
-train_draft(target, train, joint if kind == "joint" else ImitationOptions(2, cosine=1.0), loop, Path(out), held)
-Path(f"{out}-{PartialState().process_index}.json").write_text(json.dumps(seen))
+for out, data, batch, kind in json.loads(sys.argv[2]):
+    seen.clear()
+    train, held = load_records(str(folder / data)).split(0.2)
+    train.name = "train"
+    loop = LoopOptions(6, batch, lr=3e-3, warmup=2)
+    options = joint if kind == "joint" else ImitationOptions(2, cosine=1.0)
+    train_draft(load_target(str(folder / "model")), train, options, loop, folder / out, held)
+    (folder / f"{out}-{PartialState().process_index}.json").write_text(json.dumps(seen))
 """
 
+TRAININGS = {"uneven": ("data.jsonl", 5, "imitation"), "single": ("data.jsonl", 1, "imitation"),
+             "joint": ("alike.jsonl", 4, "joint")}  # fmt: skip
+"""Data, records of a batch, and what is trained. Each launch trains them one after another: most of it is imports."""
 
-def launch(
-    folder: Path, processes: int, batch: int, data: str = "data.jsonl", kind: str = "imitation"
-) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
-    """The last draft's weights, and which records each process read in each step."""
-    out = folder / f"run-{kind}-{processes}-{batch}"
+
+def launch(folder: Path, processes: int) -> None:
+    """All trainings, with so many processes."""
+    jobs = [(f"{name}-{processes}", *training) for name, training in TRAININGS.items()]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        str(folder / "script.py"), str(folder / "model"), str(folder / data), str(out), str(batch), kind,
+        str(folder / "script.py"), str(folder), json.dumps(jobs),
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-9000:]
+
+
+def made(folder: Path, name: str, processes: int) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
+    """The last draft's weights, and which records each process read in each step."""
+    out = folder / f"{name}-{processes}"
     seen = [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(processes)]
     return open_draft(out / "last").network.state_dict(), seen  # type: ignore[attr-defined]
 
@@ -80,13 +88,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(12)
     ]
     (folder / "alike.jsonl").write_text("\n".join(map(json.dumps, alike)))
+    for processes in (1, 2):
+        launch(folder, processes)
     return folder
 
 
-@pytest.mark.parametrize("batch", [5, 1], ids=["a batch that is not even", "a process without a record"])
-def test_processes_share_every_batch_and_make_one_draft(folder: Path, batch: int):
-    alone, (read,) = launch(folder, 1, batch)
-    together, (first, second) = launch(folder, 2, batch)
+@pytest.mark.parametrize(
+    "name", ["uneven", "single"], ids=["a batch that is not even", "a process without a record"]
+)
+def test_processes_share_every_batch_and_make_one_draft(folder: Path, name: str):
+    batch = TRAININGS[name][1]
+    alone, (read,) = made(folder, name, 1)
+    together, (first, second) = made(folder, name, 2)
     assert len(read) == len(first) == 6 and all(len(step) == batch for step in read)
     assert len(second) == (6 if batch > 1 else 0)
     for step, whole in enumerate(read):
@@ -98,15 +111,15 @@ def test_processes_share_every_batch_and_make_one_draft(folder: Path, batch: int
 
 def test_processes_change_a_target_as_one_does(folder: Path):
     """Of answers of one length, for the mean over a head's tokens is taken in each process."""
-    alone, _ = launch(folder, 1, 4, "alike.jsonl", "joint")
-    together, _ = launch(folder, 2, 4, "alike.jsonl", "joint")
+    alone, _ = made(folder, "joint", 1)
+    together, _ = made(folder, "joint", 2)
     for name, weights in alone.items():
         torch.testing.assert_close(together[name], weights, rtol=1e-3, atol=1e-5)
     first, second, one = (
         load_file(place / "model.safetensors")
         for place in (
-            folder / "run-joint-1-4/last/model",
-            folder / "run-joint-2-4/last/model",
+            folder / "joint-1/last/model",
+            folder / "joint-2/last/model",
             folder / "model",
         )
     )

@@ -25,20 +25,22 @@ class Seeds:
         import tiny_bundles
 
         self._signed = signed
+        whole = folder.parent / "whole-bundles"  # both kinds damage copies of the same
+        whole.mkdir(exist_ok=True)
         self._picture = picture(folder / "picture.png")
         self._bundles: list[tuple[Path, tuple[object, ...], str]] = []
         for name in NAMES:
             # In forks of their own: ONNX Runtime's threads must not exist where the cases are forked.
-            if tiny_bundles.load(name, folder / name) is None:
-                _in_a_fork(folder, lambda n=name: str(tiny_bundles.build(n, folder / n).path))
-            whole = tiny_bundles.load(name, folder / name)
-            assert whole is not None
+            if tiny_bundles.load(name, whole / name) is None:
+                _in_a_fork(folder, lambda n=name: str(tiny_bundles.build(n, whole / n).path))
+            seed = tiny_bundles.load(name, whole / name)
+            assert seed is not None
             arguments = self._arguments(name)
             self._bundles.append(
                 (
-                    whole.path,
+                    seed.path,
                     arguments,
-                    _in_a_fork(folder, lambda p=whole.path, a=arguments: answer_of("-q", "run", p, *a)),
+                    _in_a_fork(folder, lambda p=seed.path, a=arguments: answer_of("-q", "run", p, *a)),
                 )
             )
 
