@@ -158,7 +158,7 @@ def test_a_dry_run_fetches_headers_only(
     found = json.loads(done.stdout)
     local = dry_run(BuildRequest(model=str(source), output=tmp_path / "bundle", draft_layer=1))
     expected = {"schema_version": 1, **local.model_dump(mode="json")}
-    told = {"model", "notices", "peak_memory"}  # ballast takes memory
+    told = {"model", "notices", "peak_memory", "seconds"}  # ballast takes memory and time
     assert {k: v for k, v in found.items() if k not in told} == {
         k: v for k, v in expected.items() if k not in told
     }
