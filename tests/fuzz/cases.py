@@ -19,7 +19,7 @@ HANG = 20.0
 """Seconds after which a case counts as a hang. Those that it waits for a processor, which others have, do not count."""
 
 MEMORY = 2 << 30
-"""Bytes that a case may take at its peak."""
+"""Bytes that a case may take at its peak, beside those of the process that it is a fork of."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Verdict:
     status: int
     seconds: float
     peak: int
-    """Bytes."""
+    """Bytes, beside those of the process that it was a fork of."""
     errors: str
 
 
 def judge(case: Case, folder: Path) -> Verdict:
     """Run a case in a fork; its output goes to files in `folder`."""
     out, err = folder / "stdout", folder / "stderr"
-    begin = time.monotonic()
+    begin, held = time.monotonic(), resident()
     child = os.fork()
     if child == 0:
         _serve(case, out, err)
     status, usage, hung = _wait(child, begin + case.limit)
-    seconds, peak = time.monotonic() - begin, usage.ru_maxrss << 10
+    seconds, peak = time.monotonic() - begin, max(0, (usage.ru_maxrss << 10) - held)
     answer, errors = out.read_text("utf-8", "replace"), err.read_text("utf-8", "replace")
     problem = None
     if hung:
@@ -91,6 +91,14 @@ def _wait(child: int, deadline: float) -> tuple[int, resource.struct_rusage, boo
             return status, usage, True
         time.sleep(pause)
         pause = min(0.02, pause * 1.5)
+
+
+def resident() -> int:
+    """Bytes of this process, which a fork begins with; 0 where the system does not say (only Linux does)."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def denied(process: int) -> float:

@@ -70,6 +70,16 @@ def test_what_counts_as_a_failure(
     assert verdict.problem == problem if problem is None else problem in str(verdict.problem)
 
 
+def test_memory_of_the_process_that_forks_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cases.MEMORY", 200 << 20)
+    held = bytearray(300 << 20)
+    held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
+    verdict = judge(Case(lambda: 0 * len(held)), tmp_path)
+    assert verdict.problem is None and verdict.peak < 200 << 20
+
+
 def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow() -> int:
         time.sleep(2)
