@@ -50,7 +50,7 @@ class Verdict:
 def judge(case: Case, folder: Path) -> Verdict:
     """Run a case in a fork; its output goes to files in `folder`."""
     out, err = folder / "stdout", folder / "stderr"
-    begin, held = time.monotonic(), resident()
+    begin, held = time.monotonic(), anonymous()
     child = os.fork()
     if child == 0:
         _serve(case, out, err)
@@ -93,11 +93,13 @@ def _wait(child: int, deadline: float) -> tuple[int, resource.struct_rusage, boo
         pause = min(0.02, pause * 1.5)
 
 
-def resident() -> int:
-    """Bytes of this process, which a fork begins with; 0 where the system does not say (only Linux does)."""
+def anonymous() -> int:
+    """Bytes of this process that are in no file, which a fork begins with (files' pages come when it touches them); 0
+    where the system does not say (only Linux does)."""
     try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+        lines = Path("/proc/self/status").read_text("ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+    except (OSError, ValueError, StopIteration):
         return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -76,8 +77,12 @@ def test_memory_of_the_process_that_forks_does_not_count(
     monkeypatch.setattr("cases.MEMORY", 200 << 20)
     held = bytearray(300 << 20)
     held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
-    verdict = judge(Case(lambda: 0 * len(held)), tmp_path)
-    assert verdict.problem is None and verdict.peak < 200 << 20
+    (tmp_path / "file").write_bytes(bytes(held))
+    with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert len(mapped[:]) == len(held)  # pages of a file, of which a fork begins with none
+        verdict = judge(Case(lambda: 0 * len(held)), tmp_path)
+        assert verdict.problem is None and verdict.peak < 200 << 20
+        assert "GB" in str(judge(Case(devour), tmp_path).problem)
 
 
 def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
