@@ -30,7 +30,7 @@ from ..memory import (
     streamed_parity_bytes,
     whole_parity_bytes,
 )
-from ..parity.recorded import compared_rows, decoded_rows, recorded_bytes
+from ..parity.recorded import RowCount, compared_rows, recorded_bytes, row_counts
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
 from .prepare import Prepared, prepare
@@ -102,7 +102,15 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
     manifest, weight_bytes = prepared.manifest, exported.store.bytes
     sequence, cross = kv_bytes_per_sequence(manifest), cross_kv_bytes_per_row(manifest)
     cache = sequence + cross * (manifest.limits.max_source or 0)
-    memory, whole = estimate_memory(prepared, exported, cache * 4 // ITEM_SIZES[manifest.cache_dtype])
+    memory, whole, counts = estimate_memory(prepared, exported, cache * 4 // ITEM_SIZES[manifest.cache_dtype])
+    work = BuildWork(
+        prepared.checkpoint.tensors.memory.stored,
+        weight_bytes,
+        exported.store.parameters,
+        # Rows of a text encoder pass as many layers; image rows that cross-attention reads pass none.
+        sum(count.decoded + (count.source if count.encoded else 0) for count in counts),
+        tracing,
+    )
     return DryRun(
         model=request.model,
         family=prepared.family.name,
@@ -124,13 +132,15 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         cross_kv_bytes_per_row=cross,
         parity="whole" if whole else "layer by layer",
         peak_memory=memory,
-        seconds=round(_seconds(prepared, exported, tracing, whole), 1),
+        seconds=round(build_seconds(work, measured_rates(), parity=request.parity), 3),
         notices=prepared.notices,
     )
 
 
-def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) -> tuple[DryRunMemory, bool]:
-    """Peak resident memory, and whether parity runs whole.
+def estimate_memory(
+    prepared: Prepared, exported: Exported, cache_bytes: int
+) -> tuple[DryRunMemory, bool, list[RowCount]]:
+    """Peak resident memory, whether parity runs whole, and the rows that it then compares.
 
     Build: the process, plus the larger of writing (the largest stored tensor and a part of it as read) and parity
     (`exporter/memory.py`). Run: the runtime, weights, key/value arena and cross-attention cache.
@@ -141,24 +151,19 @@ def estimate_memory(prepared: Prepared, exported: Exported, cache_bytes: int) ->
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]
     rows = compared_rows(request.length)
-    recorded = [recorded_bytes(prepared.family, rows, streamed=streamed) for streamed in (False, True)]
-    needed = whole_parity_bytes(graphs, memory, recorded[0])
-    whole = fits_whole(needed, request.parity_memory, stored)
-    parity = needed if whole else streamed_parity_bytes(graphs, memory, recorded[1])
+    counts = row_counts(prepared.family, rows, streamed=False)
+    parity = whole_parity_bytes(graphs, memory, recorded_bytes(prepared.family, counts))
+    whole = fits_whole(parity, request.parity_memory, stored)
+    if not whole:
+        counts = row_counts(prepared.family, rows, streamed=True)
+        parity = streamed_parity_bytes(graphs, memory, recorded_bytes(prepared.family, counts))
     peak = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
         run=RUNTIME_BYTES + weights + cache_bytes,
         weights=weights,
         cache=cache_bytes,
     )
-    return peak, whole
-
-
-def _seconds(prepared: Prepared, exported: Exported, tracing: float, whole: bool) -> float:
-    stored = prepared.checkpoint.tensors.memory.stored
-    rows = decoded_rows(prepared.family, compared_rows(prepared.request.length), streamed=not whole)
-    work = BuildWork(stored, exported.store.bytes, exported.store.parameters, sum(rows), tracing)
-    return build_seconds(work, measured_rates(), parity=prepared.request.parity)
+    return peak, whole, counts
 
 
 def _memory(spec: GraphSpec) -> GraphMemory:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-PASSES = 2
-"""Inputs that parity compares: random ones and realistic ones."""
+from ..parity.recorded import KINDS
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def build_seconds(work: BuildWork, rates: Rates, *, parity: bool) -> float:
     seconds = work.tracing + (work.checkpoint_bytes + work.weight_bytes) / rates.hashed
     seconds += work.weight_bytes / rates.copied
     if parity:
-        seconds += work.parameters * (PASSES * (4 + 8) + 2 * 4) / rates.copied
+        seconds += work.parameters * (len(KINDS) * (4 + 8) + 2 * 4) / rates.copied
         seconds += 2 * work.rows * work.parameters * (2 / rates.flops + 1 / rates.exact_flops)
     return seconds
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ...runtime.commands.output import quantity, size
+from ...runtime.commands.output import picture_size, quantity, size
 
 if TYPE_CHECKING:
     from ..build.dry_run import DryRun
@@ -38,7 +38,7 @@ def dry_run_tables(found: DryRun) -> list[Any]:
         ("bundle", size(found.bundle_bytes)),
         (
             "key/value cache",
-            f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence{_picture(found)}",
+            f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence{picture_size(found.kv_bytes_per_image)}",
         ),
         ("peak memory, build", f"about {size(found.peak_memory.build)} (parity {found.parity})"),
         ("peak memory, run", f"about {size(found.peak_memory.run)} with one sequence at a time"),
@@ -53,12 +53,6 @@ def dry_run_tables(found: DryRun) -> list[Any]:
 
 def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _picture(found: DryRun) -> str:
-    return (
-        f", {size(found.kv_bytes_per_image)} of them the largest picture" if found.kv_bytes_per_image else ""
-    )
 
 
 def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:

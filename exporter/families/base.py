@@ -225,11 +225,10 @@ class Family:
         """
         from .reference import random_inputs, realistic_inputs
 
-        return (
-            random_inputs(self, seed, rows, pictures)
-            if kind == "random"
-            else realistic_inputs(self, seed, rows)
-        )
+        make = {"random": functools.partial(random_inputs, pictures=pictures), "realistic": realistic_inputs}[
+            kind
+        ]
+        return make(self, seed, rows)
 
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "num_decoder_layers")

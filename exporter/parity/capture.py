@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..families.base import Family
+from ..families.base import Family, Parts
 
 Array = np.ndarray
 
@@ -77,16 +77,13 @@ def capture(
     crossing = family.decoder.cross_attention
     ids = inputs["decoder_input_ids"] if crossing else inputs["input_ids"]
     seen: dict[str, torch.Tensor] = {}
-    watched = {"encoder": parts.encoder, "norm": parts.final_norm}
-    pictures = vision_inputs(inputs)
-    tower = {"image": parts.vision_output} if pictures else {}
+    pictures = _vision_inputs(inputs)
     tables = {"lm_head": parts.lm_head} if lm_head else {}
     with torch.no_grad(), residuals_at(parts.layers, parts.final_norm, cuts) as residuals:
         with (
-            recorded(watched, seen, lambda _, output: first(output)),
-            recorded(tower, seen, lambda _, output: (parts.image_rows or first)(output)),
+            recorded_parts(parts, inputs, seen),
             _positions(parts.rotary, seen),
-            recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
+            _recorded(tables, seen, lambda module, _: module.weight.clone()),  # a streamed reference drops it
         ):
             output = model(**inputs, use_cache=True)
         embedded = _embed(family, parts.embed, ids, None if crossing else seen.get("image"))
@@ -152,7 +149,7 @@ def _embed(
     return rows
 
 
-def vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+def _vision_inputs(inputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """What the vision tower reads of a model's arguments."""
     texts = ("input_ids", "attention_mask", "decoder_input_ids", "mm_token_type_ids")
     return {name: value.numpy() for name, value in inputs.items() if name not in texts}
@@ -187,7 +184,21 @@ def residuals_at(
 
 
 @contextmanager
-def recorded(
+def recorded_parts(
+    parts: Parts, inputs: Mapping[str, torch.Tensor], seen: dict[str, torch.Tensor]
+) -> Iterator[None]:
+    """Keeps what the encoder, the final norm and, where there are pictures, the vision tower give."""
+    tower = {"image": parts.vision_output} if _vision_inputs(inputs) else {}
+    watched = {"encoder": parts.encoder, "norm": parts.final_norm}
+    with (
+        _recorded(watched, seen, lambda _, output: _first(output)),
+        _recorded(tower, seen, lambda _, output: (parts.image_rows or _first)(output)),
+    ):
+        yield
+
+
+@contextmanager
+def _recorded(
     modules: Mapping[str, nn.Module | None],
     seen: dict[str, torch.Tensor],
     what: Callable[[Any, Any], torch.Tensor],
@@ -229,7 +240,7 @@ def widened(values: Array | None) -> torch.Tensor:
     return torch.from_numpy(values).double()
 
 
-def first(output: Any) -> torch.Tensor:
+def _first(output: Any) -> torch.Tensor:
     """The first output."""
     return output if isinstance(output, torch.Tensor) else output[0]
 

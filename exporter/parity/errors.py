@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..families.base import Family, Parts
-from .capture import Array, Captured, caches, first, recorded, residuals_at, vision_inputs, widened
+from .capture import Array, Captured, caches, recorded_parts, residuals_at, widened
 from .exact import float64_arithmetic
 
 
@@ -30,14 +30,7 @@ def float32_errors(
         }
         with (
             residuals_at(parts.layers, parts.final_norm, cuts, given) as residuals,
-            recorded(
-                {"image": parts.vision_output} if vision_inputs(inputs) else {},
-                seen,
-                lambda _, output: (parts.image_rows or first)(output),
-            ),
-            recorded(
-                {"encoder": parts.encoder, "norm": parts.final_norm}, seen, lambda _, output: first(output)
-            ),
+            recorded_parts(parts, inputs, seen),
             _as_given(parts, given),
         ):
             output = model(**wide, use_cache=True)

@@ -71,7 +71,7 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     """Print the facts of `inspection.facts` for people."""
     from rich.table import Table
 
-    from .output import quantity, size
+    from .output import picture_size, quantity, size
 
     model, decoder, limits, kv = found["model"], found["decoder"], found["limits"], found["kv"]
     head = Table.grid(padding=(0, 2))
@@ -92,11 +92,10 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     cuts = decoder["cuts"]
     row("Decoder", f"{decoder['num_layers']} layers × {decoder['hidden_size']}, {decoder['num_heads']} heads "
         f"({decoder['num_kv_heads']} key/value), cut at {', '.join(map(str, cuts[1:-1])) or 'no layer'}")  # fmt: skip
-    picture = f", {size(kv['bytes_per_image'])} of them the largest picture" if kv["bytes_per_image"] else ""
     row(
         "Key/value cache",
         f"{size(kv['bytes_per_token'])} per token, {size(kv['bytes_per_sequence'])} for each sequence that is decoded "
-        f"at a time{picture}, {decoder['cache_dtype']}",
+        f"at a time{picture_size(kv['bytes_per_image'])}, {decoder['cache_dtype']}",
     )
     if any(graph["float32"] is not None for graph in found["graphs"]):
         row("Arithmetic", f"{found['compute_dtype']} rows between graphs; on a CPU weights become float32 when they are "

@@ -34,6 +34,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def picture_size(count: int) -> str:
+    """What is said of the bytes of the largest picture behind those of a sequence; nothing of a model of text."""
+    return f", {size(count)} of them the largest picture" if count else ""
+
+
 def quantity(count: float) -> str:
     """A count for people: `4.3 M`."""
     for unit in ("", " k", " M"):

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...scenes import ask, tell
 from ...scenes.scene import Scene, mirror, sample_scene
 from .captioner import Captioner, padded
+from .prompts import drawn, questions
 
 BUCKETS = 4  # batches that are drawn together and sorted by length
 
@@ -67,14 +68,11 @@ class Batches:
         rng = np.random.default_rng([self.seed, 19, step])
         rows = rng.integers(0, 2 * len(self.indices), self.questions)
         items = [ask(self.scene(int(row)), step + 1) for row in rows]
-        upper = rng.random(len(items)) < 0.3
-        texts = [i.text.capitalize() if up else i.text for i, up in zip(items, upper, strict=True)]
-        prompts = [self.captioner.prompt_ids(text) for text in texts]
+        prompts = [self.captioner.prompt_ids(text) for text in questions(items, rng)]
         return Batch(rows, padded(prompts), padded(self.captioner.text_ids([item.answer for item in items])))
 
     def _prompt(self, step: int) -> str:
-        rng = np.random.default_rng([self.seed, 17, step])
-        return self.prompts[0] if rng.random() < 0.6 else self.prompts[int(rng.integers(len(self.prompts)))]
+        return drawn(self.prompts, np.random.default_rng([self.seed, 17, step]))
 
     def _draw(self, block: int) -> list[tuple[np.ndarray, list[list[int]]]]:
         rng = np.random.default_rng([self.seed, 13, block])

@@ -15,7 +15,7 @@ from .batches import Batches
 from .captioner import LONGEST, Captioner, cross_entropy
 from .checks import Checks
 from .long_run import LongRun
-from .loop import Part, Schedule, run_steps
+from .loop import Part, Schedule, learning, run_steps
 from .rows import image_rows
 
 ANSWERS = 0.3  # weight of the answers' loss
@@ -88,10 +88,7 @@ class DecoderStage:
             batches = Batches(captioner, self.seed, indices, self.captions, self.questions, prompts)
             checks = Checks(captioner, self.seed, VALIDATION[: self.checked])
             parts = [("caption", 1.0, batches.told), *([("answer", ANSWERS, batches.asked)] if asks else [])]
-            model.requires_grad_(False)
-            trained = [
-                (n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(frozen)
-            ]
+            trained = learning(model, frozen)
 
             def losses(step: int) -> Iterator[Part]:
                 for name, weight, draw in parts:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...scenes.render import box_of, drawing_order
 from ...scenes.scene import LANE_COUNT, MOST_OBJECTS, Scene, sample_scene
@@ -94,3 +97,13 @@ def label_table(path: Path, seed: int, indices: range) -> dict[str, np.ndarray]:
         partial.replace(path)
     with np.load(path) as stored:
         return {name: stored[name].astype(np.int64) for name in stored.files}
+
+
+def accuracies(batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Share of right answers by question, rounded; an answer is right (1), wrong (0) or not asked for (-1)."""
+    found: dict[str, list[Tensor]] = {}
+    for correct in batches:
+        for name, value in correct.items():
+            found.setdefault(name, []).append(value.flatten())
+    joined = {name: torch.cat(values) for name, values in found.items()}
+    return {name: round(v[v >= 0].float().mean().item(), 4) for name, v in joined.items()}

@@ -36,6 +36,12 @@ class Schedule:
     check_every: int = 250
 
 
+def learning(model: nn.Module, frozen: tuple[str, ...]) -> list[tuple[str, Tensor]]:
+    """The parameters that learn, by name: all but those whose names begin with `frozen`. No other wants a gradient."""
+    model.requires_grad_(False)
+    return [(n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(frozen)]
+
+
 def run_steps(
     run: LongRun,
     plan: Schedule,

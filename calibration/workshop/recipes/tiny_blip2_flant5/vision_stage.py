@@ -19,7 +19,7 @@ from ...precision import computing, dtype_of
 from ...scenes.dataset import prerender
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION
 from ..common.captioner import to_pixels
-from ..common.labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, label_table
+from ..common.labels import GLOBAL_CLASSES, NONE, PATCH_FIELDS, SLOT_CLASSES, accuracies, label_table
 from ..common.long_run import LongRun
 from ..common.optimizer import build_optimizers, schedule
 from .model import FROZEN, MEAN, SIDE, STD, WIDTH, build_model
@@ -96,20 +96,16 @@ def evaluate(
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, float]:
     """Accuracy per question on unmirrored pictures, and of kind and colour together."""
-    found: dict[str, list[Tensor]] = {}
-    for start in range(0, len(pictures), 250):
+
+    def answers(start: int) -> dict[str, Tensor]:
         pixels, truth = batch(pictures, labels, np.arange(start, min(start + 250, len(pictures))))
         with computing(dtype):
             patches, queries = encode(model, pixels)
             _, correct = vision_loss(heads, patches, queries, truth)
         correct["object"] = torch.where(correct["colour"] < 0, -1, correct["kind"] * correct["colour"])
-        for name, value in correct.items():
-            found.setdefault(name, []).append(value.flatten())
-    result = {}
-    for name, values in found.items():
-        value = torch.cat(values)
-        result[name] = round(value[value >= 0].float().mean().item(), 4)
-    return result
+        return correct
+
+    return accuracies(map(answers, range(0, len(pictures), 250)))
 
 
 def train_vision(

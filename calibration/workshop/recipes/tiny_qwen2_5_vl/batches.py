@@ -16,13 +16,12 @@ from ...scenes.film_story import tell_film
 from ...scenes.pair import ask_pair, sample_pair
 from ...scenes.scene import TRAIN, mirror, sample_scene
 from ..common.captioner import IGNORED
-from ..common.prompts import PROMPTS
+from ..common.prompts import PROMPTS, drawn, questions
 from .captioner import Qwen25VL
 from .layout import PAIR, PICTURE, Media, Packed, film_media, packed
 from .tokenizer import FILM_PROMPTS
 
 QUESTIONS = 3  # about each picture, pair or film
-_USUAL = 0.6  # share of the first prompt
 
 Text = tuple[list[int], list[int]]
 """A prompt and what is learned behind it."""
@@ -106,12 +105,10 @@ class Batches:
         return range(QUESTIONS * step + 1, QUESTIONS * (step + 1) + 1)
 
     def _told(self, prompts: Sequence[str], text: str, rng: np.random.Generator) -> Text:
-        prompt = prompts[0] if rng.random() < _USUAL else prompts[int(rng.integers(len(prompts)))]
-        return self.captioner.prompt_ids(prompt), self.captioner.text_ids([text])[0]
+        return self.captioner.prompt_ids(drawn(prompts, rng)), self.captioner.text_ids([text])[0]
 
     def _asked(self, asked: Sequence[Asked], rng: np.random.Generator) -> list[Text]:
-        upper = rng.random(len(asked)) < 0.3
-        texts = [a.text.capitalize() if up else a.text for a, up in zip(asked, upper, strict=True)]
+        texts = questions(asked, rng)
         answers = self.captioner.text_ids([a.answer for a in asked])
         return [(self.captioner.prompt_ids(text), ids) for text, ids in zip(texts, answers, strict=True)]
 

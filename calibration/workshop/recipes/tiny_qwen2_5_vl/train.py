@@ -20,7 +20,7 @@ from ..common.captioner import IGNORED, LONGEST
 from ..common.checks import Checks
 from ..common.folder import digest
 from ..common.long_run import LongRun
-from ..common.loop import Part, Schedule, run_steps
+from ..common.loop import Part, Schedule, learning, run_steps
 from ..common.rows import image_rows, stored_rows
 from .batches import Batch, Batches
 from .captioner import Qwen25VL
@@ -96,10 +96,7 @@ class LanguageStage:
             batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
-            model.requires_grad_(False)
-            trained = [
-                (n, p.requires_grad_()) for n, p in model.named_parameters() if not n.startswith(FROZEN)
-            ]
+            trained = learning(model, FROZEN)
             parts = (
                 (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
                 (1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),

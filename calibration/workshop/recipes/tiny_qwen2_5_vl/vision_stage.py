@@ -19,7 +19,7 @@ from ...precision import computing, dtype_of
 from ...scenes.dataset import resized
 from ...scenes.film import sample_film
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION, Scene, sample_scene
-from ..common.labels import GLOBAL_CLASSES, NONE, SLOT_CLASSES, mirrored, scene_labels
+from ..common.labels import GLOBAL_CLASSES, NONE, SLOT_CLASSES, accuracies, mirrored, scene_labels
 from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, run_steps
 from .tower import FRAMES, SIDE, WIDTH, build_tower, encode, patches
@@ -97,15 +97,13 @@ def row_loss(
 @torch.no_grad()
 def evaluate(tower: Any, heads: RowHeads, views: Sequence[View], dtype: torch.dtype) -> dict[str, float]:
     """Accuracy per question over all rows."""
-    found: dict[str, list[Tensor]] = {}
-    for at in range(0, len(views), 100):
+
+    def answers(at: int) -> dict[str, Tensor]:
         pixels, labels = batch_of(views[at : at + 100])
         with computing(dtype):
-            _, correct = row_loss(heads, encode(tower, pixels), labels)
-        for name, value in correct.items():
-            found.setdefault(name, []).append(value.flatten())
-    joined = {name: torch.cat(values) for name, values in found.items()}
-    return {name: round(v[v >= 0].float().mean().item(), 4) for name, v in joined.items()}
+            return row_loss(heads, encode(tower, pixels), labels)[1]
+
+    return accuracies(map(answers, range(0, len(views), 100)))
 
 
 def train_vision(
