@@ -59,7 +59,7 @@ class BundleAnswers:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         manifest = self.bundle.manifest
         self.name = name or manifest.model.source
-        small = manifest.weights.bytes < SINGLE_THREAD_BYTES
+        small = manifest.weights.total < SINGLE_THREAD_BYTES
         count = (threads or cores()) if small else 1
         most = manifest.limits.max_batch
         if batch_size is not None and batch_size > most:

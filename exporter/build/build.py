@@ -8,6 +8,7 @@ from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from ..memory import return_large_buffers
 from .checks import SPARE_BYTES
 from .export import Exported, export
+from .links import linked_shards
 from .prepare import Prepared, identify, prepare
 from .request import BuildReport, BuildRequest, GraphReport, Progress
 from .text import write_tokenizer
@@ -35,7 +36,8 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
             exported.store.write(
                 folder, (lambda done, total: progress("weights", done, total)) if progress else None
             )
-            write_graphs(folder, exported.graphs, progress)
+            with linked_shards(exported.store.shards, folder):
+                write_graphs(folder, exported.graphs, progress)
             write_tokenizer(prepared.checkpoint, folder)
         bundle = Bundle(folder, manifest)
         if request.parity:
@@ -86,6 +88,7 @@ def _report(prepared: Prepared, exported: Exported, manifest_bytes: int, stages:
         parameters=exported.parameters,
         draft_parameters=exported.draft_parameters,
         weight_bytes=exported.store.bytes,
+        linked_bytes=sum(manifest.weights.linked.values()),
         bytes=sum(sizes.values()) + manifest_bytes,
         graphs=[
             GraphReport(name=g.name, role=g.role, nodes=len(g.model.graph), bytes=sizes[f"{g.name}.onnx"])

@@ -181,6 +181,9 @@ def estimated_bytes(prepared: Prepared) -> int:
     used = {stored for name in checkpoint.names.shapes if (stored := checkpoint.names.held(name)) is not None}
     used = {s for s in used if "float" in tensors.dtype(s) and tensors.shape(s) != embedding.shape}
     used |= {*embedding.names, *head.names}
+    if prepared.request.link_weights:
+        places = {stored: tensors.place(stored) for stored in used}
+        used = {s for s, place in places.items() if place is None or place.dtype != manifest.weights_dtype}
     count = sum(math.prod(tensors.shape(stored)) for stored in used)
     networks = [getattr(draft, "network", None) for draft in prepared.selection.drafts]
     count += sum(p.numel() for network in networks if network is not None for p in network.parameters())

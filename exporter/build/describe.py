@@ -148,6 +148,7 @@ def describe_tensors(store: WeightStore, tensors: Mapping[str, WeightRef]) -> di
             bytes=slots[name].bytes,
             dtype=store.stored_dtype(ref),
             shape=list(ref.shape),
+            file=None if slots[name].file == WEIGHTS_FILE else slots[name].file,
         )
         for name, ref in tensors.items()
     }

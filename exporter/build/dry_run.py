@@ -63,7 +63,8 @@ class DryRunMemory(BaseModel):
 
 
 class DryRun(BaseModel):
-    """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer. `seconds` is an
+    """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer, `linked_bytes` of
+    it are files of the checkpoint. `seconds` is an
     estimate of computing on this machine (`exporter/build/duration.py`), without a slow disk's time and plans."""
 
     status: Literal["dry-run"] = "dry-run"
@@ -79,6 +80,7 @@ class DryRun(BaseModel):
     parameters: int
     draft_parameters: int
     weight_bytes: int
+    linked_bytes: int
     bundle_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_image: int
@@ -100,12 +102,14 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
     graphs = [_graph(spec) for spec in exported.graphs]
     shape = prepared.family.decoder
     manifest, weight_bytes = prepared.manifest, exported.store.bytes
+    linked = sum(manifest.weights.linked.values())
     sequence, cross = kv_bytes_per_sequence(manifest), cross_kv_bytes_per_row(manifest)
     cache = sequence + cross * (manifest.limits.max_source or 0)
     memory, whole, counts = estimate_memory(prepared, exported, cache * 4 // ITEM_SIZES[manifest.cache_dtype])
     work = BuildWork(
         prepared.checkpoint.tensors.memory.stored,
         weight_bytes,
+        linked,
         exported.store.parameters,
         # Rows of a text encoder pass as many layers; image rows that cross-attention reads pass none.
         sum(count.decoded + (count.source if count.encoded else 0) for count in counts),
@@ -124,7 +128,8 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         parameters=exported.parameters,
         draft_parameters=exported.draft_parameters,
         weight_bytes=weight_bytes,
-        bundle_bytes=weight_bytes + sum(g.bytes for g in graphs),
+        linked_bytes=linked,
+        bundle_bytes=weight_bytes + linked + sum(g.bytes for g in graphs),
         kv_bytes_per_token=kv_bytes_per_token(manifest),
         kv_bytes_per_image=kv_bytes_per_image(manifest),
         kv_bytes_per_sequence=sequence,
@@ -146,7 +151,7 @@ def estimate_memory(
     (`exporter/memory.py`). Run: the runtime, weights, key/value arena and cross-attention cache.
     """
     request, memory = prepared.request, prepared.checkpoint.tensors.memory
-    stored, weights = exported.store.bytes, 4 * exported.store.parameters
+    stored, weights = prepared.manifest.weights.total, 4 * exported.store.parameters
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]

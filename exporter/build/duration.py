@@ -25,11 +25,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class BuildWork:
-    """What a build has to do. Bytes of the checkpoint and of the bundle's weights; parameters; rows that parity runs
+    """What a build has to do. Bytes of the checkpoint, of the weights that are stored anew and of linked files; parameters; rows that parity runs
     through every layer, of all inputs together; seconds that tracing took."""
 
     checkpoint_bytes: int
     weight_bytes: int
+    linked_bytes: int
     parameters: int
     rows: int
     tracing: float
@@ -41,7 +42,7 @@ def build_seconds(work: BuildWork, rates: Rates, *, parity: bool) -> float:
     Every tensor is hashed as read and as written, and converted once. Parity reads every parameter for each input in
     float32 and in float64, and ONNX Runtime packs it once; then each row is multiplied with it three times.
     """
-    seconds = work.tracing + (work.checkpoint_bytes + work.weight_bytes) / rates.hashed
+    seconds = work.tracing + (work.checkpoint_bytes + work.weight_bytes + work.linked_bytes) / rates.hashed
     seconds += work.weight_bytes / rates.copied
     if parity:
         seconds += work.parameters * (len(KINDS) * (4 + 8) + 2 * 4) / rates.copied

@@ -32,7 +32,8 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     What the runtime would refuse is refused here, before weights are written: BundleError names the field.
     """
     family, manifest = prepared.family, prepared.manifest
-    store = WeightStore([prepared.checkpoint.tensors], manifest)
+    tensors = prepared.checkpoint.tensors
+    store = WeightStore([tensors], manifest, linked=tensors if prepared.request.link_weights else None)
     manifest.tensors = describe_tensors(store, family.tensors())
     precision = family.precision(prepared.request.precision)
     graphs: list[GraphSpec] = []
@@ -53,7 +54,11 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     layers = range(shape.num_layers)
     add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
     manifest.graphs = {spec.name: describe_graph(spec) for spec in graphs}
-    manifest.weights = WeightsInfo(file=WEIGHTS_FILE, bytes=store.bytes)
+    manifest.weights = WeightsInfo(
+        file=WEIGHTS_FILE,
+        bytes=store.bytes,
+        linked={name: tensors.file_bytes(file) for name, file in store.shards.items()},
+    )
     manifest.model.parameters = parameters
     check_description(manifest)
     return Exported(graphs, store, parameters, store.parameters - parameters)

@@ -18,6 +18,7 @@ from ..families.registry import family_for
 from .checks import check_early, estimated_bytes
 from .describe import describe
 from .generation import generation_notices
+from .links import check_links
 from .request import ROUND, TEXT, BuildRequest
 from .write import check_output, check_space
 
@@ -81,6 +82,8 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     manifest = describe(request, checkpoint, family, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)
+    if request.link_weights:
+        check_links(checkpoint.tensors, manifest.weights_dtype, request.output)
     if write:
         check_space(request.output, estimated_bytes(prepared), "about ")
     return prepared

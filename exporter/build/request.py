@@ -28,7 +28,7 @@ RANGES = {
 
 class BuildRequest(BaseModel):
     """What to build. Lengths are in tokens; `max_length` None is `TEXT` and room for a picture, as far as the model's
-    positions go. `parity_memory` is in bytes, None follows the memory that is available."""
+    positions go. `link_weights` leaves the checkpoint's tensors in its own files. `parity_memory` is in bytes, None follows the memory that is available."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,6 +42,7 @@ class BuildRequest(BaseModel):
     max_source: int = 512
     max_pixels: int | None = None
     precision: str = "float32"
+    link_weights: bool = False
     default_prompt: str | None = None
     force: bool = False
     parity: bool = True
@@ -75,7 +76,8 @@ class GraphReport(BaseModel):
 
 
 class BuildReport(BaseModel):
-    """What was built. `bytes` is the whole bundle; `parameters` counts the target's numbers."""
+    """What was built. `bytes` is the whole bundle, `linked_bytes` what of it are files of the checkpoint; `parameters`
+    counts the target's numbers."""
 
     status: Literal["built"] = "built"
     output: Path
@@ -87,6 +89,7 @@ class BuildReport(BaseModel):
     parameters: int
     draft_parameters: int
     weight_bytes: int
+    linked_bytes: int
     bytes: int
     graphs: list[GraphReport]
     parity: list[dict[str, Any]]

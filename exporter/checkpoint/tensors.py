@@ -96,6 +96,20 @@ class TensorFiles:
         """Stored dtype name, as in torch (`float16`, ...)."""
         return self._find(name).dtype
 
+    def place(self, name: str) -> Place | None:
+        """Where the bytes of a tensor lie; None in a file that is not safetensors."""
+        entry = self._find(name)
+        return None if entry.offset is None else Place(self._files[entry.file], entry.offset, entry.dtype)
+
+    def file_bytes(self, file: Path) -> int:
+        """Size of a safetensors file, which ends with its last tensor."""
+        ends = (
+            e.offset + math.prod(e.shape) * _item_size(e.dtype)
+            for e in self._entries.values()
+            if e.offset is not None and self._files[e.file] == file
+        )
+        return max(ends, default=0)
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype, in memory of its own."""
         entry = self._find(name)
@@ -125,6 +139,15 @@ class TensorFiles:
 def _item_size(dtype: str) -> int:
     found = getattr(torch, dtype, None)
     return 4 if found is None else found.itemsize
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor's numbers stand one after the other: from byte `offset` of `file`, of type `dtype` (torch's name)."""
+
+    file: Path
+    offset: int
+    dtype: str
 
 
 @dataclass(frozen=True)

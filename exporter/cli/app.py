@@ -124,6 +124,12 @@ def build(
         metavar="fp32|fp16|bf16",
         help="Of weights, caches and arithmetic; a CPU computes in float32 all the same.",
     ),
+    link_weights: bool = typer.Option(
+        False,
+        "--link-weights",
+        help="Leave the model's tensors in its own safetensors files, as hard links in the bundle: no second copy on the "
+        "disk. For tensors stored in the bundle's --precision.",
+    ),
     default_prompt: str = typer.Option(
         None, "--default-prompt", metavar="TEXT", help="Prompt of requests that give none."
     ),
@@ -156,7 +162,8 @@ def build(
     with _quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
-            max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision, default_prompt=default_prompt, force=force,
+            max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision,
+            link_weights=link_weights, default_prompt=default_prompt, force=force,
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
             target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
         )  # fmt: skip
@@ -329,9 +336,9 @@ def _print_dry_run(found: Any) -> None:
 
 
 def _print_report(report: Any) -> None:
-    from ...runtime.commands.output import console, quantity, size
+    from ...runtime.commands.output import console, quantity
     from ..build.timing import stage_line
-    from .tables import parity_table, plans_table
+    from .tables import bundle_size, parity_table, plans_table
 
     out = console()
     if report.parity:
@@ -340,7 +347,8 @@ def _print_report(report: Any) -> None:
         out.print(plans_table(report.plans))
     drafts = ", ".join(report.drafts) or "none"
     out.print(
-        f"{report.output}: {report.family}, {quantity(report.parameters)} parameters, {size(report.bytes)}, decoder cut at "
+        f"{report.output}: {report.family}, {quantity(report.parameters)} parameters, "
+        f"{bundle_size(report.bytes, report.linked_bytes)}, decoder cut at "
         f"{report.cuts}, drafts: {drafts}{'' if report.speculative else ' (speculation off)'}, {report.seconds:.0f} s",
         markup=False,
     )

@@ -35,7 +35,7 @@ def dry_run_tables(found: DryRun) -> list[Any]:
     for label, value in (
         ("drafts", ", ".join(found.drafts) + ("" if found.speculative else " (speculation off)")),
         ("parameters", f"{quantity(found.parameters)} + {quantity(found.draft_parameters)} of drafts"),
-        ("bundle", size(found.bundle_bytes)),
+        ("bundle", bundle_size(found.bundle_bytes, found.linked_bytes)),
         (
             "key/value cache",
             f"{size(found.kv_bytes_per_token)} per token, {size(found.peak_memory.cache)} per sequence{picture_size(found.kv_bytes_per_image)}",
@@ -49,6 +49,11 @@ def dry_run_tables(found: DryRun) -> list[Any]:
     ):
         totals.add_row(label, value)
     return [table, totals]
+
+
+def bundle_size(total: int, linked: int) -> str:
+    """Of a whole bundle, and what of it takes no further disk."""
+    return size(total) + (f", {size(linked)} of it the model's own files" if linked else "")
 
 
 def _span(seconds: float) -> str:

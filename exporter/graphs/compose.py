@@ -111,14 +111,24 @@ class Composer:
         inputs: Mapping[str, ir.Value],
         checkpoint_name: Callable[[str], str],
     ) -> dict[str, ir.Value]:
-        """Copies a template's nodes. `checkpoint_name` maps a parameter of the traced module to a checkpoint tensor."""
+        """Copies a template's nodes. `checkpoint_name` maps a parameter of the traced module to a checkpoint tensor.
+
+        A matrix that stays in the checkpoint's own file lies there as [out, in], one tensor each: products with it are
+        composed as such (`_product`).
+        """
         values: dict[ir.Value, ir.Value] = {}
+        linked: dict[ir.Value, list[WeightRef]] = {}
         for value in template.graph.inputs:
             name = value.name or ""
             if name in template.weights:
                 source = template.weights[name]
                 names = tuple(checkpoint_name(p) for p in source.parameters)
-                values[value] = self.weight(WeightRef(names, source.transpose, source.shape))
+                ref = WeightRef(names, source.transpose, source.shape)
+                parts = self._store.parts(ref) if source.transpose and _multiplies(value) else None
+                if parts is None:
+                    values[value] = self.weight(ref)
+                else:
+                    linked[value] = parts
             elif name in inputs:
                 values[value] = inputs[name]
             else:
@@ -126,6 +136,12 @@ class Composer:
         for value in template.graph.initializers.values():
             values[value] = self.constant(value.const_value.numpy())  # type: ignore[union-attr]
         for node in template.graph:
+            if node.op_type == "MatMul" and node.inputs[1] in linked:
+                rows, matrix = node.inputs
+                assert rows is not None and matrix is not None and rows.shape is not None
+                product = self._product(prefix, values[rows], len(rows.shape), linked[matrix])
+                values[node.outputs[0]] = product
+                continue
             # Optional outputs that nobody reads must not be declared: engines would compute them.
             count = max(
                 (i + 1 for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()), default=1
@@ -144,6 +160,24 @@ class Composer:
             self._graph.append(copy)
         return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
 
+    def _product(self, prefix: str, rows: ir.Value, rank: int, matrices: Sequence[WeightRef]) -> ir.Value:
+        """`rows` [..., in] times every matrix [out, in], side by side: [..., sum of out]."""
+
+        def node(op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
+            return self.node(op_type, inputs, f"{prefix}/{op_type}_{len(self._graph)}", **attributes)
+
+        wide, width = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+        flat = rows
+        if rank != 2:
+            flat = node("Reshape", [rows, self.constant(np.array([-1, width], np.int64))])
+        products = [node("Gemm", [flat, self.weight(matrix)], transB=1) for matrix in matrices]
+        joined = products[0] if len(products) == 1 else node("Concat", products, axis=1)
+        if rank == 2:
+            return joined
+        leading = node("Shape", [rows], start=0, end=-1)
+        shape = node("Concat", [leading, self.constant(np.array([wide], np.int64))], axis=0)
+        return node("Reshape", [joined, shape])
+
     def model(self) -> ir.Model:
         """The finished model. Raises ExportError when it lacks an input or output of its role."""
         for kind, wanted, found in (
@@ -154,3 +188,8 @@ class Composer:
             if missing:
                 raise ExportError(f"{self.name}: no {kind} {', '.join(missing[:4])}, which its role needs")
         return ir.Model(self._graph, ir_version=10, producer_name="vlmexport")
+
+
+def _multiplies(matrix: ir.Value) -> bool:
+    """Whether a template reads a matrix in products of rows with it only."""
+    return all(use.node.op_type == "MatMul" and use.idx == 1 for use in matrix.uses())

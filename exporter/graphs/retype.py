@@ -89,13 +89,29 @@ def _residual_nodes(nodes: list[onnx.NodeProto], maker: dict[str, int]) -> set[i
         stream.add(node.output[0])
         found.add(index)
         for name in node.input:
-            branch = maker.get(name)
-            if branch is not None and nodes[branch].op_type == "MatMul":
-                source = maker.get(nodes[branch].input[0])
-                # The attention's output product reads moved rows; the feed-forward's reads an activation.
-                if source is not None and nodes[source].op_type not in MOVING_OPS | {"Attention"}:
-                    found.add(branch)
+            product, rows = _product(nodes, maker, name)
+            source = maker.get(rows)
+            # The attention's output product reads moved rows; the feed-forward's reads an activation.
+            if product is None or source is None:
+                continue
+            if nodes[source].op_type not in MOVING_OPS | {"Attention"}:
+                found.add(product)
     return found
+
+
+def _product(nodes: list[onnx.NodeProto], maker: dict[str, int], name: str) -> tuple[int | None, str]:
+    """The node that multiplies rows with a matrix to make `name`, and those rows: a MatMul, or, of a linked matrix, a
+    Gemm between two Reshapes (`Composer`). None where another kind of node makes it."""
+    index = maker.get(name)
+    if index is None or nodes[index].op_type not in ("MatMul", "Reshape"):
+        return None, ""
+    if nodes[index].op_type == "MatMul":
+        return index, nodes[index].input[0]
+    inner = maker.get(nodes[index].input[0])
+    if inner is None or nodes[inner].op_type != "Gemm":
+        return None, ""
+    flat = maker.get(nodes[inner].input[0])
+    return inner, nodes[inner].input[0] if flat is None else nodes[flat].input[0]
 
 
 def retype(

@@ -1,17 +1,18 @@
 """The one file of weights: every tensor gets one offset, shared by all graphs, and is streamed once.
 
 Offsets are known before any weight is read (they follow from shapes), so graphs are written first and the file is
-filled shard by shard; the most memory ever held is one tensor.
+filled shard by shard; the most memory ever held is one tensor. A store that links leaves the checkpoint's tensors where
+they are, in its safetensors files, which become hard links in the bundle.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -19,6 +20,7 @@ from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.bundle.widened import widened
 from ...runtime.errors import ExportError
+from ..checkpoint.tensors import Place, TensorFiles
 from ..disk import FULL
 from .dtypes import ONNX, TORCH
 
@@ -50,18 +52,25 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor lies in the file (bytes)."""
+    """Where a tensor lies: `bytes` from `offset` of a file of the bundle."""
 
     offset: int
     bytes: int
+    file: str = WEIGHTS_FILE
 
 
 class WeightStore:
     """Hands out slots for weights and writes the file. One instance per bundle."""
 
-    def __init__(self, readers: Sequence[TensorReader], manifest: Manifest) -> None:
-        """`manifest` describes the bundle as far as it is known; its `tensors` follow before the first graph."""
+    def __init__(
+        self, readers: Sequence[TensorReader], manifest: Manifest, linked: TensorFiles | None = None
+    ) -> None:
+        """`manifest` describes the bundle as far as it is known; its `tensors` follow before the first graph. Tensors of
+        `linked` that have the bundle's type are not stored anew."""
         self._manifest = manifest
+        self._linked = linked
+        self.shards: dict[str, Path] = {}
+        """Files that the bundle links to, by their name in it."""
         self._readers = list(readers)
         self._slots: dict[WeightRef, Slot] = {}
         self._owner: dict[str, WeightRef] = {}
@@ -87,18 +96,37 @@ class WeightStore:
             raise ExportError(
                 f"tensor {' + '.join(ref.names)} has shape {found} in the checkpoint, not {ref.shape}"
             )
+        size = math.prod(ref.shape) * TORCH[self.stored_dtype(ref)].itemsize
+        place = self._place(ref)
+        if place is not None:
+            self.shards[place.file.name] = place.file
+            slot = self._slots[ref] = Slot(place.offset, size, place.file.name)
+            return slot
         for name in ref.names:
             other = self._owner.setdefault(name, ref)
             if other != ref:
                 raise ExportError(
                     f"tensor {name} is needed in two layouts ({other} and {ref}) and would be stored twice"
                 )
-        size = int(np.prod(ref.shape, dtype=np.int64)) * ONNX[self.stored_dtype(ref)].itemsize
         align = PAGE if size >= PAGE_FROM else LINE
         start = -(-self.bytes // align) * align
-        slot = self._slots[ref] = Slot(start, int(size))
+        slot = self._slots[ref] = Slot(start, size)
         self.bytes = start + slot.bytes
         return slot
+
+    def parts(self, ref: WeightRef) -> list[WeightRef] | None:
+        """The tensors that `ref` is made of, as the checkpoint's own files hold them; None where one of them does not stay
+        there."""
+        plain = [WeightRef((name,), False, self._reader(name).shape(name), ref.dtype) for name in ref.names]
+        return plain if all(self._place(part) is not None for part in plain) else None
+
+    def _place(self, ref: WeightRef) -> Place | None:
+        """Where `ref` stays: it is one tensor of the checkpoint, of the bundle's type, at an address of that type."""
+        if self._linked is None or len(ref.names) != 1 or ref.transpose or ref.names[0] not in self._linked:
+            return None
+        place, dtype = self._linked.place(ref.names[0]), self.stored_dtype(ref)
+        fits = place is not None and place.dtype == dtype and place.offset % TORCH[dtype].itemsize == 0
+        return place if fits else None
 
     def stored_dtype(self, ref: WeightRef) -> str:
         """The type of `ref` in the file."""
@@ -110,35 +138,46 @@ class WeightStore:
         slot = self.slot(ref)
         dtype = ONNX[ref.dtype]
         return ir.ExternalTensor(
-            WEIGHTS_FILE, slot.offset, slot.bytes, dtype, shape=ir.Shape(ref.shape), name=name
+            slot.file, slot.offset, slot.bytes, dtype, shape=ir.Shape(ref.shape), name=name
         )
 
     @property
     def parameters(self) -> int:
         """Numbers stored."""
-        return sum(int(np.prod(ref.shape, dtype=np.int64)) for ref in self._slots)
+        return sum(math.prod(ref.shape) for ref in self._slots)
+
+    @property
+    def linked_bytes(self) -> dict[str, int]:
+        """Bytes by file that graphs and runtime read of `shards`."""
+        found = dict.fromkeys(self.shards, 0)
+        for slot in self._slots.values():
+            if slot.file in found:
+                found[slot.file] += slot.bytes
+        return found
 
     def slots(self) -> dict[WeightRef, Slot]:
         """All slots handed out so far."""
         return dict(self._slots)
 
     def write(self, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-        """Writes the file. `progress(done, total)` counts bytes. ExportError when the disk is full."""
+        """Writes the file, and looks at every number of linked ones. `progress(done, total)` counts bytes. ExportError
+        when the disk is full."""
         path = folder / WEIGHTS_FILE
         done = 0
+        refs = sorted(self._slots, key=lambda r: self._reader(r.names[0]).order(r.names[0]))
         try:
             with path.open("wb") as file:
                 file.truncate(self.bytes)
-                for ref in sorted(self._slots, key=lambda r: self._reader(r.names[0]).order(r.names[0])):
+                for ref in refs:
                     slot = self._slots[ref]
-                    file.seek(slot.offset)
                     tensor = self.materialize(ref)
-                    if tensor.numel():
+                    if slot.file == WEIGHTS_FILE and tensor.numel():
+                        file.seek(slot.offset)
                         file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
                     del tensor
                     done += slot.bytes
                     if progress:
-                        progress(done, self.bytes)
+                        progress(done, self.bytes + sum(self.linked_bytes.values()))
                 file.flush()
         except OSError as error:
             if error.errno in FULL:

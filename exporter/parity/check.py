@@ -54,7 +54,7 @@ def check_parity(
     manifest, family = bundle.manifest, family_for(checkpoint)
     drafts = [draft.stored_as(manifest.weights_dtype) for draft in drafts]
     rows = compared_rows(manifest.limits.max_length)
-    streamed = not fits_whole(_whole_bytes(bundle, family, rows), memory_limit, manifest.weights.bytes)
+    streamed = not fits_whole(_whole_bytes(bundle, family, rows), memory_limit, manifest.weights.total)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
     lm_head = any(draft.reads_lm_head for draft in drafts)
     exact = load_exact(checkpoint, manifest.weights_dtype)

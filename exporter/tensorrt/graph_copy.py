@@ -28,7 +28,7 @@ class CopyOptions:
 
     `precision`: types of the copy; `source`: those of the bundle's graphs, which are retyped only where they are float32.
     `capacity`: rows of the static cache (max_length + max_width). `decomposable`: let TensorRT split Attention where
-    it has no fused kernel. `shared_inputs`: byte offset in the weights file → input name; a weight at that offset
+    it has no fused kernel. `shared_inputs`: (file, byte offset) → input name; a weight at that place
     becomes a network input (the embedding table of a tied head), so that no plan holds it.
     """
 
@@ -36,7 +36,7 @@ class CopyOptions:
     capacity: int
     decomposable: bool = False
     wide_residual: bool = False
-    shared_inputs: Mapping[int, str] = field(default_factory=dict)
+    shared_inputs: Mapping[tuple[str, int], str] = field(default_factory=dict)
     source: str = "float32"
 
 
@@ -107,11 +107,11 @@ def freeze(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     del model.graph.value_info[:]
 
 
-def offer_shared(model: onnx.ModelProto, shared: Mapping[int, str]) -> None:
-    """Turns initializers that lie at a shared offset of the weights file into inputs."""
+def offer_shared(model: onnx.ModelProto, shared: Mapping[tuple[str, int], str]) -> None:
+    """Turns initializers that lie at a shared place into inputs."""
     for tensor in list(model.graph.initializer):
         place = external_place(tensor)
-        name = shared.get(place[1]) if place is not None else None
+        name = shared.get(place) if place is not None else None
         if name is None or any(i.name == name for i in model.graph.input):
             continue
         for node in model.graph.node:

@@ -116,7 +116,7 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
         sizes.max_length + sizes.max_width,
         wide_residual=precision == "float16" and language_class(manifest.model.decoder).wide_residual,
         shared_inputs={
-            manifest.tensors[name].offset: name
+            (manifest.tensors[name].file or manifest.weights.file, manifest.tensors[name].offset): name
             for name in reversed(SHARED_TABLES)
             if name in manifest.tensors
         },

@@ -29,7 +29,7 @@ def check_listed(manifest: Manifest) -> None:
             raise failure(f"graphs.{name}.file", graph.file, "listed under 'files'")
         if graph.float32 is not None and graph.float32 not in manifest.files:
             raise failure(f"graphs.{name}.float32", graph.float32, "listed under 'files'")
-    for where in (manifest.weights.file, manifest.text.tokenizer):
+    for where in (manifest.weights.file, *manifest.weights.linked, manifest.text.tokenizer):
         if where not in manifest.files:
             raise BundleError(f"manifest field 'files' does not list {where!r}")
 
@@ -136,12 +136,15 @@ def _check_tensors(manifest: Manifest) -> None:
             raise failure(
                 f"tensors.{name}.bytes", tensor.bytes, f"{expected}, which its shape and dtype need"
             )
-        if tensor.offset + tensor.bytes > manifest.weights.bytes:
-            raise failure(
-                f"tensors.{name}.offset", tensor.offset, f"inside weights of {manifest.weights.bytes} bytes"
-            )
-        if tensor.offset % 64:
-            raise failure(f"tensors.{name}.offset", tensor.offset, "a multiple of 64")
+        size, aligned = manifest.weights.bytes, 64
+        if tensor.file is not None:
+            if tensor.file not in manifest.weights.linked:
+                raise failure(f"tensors.{name}.file", tensor.file, "one of 'weights.linked'")
+            size, aligned = manifest.weights.linked[tensor.file], ITEM_SIZES[tensor.dtype]
+        if tensor.offset + tensor.bytes > size:
+            raise failure(f"tensors.{name}.offset", tensor.offset, f"inside weights of {size} bytes")
+        if tensor.offset % aligned:
+            raise failure(f"tensors.{name}.offset", tensor.offset, f"a multiple of {aligned}")
     table = manifest.tensors.get("embedding_table")
     if table is None:
         raise BundleError("manifest field 'tensors.embedding_table' is missing; build the bundle again")

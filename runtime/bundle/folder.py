@@ -7,7 +7,6 @@ import json
 import os
 import stat
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,6 +40,7 @@ class Bundle:
         self.path = path
         self.manifest = manifest
         self._tokenizer: Tokenizer | None = None
+        self._maps: dict[str, np.ndarray] = {}
 
     @classmethod
     def open(cls, path: Path | str, check: Check = "size") -> Bundle:
@@ -66,11 +66,17 @@ class Bundle:
         document = read_manifest(folder / MANIFEST)
         manifest = Manifest.from_dict(document)
         check_seal(document, folder / MANIFEST, needed=check != "size")
-        if manifest.weights.bytes != manifest.files[manifest.weights.file].bytes:
-            raise BundleError(
-                f"manifest field 'weights.bytes': {manifest.weights.bytes} is not the size under 'files' "
-                f"({manifest.files[manifest.weights.file].bytes}); {_REBUILD}"
-            )
+        weights = manifest.weights
+        sizes = {
+            "weights.bytes": (weights.bytes, weights.file),
+            **{f"weights.linked.{name}": (count, name) for name, count in weights.linked.items()},
+        }
+        for field, (count, name) in sizes.items():
+            if count != manifest.files[name].bytes:
+                raise BundleError(
+                    f"manifest field {field!r}: {count} is not the size under 'files' ({manifest.files[name].bytes}); "
+                    f"{_REBUILD}"
+                )
         bundle = cls(folder, manifest)
         for name, info in manifest.files.items():
             bundle._check_file(name, info)
@@ -111,7 +117,7 @@ class Bundle:
 
     @property
     def weights_path(self) -> Path:
-        """The file that holds every weight once."""
+        """The file that holds every weight once, but for those of linked files."""
         return self.path / self.manifest.weights.file
 
     @property
@@ -122,19 +128,24 @@ class Bundle:
         return self._tokenizer
 
     def tensor(self, name: str) -> np.ndarray:
-        """A read-only view into `weights.bin`; costs no memory until read. bfloat16 comes as uint16 bits."""
+        """A read-only view into the file that holds it; costs no memory until read. bfloat16 comes as uint16 bits."""
         info: TensorInfo | None = self.manifest.tensors.get(name)
         if info is None:
             known = ", ".join(self.manifest.tensors)
             raise BundleError(f"{self.path}: there is no tensor {name!r}; there are {known}")
         dtype = np.dtype(_DTYPES.get(info.dtype, info.dtype))
         end = info.offset + info.bytes
-        # A plain ndarray view: memmap's own subclass makes every small operation slower.
-        return np.asarray(self._weights)[info.offset : end].view(dtype).reshape(info.shape)
+        return (
+            self._mapped(info.file or self.manifest.weights.file)[info.offset : end]
+            .view(dtype)
+            .reshape(info.shape)
+        )
 
-    @cached_property
-    def _weights(self) -> np.ndarray:
-        return np.memmap(self.weights_path, dtype=np.uint8, mode="r")
+    def _mapped(self, file: str) -> np.ndarray:
+        if file not in self._maps:
+            # A plain ndarray: memmap's own subclass makes every small operation slower.
+            self._maps[file] = np.asarray(np.memmap(self.path / file, dtype=np.uint8, mode="r"))
+        return self._maps[file]
 
     def check_sums(self, limit: int | None = None, progress: Callable[[str, int], None] | None = None) -> int:
         """Compare the SHA-256 of every file of at most `limit` bytes; returns how many were compared.

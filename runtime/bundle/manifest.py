@@ -209,21 +209,31 @@ class GraphInfo(Part):
 
 @dataclass(kw_only=True)
 class WeightsInfo(Part):
-    """The one file that holds every weight."""
+    """The file that holds every weight once, but for those in `linked`: files of the checkpoint that the bundle was built
+    from, with their bytes."""
 
     file: str = checked(file_name)
     bytes: int = checked(integer(0, 4096 * GIB))
+    linked: dict[str, int] = checked(
+        mapping_of(integer(0, 4096 * GIB), file_name, 1000), default_factory=dict
+    )
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files that hold weights."""
+        return self.bytes + sum(self.linked.values())
 
 
 @dataclass(kw_only=True)
 class TensorInfo(Part):
-    """A tensor inside `weights` that the runtime itself reads."""
+    """A tensor that the runtime itself reads, in the file of `weights` or in the `linked` one that `file` names."""
 
     offset: int = checked(integer(0, 4096 * GIB))
     bytes: int = checked(integer(0, 4096 * GIB))
     dtype: str = checked(_DTYPE)
     shape: list[int] = checked(list_of(integer(0, 1 << 31), 8))
+    file: str | None = checked(optional(file_name), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -31,7 +31,7 @@ def tell_bundle(bundle: Bundle, check: Check, seconds: float) -> None:
     log.debug(
         "bundle %s: %s (%s), %s parameters, weights %s in %s, %d graphs, %d layers cut at %s; opened in %.2f s",
         bundle.path, model.source, model.architecture, quantity(model.parameters), manifest.weights_dtype,
-        size(manifest.weights.bytes), len(manifest.graphs), manifest.decoder.num_layers,
+        size(manifest.weights.total), len(manifest.graphs), manifest.decoder.num_layers,
         ", ".join(map(str, manifest.decoder.cuts[1:-1])) or "no layer", seconds,
     )  # fmt: skip
     small = [info.bytes for info in files if info.bytes <= SMALL]

@@ -118,7 +118,7 @@ class OnnxRuntimeCpu(Engine):
             )
         # Handing out parts of a small matrix takes longer than multiplying it: a 17 MB model is as fast on one
         # thread as on two, and does not stumble when other programs take a core.
-        self._pooled = threads is not None or manifest.weights.bytes >= SINGLE_THREAD_BYTES
+        self._pooled = threads is not None or manifest.weights.total >= SINGLE_THREAD_BYTES
         self.threads = use_global_pool(threads) if self._pooled else 1
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()

@@ -200,7 +200,7 @@ def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:
 
 def default_costs(manifest: Manifest) -> CostTable:
     """Costs in units of T(1) where nothing was measured: by the size of the weights and the shares of the layers."""
-    plain = Curve(FROM_CACHE if manifest.weights.bytes <= CACHED_BYTES else FROM_MEMORY)
+    plain = Curve(FROM_CACHE if manifest.weights.total <= CACHED_BYTES else FROM_MEMORY)
     return CostTable(plain, {draft.name: _default_draft(manifest, draft, plain) for draft in manifest.drafts})
 
 

@@ -83,6 +83,27 @@ def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
     assert overhead > 0 and report.bytes > sum(p["bytes"] for p in report.plans)
 
 
+def test_plans_of_a_bundle_whose_weights_are_the_checkpoints_files(tmp_path: Path) -> None:
+    """The same bytes of weights in every plan, and a tied table in none."""
+    import tiny_models
+    import torch
+    from vlmexport.exporter.build import BuildRequest, build_bundle
+
+    model = tiny_models.checkpoint("llama-tied", tmp_path / "model", dtype=torch.float16)
+    found: list[dict[str, int]] = []
+    for linked in (True, False):
+        request = BuildRequest(
+            model=str(model), output=tmp_path / f"bundle-{linked}", draft_layer=1, parity=False, precision="float16",
+            link_weights=linked, backend="tensorrt-rtx",
+        )  # fmt: skip
+        plans = {plan["graph"]: plan for plan in build_bundle(request).plans}
+        assert "embedding_table" in [b["name"] for b in plans["head"]["bindings"]]
+        found.append({graph: plan["weight_bytes"] for graph, plan in plans.items()})
+    assert found[0].keys() == found[1].keys()
+    for graph, count in found[0].items():
+        assert abs(count - found[1][graph]) <= 256, "constants of shapes"
+
+
 def test_weights_are_in_one_plan_each(tiny_bundle: Callable, tmp_path: Path) -> None:
     bundle = _copy(tiny_bundle("llama-tied")[0], tmp_path)
     _planned(bundle, PlanOptions())
