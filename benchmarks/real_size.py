@@ -1,10 +1,11 @@
 """Models of the papers at their real sizes, with random weights: build, memory, time, and what a dry run said before.
 
-    python benchmarks/real_size.py [--case NAME …] --folder DIR [--keep] [--no-run]
+    python benchmarks/real_size.py [--case NAME …] --folder DIR [--no-run]
 
 Each case is a random float16 checkpoint of the published model's configuration (in shards of 2 GB; the tokenizer is a
 small one of the same kind). It is made, planned with `--dry-run`, built with its layers compared one after the other,
-and, where this machine holds it in float32, run for 8 tokens and verified. Peaks are VmHWM of the process that works;
+and, where this machine holds it in float32, run for 8 tokens and verified. Then it is built in float16, once as a copy
+and once with `--link-weights`, and both give the same 8 tokens. Peaks are VmHWM of the process that works;
 anonymous and file pages are sampled. Needs up to 30 GB of disk and, to run, up to 17 GB of memory.
 """
 
@@ -182,27 +183,18 @@ def said(line: list[str]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def measure(name: str, folder: Path, *, keep: bool, run: bool) -> dict[str, Any]:
+def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
     """One case: what the dry run said, what the build took, and 8 tokens of the bundle."""
     case = resolved(name)
     model, bundle = folder / "model", folder / "bundle"
     if not (model / "model.safetensors.index.json").exists():
         subprocess.run([sys.executable, __file__, "--make", name, str(model)], check=True)
-    asked = [
-        "build",
-        "--model",
-        model,
-        *case["build"],
-        "-o",
-        bundle,
-        "--force",
-        "--parity-memory",
-        "0",
-        "--json",
-    ]
-    plan = said(command(*asked, "--dry-run"))
+    line = command(
+        "build", "--model", model, *case["build"], "-o", bundle, "--force", "--parity-memory", "0", "--json"
+    )
+    plan = said([*line, "--dry-run"])
     begin = time.monotonic()
-    peak = watched(command(*asked), folder / "build.json")
+    peak = watched(line, folder / "build.json")
     minutes = (time.monotonic() - begin) / 60
     report = json.loads((folder / "build.json").read_text())
     seen = said(command("inspect", bundle, "--json"))
@@ -222,11 +214,71 @@ def measure(name: str, folder: Path, *, keep: bool, run: bool) -> dict[str, Any]
         "dry_run_agrees": agreement(plan, report, seen),
         "within_limits": peak["VmHWM"] / 1e3 <= MEMORY_GB and minutes <= MINUTES,
     }
-    if run and case.get("run"):
+    runs = run and case.get("run")
+    if runs:
         found |= served(model, bundle, folder, plan["peak_memory"]["run"])
-    if not keep:
-        shutil.rmtree(folder)
+    shutil.rmtree(bundle)
+    for form in ("float16", "linked"):
+        found[form] = narrow(name, form, folder, checkpoint)
+        if runs:
+            found[form] |= same_tokens(folder, folder / form, found["run_peak"]["peak"])
+        shutil.rmtree(folder / form)
+    shutil.rmtree(folder)
     return found
+
+
+def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any]:
+    """A bundle of float16, without parity, which the tests compare; what it takes of the disk."""
+    line = [sys.executable, __file__, "--narrow", name, str(folder / "model"), str(folder / form)]
+    free, begin = shutil.disk_usage(folder).free, time.monotonic()
+    peak = watched([*line, *(["linked"] if form == "linked" else [])])
+    seconds = time.monotonic() - begin
+    size = sum(file.stat().st_size for file in (folder / form).iterdir())
+    return {
+        "build_seconds": round(seconds, 1),
+        "build_peak_gb": round(peak["VmHWM"] / 1e3, 2),
+        "bundle_of_checkpoint": round(size / checkpoint, 4),
+        "disk_of_checkpoint": round((free - shutil.disk_usage(folder).free) / checkpoint, 4),
+    }
+
+
+def build_narrow(name: str, model: Path, bundle: Path, *, linked: bool) -> None:
+    """Worker."""
+    from vlmexport.exporter.build import BuildRequest, build_bundle
+
+    asked = resolved(name)["build"]
+    options = {
+        key.strip("-").replace("-", "_"): int(value) for key, value in zip(*[iter(asked)] * 2, strict=True)
+    }
+    request = BuildRequest(
+        model=str(model), output=bundle, precision="float16", parity=False, link_weights=linked, **options
+    )  # fmt: skip
+    build_bundle(request)
+
+
+def same_tokens(folder: Path, bundle: Path, wide: float) -> dict[str, Any]:
+    """The request of `served` again; memory as a share of what the float32 bundle took (GB)."""
+    result, peak, seconds = asked(folder, bundle)
+    return {
+        "run_seconds": seconds,
+        "run_peak_gb": round(peak["VmHWM"] / 1e3, 2),
+        "run_peak_of_float32": round(peak["VmHWM"] / 1e3 / wide, 3),
+        "tokens_equal": result["tokens"] == json.loads((folder / "expected.json").read_text()),
+        "tokens_per_second": result["stats"].get("tokens_per_second"),
+    }
+
+
+def asked(folder: Path, bundle: Path) -> tuple[dict[str, Any], dict[str, float], float]:
+    """8 tokens for a picture: what `run` says, the largest values of its memory in MB, seconds in all."""
+    from PIL import Image
+
+    picture = folder / "picture.png"
+    Image.effect_mandelbrot((300, 200), (-2, -1.2, 1, 1.2), 60).convert("RGB").save(picture)
+    options = ("--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json")
+    begin = time.monotonic()
+    peak = watched(command("run", bundle, *options), folder / "run.json")
+    seconds = round(time.monotonic() - begin, 1)
+    return json.loads((folder / "run.json").read_text()), peak, seconds
 
 
 def memory(estimate: int, peak: dict[str, float]) -> dict[str, float]:
@@ -248,15 +300,8 @@ def agreement(plan: dict[str, Any], report: dict[str, Any], seen: dict[str, Any]
 
 def served(model: Path, bundle: Path, folder: Path, estimate: int) -> dict[str, Any]:
     """8 tokens, and losslessness of every draft, at full size."""
-    from PIL import Image
-
-    picture = folder / "picture.png"
-    Image.effect_mandelbrot((300, 200), (-2, -1.2, 1, 1.2), 60).convert("RGB").save(picture)
-    asked = ("--image", picture, "--prompt", "describe", "--max-new-tokens", "8", "--json")
-    begin = time.monotonic()
-    peak = watched(command("run", bundle, *asked), folder / "run.json")
-    seconds = time.monotonic() - begin
-    result = json.loads((folder / "run.json").read_text())
+    result, peak, seconds = asked(folder, bundle)
+    (folder / "expected.json").write_text(json.dumps(result["tokens"]))
     begin = time.monotonic()
     checked = said(
         command(
@@ -265,7 +310,7 @@ def served(model: Path, bundle: Path, folder: Path, estimate: int) -> dict[str, 
         )
     )  # fmt: skip
     return {
-        "run_seconds": round(seconds, 1),
+        "run_seconds": seconds,
         "tokens": len(result["tokens"]),
         "tokens_per_second": result["stats"].get("tokens_per_second"),
         "run_peak": memory(estimate, peak),
@@ -279,17 +324,19 @@ def main() -> None:
     if sys.argv[1:2] == ["--make"]:
         make(resolved(sys.argv[2]), Path(sys.argv[3]))
         return
+    if sys.argv[1:2] == ["--narrow"]:
+        build_narrow(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), linked="linked" in sys.argv[5:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=list(CASES), help="repeatable; all by default")
     parser.add_argument("--folder", type=Path, required=True, help="where models go for a while")
-    parser.add_argument("--keep", action="store_true", help="leave models and bundles there")
     parser.add_argument("--no-run", action="store_true", help="build only")
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
     rows = {}
     for name in arguments.case or CASES:
         place = arguments.folder / name.replace(", ", "-").replace(" ", "-")
-        rows[name] = measure(name, place, keep=arguments.keep, run=not arguments.no_run)
+        rows[name] = measure(name, place, run=not arguments.no_run)
         print(name, json.dumps(rows[name]), flush=True)
     if not arguments.no_save:
         result = {"script": "benchmarks/real_size.py", "limits": {"gb": MEMORY_GB, "minutes": MINUTES}, "cases": rows}  # fmt: skip

@@ -13,12 +13,16 @@ def test_a_checkpoint_of_a_gigabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """What `benchmarks/real_size.py` does with models of the papers' sizes, at 0.7 B parameters."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     real_size = importlib.import_module("real_size")
-    found = real_size.measure("llava, 0.7 B", tmp_path / "case", keep=False, run=True)
+    found = real_size.measure("llava, 0.7 B", tmp_path / "case", run=True)
     assert found["checkpoint_gb"] > 1.2 and found["dry_run_agrees"]
     assert found["verified"] and not found["failures"] and found["tokens"] == 8
     assert abs(found["build_peak"]["peak"] / found["build_peak"]["estimate"] - 1) < 0.15, found["build_peak"]
     assert abs(found["run_peak"]["peak"] / found["run_peak"]["estimate"] - 1) < 0.15, found["run_peak"]
     assert found["build_peak"]["peak"] < found["checkpoint_gb"] * 2, "float32 alone is twice the checkpoint"
+    for form in ("float16", "linked"):
+        assert found[form]["tokens_equal"] and found[form]["run_peak_of_float32"] <= 1.1, found[form]
+        assert found[form]["bundle_of_checkpoint"] <= 1.05, found[form]
+    assert found["linked"]["disk_of_checkpoint"] <= 0.05 < 0.9 <= found["float16"]["disk_of_checkpoint"]
     assert {"vision", "segment.0", "segment.1", "head"} <= set(found["parity"])
     for graph, row in found["parity"].items():
         if row["torch_difference"]:
