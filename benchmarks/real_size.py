@@ -230,15 +230,16 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
 def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any]:
     """A bundle of float16, without parity, which the tests compare; what it takes of the disk."""
     line = [sys.executable, __file__, "--narrow", name, str(folder / "model"), str(folder / form)]
-    free, begin = shutil.disk_usage(folder).free, time.monotonic()
+    begin = time.monotonic()
     peak = watched([*line, *(["linked"] if form == "linked" else [])])
     seconds = time.monotonic() - begin
-    size = sum(file.stat().st_size for file in (folder / form).iterdir())
+    files = [file.stat() for file in (folder / form).iterdir()]
+    own = sum(file.st_size for file in files if file.st_nlink == 1)
     return {
         "build_seconds": round(seconds, 1),
         "build_peak_gb": round(peak["VmHWM"] / 1e3, 2),
-        "bundle_of_checkpoint": round(size / checkpoint, 4),
-        "disk_of_checkpoint": round((free - shutil.disk_usage(folder).free) / checkpoint, 4),
+        "bundle_of_checkpoint": round(sum(file.st_size for file in files) / checkpoint, 4),
+        "disk_of_checkpoint": round(own / checkpoint, 4),
     }
 
 

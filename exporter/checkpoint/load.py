@@ -260,11 +260,12 @@ def _check_types(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _size_decoder_cache(config: PreTrainedConfig) -> None:
-    """Lets `generate` work for a T5 whose decoder is deeper than its encoder.
+    """Lets `generate` work for a T5 whose decoder is deeper than its encoder, and for one whose `decoder_layers` is wrong.
 
-    transformers sizes the cache by `num_layers`, the encoder's count, unless there is a `decoder_layers`.
+    transformers sizes the cache by `num_layers`, the encoder's count, unless there is a `decoder_layers`, which it reads
+    for nothing else.
     """
     for part in (config, getattr(config, "text_config", None)):
         depth = getattr(part, "num_decoder_layers", None)
-        if part is not None and depth is not None and not hasattr(part, "decoder_layers"):
+        if part is not None and depth is not None:
             part.decoder_layers = depth

@@ -75,6 +75,15 @@ def test_t5(option: str, tmp_path: Path) -> None:
     compare("t5", tiny_models.checkpoint("t5", tmp_path / "model", **T5[option]), tmp_path)
 
 
+def test_t5_whose_configuration_counts_its_decoder_wrongly(tmp_path: Path) -> None:
+    """transformers' `save_pretrained` writes `decoder_layers` too, for the size of its cache; who edits the other one
+    only leaves a model that `generate` fails with. Parity compares a whole generation."""
+    source = tiny_models.checkpoint("t5", tmp_path / "model")
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"decoder_layers": 4}))
+    build_bundle(BuildRequest(model=str(source), output=tmp_path / "bundle", draft_layer=1))
+
+
 def test_t5_with_a_tied_head_scales_its_rows(tmp_path: Path) -> None:
     """The first T5 ties its head and scales rows by 1/sqrt(width); the table is then stored once for both uses."""
     model, tokenizer = tiny_models.t5()
