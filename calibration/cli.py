@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..exporter.memory import use_large_pages
 from ..runtime.commands.output import print_json
 from ..runtime.extras import need_extra
 from . import forms
@@ -76,6 +77,7 @@ def train(
     """Train a draft for a target, which stays as it is unless the draft's kind says otherwise; the same command continues a
     killed run."""
     need_extra("train", "`vlmexport train`")
+    use_large_pages()
     own, loop = read_flags(draft, options, preset)
     _quiet(threads)
     from ..exporter.drafts.files import MODEL
@@ -142,6 +144,7 @@ def generate_data(
 ) -> None:
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     need_extra("train", "`vlmexport generate-data`")
+    use_large_pages()
     _quiet(threads)
     from .data import load_records
     from .generation.answers import GenerationOptions
@@ -182,6 +185,7 @@ def evaluate(
 ) -> None:
     """Measure how many drafted tokens a target accepts on held-out data."""
     need_extra("train", "`vlmexport eval`")
+    use_large_pages()
     if plot is not None:
         need_extra("eval", "--plot")
     _quiet(threads)

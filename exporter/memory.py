@@ -162,3 +162,13 @@ def return_large_buffers() -> None:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_MMAP_THRESHOLD, _LARGE)
+
+
+def use_large_pages() -> None:
+    """Asks PyTorch to take large tensors in pages of 2 MB, where the kernel leaves that to programs (`madvise`).
+
+    A build touches every parameter several times, each time in new memory, and for pages of 4 KB the kernel takes longer
+    than the numbers do (`benchmarks/large_pages.py`). PyTorch reads the variable once, when it first allocates: call this
+    before it is imported.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -14,6 +14,7 @@ import typer
 from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.extras import need_extra
 from ..drafts import KINDS
+from ..memory import use_large_pages
 from .progress import shown
 
 log = logging.getLogger(__name__)
@@ -154,6 +155,7 @@ def build(
 ) -> None:
     """Export a model as a bundle."""
     need_extra("export", "`vlmexport build`")
+    use_large_pages()
     from ...runtime.commands.output import print_json
     from ...runtime.errors import OptionError
 
@@ -218,6 +220,7 @@ def verify(
             f"--lossy {lossy}: verify checks that the output is the model's, which lossy acceptance gives up; leave it out"
         )
     need_extra("export", "`vlmexport verify`")
+    use_large_pages()
     from ...runtime.commands.output import console, print_json
     from ...runtime.commands.requests import read_picture
     from ..parity.verify import verify_bundle
