@@ -23,6 +23,7 @@ from .images.quiet import quiet_log
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
     "bench": ("bench", "Measure plain against speculative decoding, with the bound that the graphs allow."),
+    "profile": ("profile", "Time every graph at every width with trtexec, or on the engine at hand."),
     "inspect": ("inspect", "Show what is in a bundle: graphs, weights, drafts, limits, parity, plans."),
 }
 """Command → (module under commands/, help: in the list and of the command)."""

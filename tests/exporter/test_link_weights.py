@@ -9,18 +9,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from test_precision import answers
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.runtime.bundle.folder import Bundle, read_manifest, reseal
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
-from vlmexport.runtime.session import Session
 
 QUICK = {("blip2-t5", "float16"), ("qwen2.5-vl", "float32"), ("llama-tied", "bfloat16")}
 CASES = [
@@ -33,18 +32,6 @@ CASES = [
 def built(model: Path, output: Path, **options: Any) -> Bundle:
     build_bundle(BuildRequest(model=str(model), output=output, draft_layer=1, **options))
     return Bundle.open(output, check="sha256")
-
-
-def answers(folder: Path, **options: Any) -> list[list[int]]:
-    """Tokens of three requests."""
-    with Session.load(folder) as session:
-        image = None
-        if session.bundle.manifest.image is not None:
-            image = np.random.default_rng(4).integers(0, 256, (50, 70, 3), np.uint8)
-        return [
-            session.generate(image, prompt, max_new_tokens=24, ignore_eos=True, **options).tokens
-            for prompt in ("the red cup", "a robot", "what is on the table")
-        ]
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)

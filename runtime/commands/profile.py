@@ -1,0 +1,219 @@
+"""`vlmexport profile`: times of every graph, from trtexec where there are plans, and what drafting would gain."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from . import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..bundle.folder import Bundle
+    from ..profiling.results import Timing
+
+
+def profile(
+    bundle: options.Bundle,
+    target: str = typer.Option(None, "--target", metavar="SM", help="Plans to time, where the bundle has several targets'."),
+    trtexec: Path = typer.Option(None, "--trtexec", metavar="FILE", help="The program. Default: on PATH, or where JetPack has it."),
+    engine: bool = typer.Option(False, "--engine", help="Time the engine at hand, also where plans could be."),
+    widths: str = typer.Option(None, "--widths", metavar="Q,…", help="Positions in one pass. Default: 1 to the bundle's max_width."),
+    iterations: int = typer.Option(200, "--iterations", metavar="N", min=10, max=100_000, help="Runs of trtexec of each graph."),
+    tokens: int = typer.Option(64, "--tokens", metavar="N", min=1, help="Of the request whose time is split."),
+    acceptance: float = typer.Option(0.8, "--acceptance", metavar="A", min=0.0, max=1.0, help="Of its drafted tokens."),
+    save_commands: Path = typer.Option(None, "--save-commands", metavar="FILE", help="Write the commands as a shell script for the device, and run nothing."),
+    import_results: Path = typer.Option(None, "--import", metavar="DIR", help="Read what that script wrote."),
+    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page with plots."),
+    threads: options.Threads = None,
+    as_json: options.AsJson = False,
+) -> None:  # fmt: skip
+    """Time every graph at every width with trtexec, or on the engine at hand, and predict what drafting gains."""
+    from ..bundle.folder import Bundle
+    from ..errors import OptionError
+    from ..profiling.page import check_page, write_page
+    from .output import console, print_json
+
+    if save_commands is not None and import_results is not None:
+        raise OptionError(
+            "--save-commands and --import are two steps: run the script on the device in between"
+        )
+    if html is not None:
+        check_page(html)
+    opened = Bundle.open(bundle)
+    wanted = _widths(widths, opened)
+    if save_commands is not None:
+        count = _save(opened, target, wanted, save_commands)
+        console().print(
+            f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
+        )
+        return
+    timings, about, embed = _times(
+        opened, target, trtexec, engine, wanted, iterations, import_results, threads
+    )
+    from ..profiling.report import build_report
+
+    report = build_report(
+        opened.manifest, timings, {"model": opened.manifest.model.source, **about}, embed=embed, tokens=tokens,
+        alpha=acceptance,
+    )  # fmt: skip
+    if html is not None:
+        write_page(report, html)
+    if as_json:
+        print_json(report)
+        return
+    show(report, console())
+    if html is not None:
+        console().print(f"Page: {html}", markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("profile")(profile)
+
+
+def _widths(text: str | None, bundle: Bundle) -> list[int]:
+    from ..errors import OptionError
+    from ..profiling.points import verify_widths
+
+    if text is None:
+        return verify_widths(bundle)
+    most = bundle.manifest.limits.max_width
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= most for part in parts):
+        raise OptionError(
+            f"--widths {text!r:.80}: numbers from 1 to {most}, the bundle's max_width, with commas between"
+        )
+    return sorted({1, *map(int, parts)})
+
+
+def _save(bundle: Bundle, target: str | None, widths: Sequence[int], path: Path) -> int:
+    from ..profiling.commands import choose_plans, runs, script, write_inputs
+    from ..profiling.points import points
+
+    plans = _plans(choose_plans(bundle.manifest, target))
+    found = runs(bundle.manifest, plans, points(bundle, widths))
+    inputs = f"{path.stem}-inputs"
+    write_inputs(found, path.parent / inputs)
+    path.write_text(script(found, inputs, bundle.path), "utf-8")
+    path.chmod(0o755)
+    return len(found)
+
+
+def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from ..errors import OptionError
+
+    if not plans:
+        raise OptionError("the bundle has no TensorRT plans; `vlmexport build --backend …` adds them")
+    return plans
+
+
+def _times(
+    bundle: Bundle,
+    target: str | None,
+    trtexec: Path | None,
+    engine: bool,
+    widths: Sequence[int],
+    iterations: int,
+    import_results: Path | None,
+    threads: int | None,
+) -> tuple[list[Timing], dict[str, Any], bool]:
+    """Times, what the report says of where they come from, and whether embedding rows come from a graph."""
+    from ..profiling.commands import choose_plans, execute, find_tool, read_results, runs
+    from ..profiling.points import points
+
+    capacity = bundle.manifest.limits.max_length + bundle.manifest.limits.max_width
+    if not engine or import_results is not None:
+        plans = choose_plans(bundle.manifest, target)
+        if import_results is not None or trtexec is not None:
+            plans = _plans(plans)
+        if plans:
+            first = plans[0]
+            named = f"{first['backend']} {first['version']} plans for {first['target']}, {first['precision']}"
+            about = {"timed_with": named, "cache_rows": capacity, "notes": []}
+            if import_results is not None:
+                return (
+                    read_results(import_results),
+                    {**about, "device": f"the device of {import_results}"},
+                    True,
+                )
+            tool = find_tool(first["backend"], trtexec)
+            if tool is not None:
+                found = runs(bundle.manifest, plans, points(bundle, widths))
+                with tempfile.TemporaryDirectory(prefix="vlmexport-profile-") as folder:
+                    timings = execute(found, tool, bundle.path, Path(folder), iterations)
+                return timings, {**about, "device": "this machine's GPU"}, True
+            note = "trtexec was not found: these are times of the engine at hand, not of the plans"
+            return _here(bundle, widths, threads, [note])
+    return _here(bundle, widths, threads, [])
+
+
+def _here(
+    bundle: Bundle, widths: Sequence[int], threads: int | None, notes: list[str]
+) -> tuple[list[Timing], dict[str, Any], bool]:
+    from ..measure import machine
+    from ..profiling.local import time_here
+    from ..profiling.points import points
+    from ..session import Session
+
+    found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
+    with Session.load(bundle, threads=threads) as session:
+        engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
+        if engine.host_memory:  # the decoder reads embedding rows from the table
+            found = [point for point in found if point.graph != "embed"]
+        timings = time_here(session, found, rows)
+        where = machine.describe()
+        if machine.busy(where):
+            notes = [*notes, machine.BUSY]
+        about = {
+            "timed_with": f"the engine {engine.name}", "cache_rows": rows, "notes": notes,
+            "device": f"{where['cpu']}, {session.threads or 1} threads",
+        }  # fmt: skip
+        return timings, about, not engine.host_memory
+
+
+def show(report: dict[str, Any], out: Console) -> None:
+    """Print a report for people."""
+    from rich.table import Table
+
+    from ..profiling.page import about_line, warnings
+
+    graphs = Table(title=f"{report['model']}: {about_line(report)}")
+    for name in ("graph", "profile"):
+        graphs.add_column(name)
+    for name in ("width", "runs", "median ms", "95 %", "99 %"):
+        graphs.add_column(name, justify="right")
+    for row in report["graphs"]:
+        ms = row["ms"]
+        graphs.add_row(
+            row["graph"], row["profile"], str(row["width"]), str(row["count"]), f"{ms['p50']:.3f}",
+            f"{ms['p95']:.3f}", f"{ms['p99']:.3f}",
+        )  # fmt: skip
+    out.print(graphs)
+    drafts = Table(title=f"{report['tokens_per_second']:.1f} tokens/s plain; with drafts, at the best length")
+    drafts.add_column("acceptance", justify="right")
+    for name in report["drafts"]:
+        drafts.add_column(name, justify="right")
+    for alpha in sorted({row["acceptance"] for row in report["predictions"]}):
+        rows = {row["draft"]: row for row in report["predictions"] if row["acceptance"] == alpha}
+        drafts.add_row(
+            f"{alpha:g}",
+            *(f"{rows[n]['speedup']:.2f} × at {rows[n]['draft_length']}" for n in report["drafts"]),
+        )
+    if report["drafts"]:
+        out.print(drafts)
+    request = report["request"]
+    every = sum(request["ms"].values())
+    parts = ", ".join(f"{part} {100 * ms / every:.0f} %" for part, ms in request["ms"].items() if ms)
+    how = f"{request['draft']} at {request['draft_length']}" if request["draft"] else "plain"
+    out.print(
+        f"A request of {request['tokens']} tokens ({how}, acceptance {request['acceptance']:g}): {every:.0f} ms in graphs: {parts}",
+        markup=False,
+    )
+    for line in warnings(report):
+        out.print(line, markup=False)

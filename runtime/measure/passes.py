@@ -1,0 +1,56 @@
+"""Which graphs make up the passes of decoding, and what their times say of plain decoding and of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..speculate.costs import FREE, CostTable, Curve, DraftCosts
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftInfo, Manifest
+
+Pass: TypeAlias = "tuple[str, int | str | None, int]"
+"""What, after which layer or of which draft, over how many new positions."""
+
+
+def passes(
+    manifest: Manifest, drafts: Sequence[DraftInfo], widths: Iterable[int], *, embed: bool
+) -> dict[Pass, list[str]]:
+    """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
+
+    Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle; a draft
+    without graphs runs on the host. `embed`: whether embedding rows come from a graph.
+    """
+    segments, first = manifest.segments, ["embed"] if embed else []
+    cuts = {draft.layer: manifest.decoder.cuts.index(draft.layer) for draft in drafts if draft.layer}
+    found: dict[Pass, list[str]] = {}
+    for width in sorted({1, *widths}):
+        found["plain", None, width] = [*first, *segments, "head"]
+        for layer, cut in cuts.items():
+            found["tail", layer, width] = [*segments[cut:], "head"]
+    for layer, cut in cuts.items():
+        found["trunk", layer, 1] = [*first, *segments[:cut]]
+    for draft in drafts:
+        if draft.layer:
+            found["propose", draft.name, 1] = [*draft.graphs.values(), "head"]
+        elif draft.heads:
+            found["once", draft.name, 1] = list(draft.graphs.values())
+    return found
+
+
+def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> CostTable:
+    """The table of these passes. A draft that neither branches off, nor has heads, but has graphs, is left out: its
+    default share stands."""
+
+    def curve(what: str, which: int | str | None) -> Curve:
+        return Curve({at[2]: value for at, value in seconds.items() if at[:2] == (what, which)})
+
+    costs = {draft.name: FREE for draft in drafts if not draft.layer and not draft.graphs}
+    for draft in drafts:
+        if draft.layer:
+            trunk, propose = seconds["trunk", draft.layer, 1], seconds["propose", draft.name, 1]
+            costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose)
+        elif draft.heads:
+            costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
+    return CostTable(curve("plain", None), costs)

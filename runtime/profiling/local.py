@@ -1,0 +1,26 @@
+"""Times of the engine at hand, without trtexec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..measure.timing import BUDGET, GraphTimer, sampled_seconds
+from ..session import Session
+from .points import Point
+from .results import Timing
+
+
+def time_here(session: Session, points: Sequence[Point], cache: int, budget: float = BUDGET) -> list[Timing]:
+    """Every point on the session's engine, with `cache` key/value rows in use, taking turns within `budget` seconds (at
+    least 15 runs each)."""
+    engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
+    source = points[0].sizes["source"] if points else 1
+    timer = GraphTimer(session.bundle, engine, cache=cache, source=source)
+    arms = {
+        point: [timer.call(point.graph, point.width, point.sizes.get("rows"), point.given)]
+        for point in points
+    }
+    return [
+        Timing(point.graph, point.profile, point.width, [1e3 * second for second in taken])
+        for point, taken in sampled_seconds(arms, budget).items()
+    ]

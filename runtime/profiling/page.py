@@ -1,0 +1,175 @@
+"""A profile as one page to look at: plots and tables in a single HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from ..extras import need_extra
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{{ title }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c1e21; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #e3e5e8; }
+th:first-child, td:first-child { text-align: left; } .note { color: #5a6068; } .warning { color: #b26a00; }
+svg { max-width: 100%; height: auto; }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<p class="note">{{ about }}</p>
+{% for warning in warnings %}<p class="warning">{{ warning }}</p>{% endfor %}
+{{ figure }}
+<h2>Best draft length by acceptance</h2>
+<table>
+<tr><th>draft</th><th>acceptance</th><th>draft length</th><th>speed-up</th><th>tokens/s</th></tr>
+{% for row in predictions %}<tr><td>{{ row.draft }}</td><td>{{ row.acceptance }}</td><td>{{ row.draft_length }}</td>
+<td>{{ "%.2f" % row.speedup }} ×</td><td>{{ "%.1f" % row.tokens_per_second }}</td></tr>
+{% endfor %}</table>
+<h2>Graphs (milliseconds)</h2>
+<table>
+<tr><th>graph</th><th>profile</th><th>width</th><th>runs</th><th>median</th><th>90 %</th><th>95 %</th><th>99 %</th></tr>
+{% for row in graphs %}<tr><td>{{ row.graph }}</td><td>{{ row.profile }}</td><td>{{ row.width }}</td>
+<td>{{ row.count }}</td><td>{{ "%.3f" % row.ms.p50 }}</td><td>{{ "%.3f" % row.ms.p90 }}</td>
+<td>{{ "%.3f" % row.ms.p95 }}</td><td>{{ "%.3f" % row.ms.p99 }}</td></tr>
+{% endfor %}</table>
+{% if layers %}<h2>Layers that take longest</h2>
+<table><tr><th>layer</th><th>graph</th><th>ms</th><th>share</th></tr>
+{% for row in layers %}<tr><td>{{ row.name }}</td><td>{{ row.graph }}</td><td>{{ "%.4f" % row.ms }}</td>
+<td>{{ "%.0f" % (100 * row.share) }} %</td></tr>
+{% endfor %}</table>{% endif %}
+</body>
+</html>
+"""
+
+
+def check_page(path: Path) -> None:
+    """Raise `OptionError` when the page cannot be written; called before anything is timed."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise OptionError(f"--html {path}: the name must end in .html")
+    if not path.parent.is_dir():
+        raise OptionError(f"--html {path}: the folder {path.parent} does not exist")
+    need_extra("eval", "--html")
+
+
+def write_page(report: Mapping[str, Any], path: Path) -> None:
+    """Writes the page of a report of `report.build_report`."""
+    path.write_text(page(report), "utf-8")
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """The page: names are data and are escaped, the plots are our own SVG."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    template = Environment(autoescape=True).from_string(PAGE)
+    layers = [
+        {**layer, "graph": f"{row['graph']}, {row['width']}"}
+        for row in report["graphs"]
+        if row["profile"] in ("token", "request")
+        for layer in row["layers"]
+    ]
+    return template.render(
+        title=f"{report['model']}: {report['tokens_per_second']:.1f} tokens/s plain, {report['timed_with']}",
+        about=about_line(report),
+        warnings=warnings(report),
+        figure=Markup(_svg(report)),
+        predictions=report["predictions"],
+        graphs=report["graphs"],
+        layers=sorted(layers, key=lambda layer: -layer["ms"])[:20],
+    )
+
+
+def about_line(report: Mapping[str, Any]) -> str:
+    """What was timed, where."""
+    return f"{report['timed_with']} on {report['device']}; {report['cache_rows']} rows of key/value cache, one sequence"
+
+
+def warnings(report: Mapping[str, Any]) -> list[str]:
+    """What a reader of these times should know first."""
+    bound = [f"{row['graph']} ({row['width']})" for row in report["graphs"] if row["host_bound"]]
+    found = list(report["notes"])
+    if bound:
+        found.append(
+            f"Handing the pass to the GPU takes about as long as the pass itself: {', '.join(bound[:6])}"
+        )
+    return found
+
+
+def _svg(report: Mapping[str, Any]) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.subplot_mosaic([["passes", "drafts"], ["request", "request"]], height_ratios=[3, 1])
+    _passes(axes["passes"], report)
+    _drafts(axes["drafts"], report)
+    _request(axes["request"], report)
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _passes(axes: Any, report: Mapping[str, Any]) -> None:
+    widths = [int(width) for width in report["passes"]]
+    by_graph: dict[str, dict[int, float]] = {}
+    for row in report["graphs"]:
+        if row["profile"] in ("token", "verify") and (
+            row["graph"] == "head" or row["graph"].startswith("segment")
+        ):
+            by_graph.setdefault(row["graph"], {})[row["width"]] = row["ms"]["p50"]
+    floor = [0.0] * len(widths)
+    for graph, times in sorted(by_graph.items(), reverse=True):
+        heights = [times.get(width, 0.0) for width in widths]
+        axes.bar(range(len(widths)), heights, bottom=floor, label=graph)
+        floor = [low + high for low, high in zip(floor, heights, strict=True)]
+    axes.set_xticks(range(len(widths)), [str(width) for width in widths])
+    axes.set_xlabel("positions in one pass")
+    axes.set_ylabel("ms")
+    axes.set_title("one pass of the target, T(q)", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def _drafts(axes: Any, report: Mapping[str, Any]) -> None:
+    axes.axhline(report["tokens_per_second"], color="black", linestyle="--", linewidth=1, label="plain")
+    for name in report["drafts"]:
+        rows = [row for row in report["predictions"] if row["draft"] == name]
+        axes.plot(
+            [row["acceptance"] for row in rows],
+            [row["tokens_per_second"] for row in rows],
+            marker="o",
+            label=name,
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("acceptance of a drafted token")
+    axes.set_ylabel("tokens/s")
+    axes.set_title("predicted, at the best draft length", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def _request(axes: Any, report: Mapping[str, Any]) -> None:
+    request, start = report["request"], 0.0
+    for part, ms in request["ms"].items():
+        if ms > 0:
+            axes.barh(0, ms, left=start, label=f"{part} {ms:.1f} ms")
+            start += ms
+    axes.set_yticks([])
+    axes.set_xlabel("ms")
+    drafted = f"{request['draft']} at {request['draft_length']}" if request["draft"] else "plain"
+    axes.set_title(
+        f"a request of {request['tokens']} tokens, {drafted}, acceptance {request['acceptance']:g}",
+        fontsize=10,
+    )
+    axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)

@@ -1,0 +1,365 @@
+"""`vlmexport profile`: trtexec's commands and files, the engine at hand, and what the report makes of the times."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import vlmexport.runtime
+from tiny_bundles import TinyBundle
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.cli import main
+from vlmexport.runtime.engines.base import DTYPES
+from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.profiling import commands, points, results
+from vlmexport.runtime.profiling.page import page
+from vlmexport.runtime.profiling.report import best_length, build_report, table_of
+from vlmexport.runtime.profiling.results import Layer, Timing
+from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
+
+Bundles = Callable[[str], TinyBundle]
+FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next")
+RUN = {"startEnqMs": 0.0, "endEnqMs": 0.05, "h2dMs": 0.0, "d2hMs": 0.0, "computeMs": 0.5, "latencyMs": 0.5}
+
+TRTEXEC = """#!{python}
+# Stands in for trtexec: reads its flags, checks the files, writes results whose times are the graph's name and width.
+import json, math, sys
+from pathlib import Path
+flags = dict(flag[2:].partition("=")[::2] for flag in sys.argv[1:])
+assert Path(flags["loadEngine"]).is_file(), flags["loadEngine"]
+shapes = dict(part.split(":") for part in flags["shapes"].split(","))
+for part in filter(None, flags.get("loadInputs", "").split(",")):
+    name, file = part.split(":", 1)
+    count = math.prod(map(int, shapes[name].split("x")))
+    size = Path(file).stat().st_size
+    assert size % count == 0 and size // count in (1, 2, 4, 8), (name, size, count)
+if "broken" in sys.argv[0]:
+    print("[E] the plan is of another GPU"); sys.exit(1)
+width = int(flags["exportTimes"].removesuffix(".times.json").rpartition(".")[2])
+run = dict(startEnqMs=0.0, endEnqMs=0.05, h2dMs=0.0, d2hMs=0.0, computeMs=0.1 + 0.01 * width, latencyMs=1.0)
+Path(flags["exportTimes"]).write_text(json.dumps([run] * int(flags["iterations"])))
+layers = [dict(count=3), dict(name="mm <1>", timeMs=3.0, averageMs=1.0, medianMs=1.0, percentage=75.0),
+          dict(name="norm", timeMs=1.0, averageMs=0.25, medianMs=0.3, percentage=25.0)]
+Path(flags["exportProfile"]).write_text(json.dumps(layers))
+"""
+
+
+def with_plans(bundle: Bundle, folder: Path, backend: str = "tensorrt", version: str = "10.16.1") -> Bundle:
+    """A copy that says it has plans, as `vlmexport build --backend` describes them; the files hold nothing."""
+    trt = pytest.importorskip("vlmexport.exporter.tensorrt.profiles")
+    copy = Path(shutil.copytree(bundle.path, folder / "bundle"))
+    manifest = Bundle.open(copy).manifest
+    sizes = trt.Sizes.of_manifest(manifest)
+    capacity = manifest.limits.max_length + manifest.limits.max_width
+    for name, graph in manifest.graphs.items():
+        bindings = [
+            {
+                "name": value.name,
+                "mode": "input",
+                "dtype": value.dtype,
+                "shape": [capacity if d == "cache" else d for d in value.shape],
+            }
+            for value in graph.inputs
+        ]
+        used = {d for each in bindings for d in each["shape"] if isinstance(d, str)}
+        profiles = [
+            {"name": p.name, "dimensions": {d: list(r) for d, r in p.ranges.items() if d in used}}
+            for p in trt.profiles_for(graph.role, sizes)
+        ]
+        manifest.plans.append(
+            {
+                "graph": name, "file": f"plans/native/{name}.plan", "target": "native", "backend": backend,
+                "version": version, "precision": "float32", "profiles": profiles, "bindings": bindings,
+            }
+        )  # fmt: skip
+        path = copy / f"plans/native/{name}.plan"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return Bundle(copy, manifest)
+
+
+def fake_trtexec(folder: Path, name: str = "trtexec") -> Path:
+    path = folder / name
+    path.write_text(TRTEXEC.replace("{python}", sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+def all_runs(bundle: Bundle) -> list[commands.Run]:
+    found = points.points(bundle, points.verify_widths(bundle))
+    return commands.runs(bundle.manifest, bundle.manifest.plans, found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_graph_is_run_at_shapes_that_its_plan_takes(
+    tiny_bundle: Bundles, tmp_path: Path, family: str
+) -> None:
+    bundle = with_plans(tiny_bundle(family).bundle, tmp_path)
+    found = all_runs(bundle)
+    assert {run.point.graph for run in found} == set(bundle.manifest.graphs)
+    widths = {run.point.width for run in found if run.point.graph == "head"}
+    assert {1, 2, bundle.manifest.policy.draft_length + 1} <= widths
+    for run in found:
+        (profile,) = (p for p in run.plan["profiles"] if p["name"] == run.point.profile)
+        for binding in run.plan["bindings"]:
+            shape = run.shapes[binding["name"]]
+            assert len(shape) == len(binding["shape"])
+            for size, dimension in zip(shape, binding["shape"], strict=True):
+                low, _, high = profile["dimensions"].get(dimension, (size, size, size))
+                assert low <= size <= high and (isinstance(dimension, str) or size == dimension)
+            loaded = run.inputs.get(binding["name"])
+            if binding["dtype"] in ("int64", "int32", "bool") or binding["name"].endswith("mask"):
+                assert loaded is not None, f"random numbers in {binding['name']}"
+                assert loaded.shape == shape and loaded.dtype == DTYPES[binding["dtype"]]
+        flags = run.flags("B", "I", "O")
+        index = [p["name"] for p in run.plan["profiles"]].index(run.point.profile)
+        assert f"--useProfile={index}" in flags
+        assert all(f"{name}:I/{run.point.name}.{name}.bin" in " ".join(flags) for name in run.inputs)
+
+
+def test_what_a_pass_reads_lies_within_its_buffers(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    bundle = with_plans(tiny_bundle("llama").bundle, tmp_path)
+    limits = bundle.manifest.limits
+    for run in all_runs(bundle):
+        for name, bound in (
+            ("write_indices", limits.max_length + limits.max_width - run.point.width),
+            ("positions", limits.max_length + limits.max_width - 1),
+            ("row_index", run.point.width - 1),
+            ("token_ids", bundle.manifest.text.vocab_size - 1),
+        ):
+            if name in run.inputs:
+                assert 0 <= run.inputs[name].min() <= run.inputs[name].max() <= bound
+        if "attn_mask" in run.inputs:
+            assert run.inputs["attn_mask"].all(), "everything is visible"
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "has", "lacks"),
+    [
+        ("tensorrt", "10.3.0", {"--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--separateProfileRun"}, set()),
+        ("tensorrt", "11.4.1", set(), {"--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--separateProfileRun"}),
+        ("tensorrt-rtx", "1.7.1", {"--rtxCudaGraphStrategy=wholeGraph", "--noDataTransfers"}, {"--useCudaGraph"}),
+    ],
+)  # fmt: skip
+def test_each_version_is_asked_in_its_own_words(backend: str, version: str, has: set, lacks: set) -> None:
+    flags = set(commands.version_flags(backend, version))
+    assert has <= flags and not lacks & flags
+
+
+def test_the_script_runs_on_another_machine_and_is_read_back(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    """The script, its inputs and the bundle are carried elsewhere; the folder of results comes back."""
+    bundle = with_plans(tiny_bundle("t5").bundle, tmp_path)
+    here, there = tmp_path / "with space", tmp_path / "device $HOME"
+    here.mkdir()
+    found = all_runs(bundle)
+    commands.write_inputs(found, here / "p-inputs")
+    (here / "p.sh").write_text(commands.script(found, "p-inputs", bundle.path))
+    shutil.copytree(here, there)
+    (there / "bin").mkdir()
+    fake_trtexec(there / "bin")
+    bundle.path.rename(there / "bundle")
+    done = subprocess.run(
+        ["bash", str(there / "p.sh"), str(there / "bundle"), str(there / "out")],
+        env={"PATH": f"{there / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    timings = commands.read_results(there / "out")
+    assert {(t.graph, t.profile, t.width) for t in timings} == {
+        (r.point.graph, r.point.profile, r.point.width) for r in found
+    }
+    assert len(timings[0].milliseconds) == commands.ITERATIONS and timings[0].layers[0].name == "mm <1>"
+
+
+def test_trtexec_is_run_and_reported(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = with_plans(tiny_bundle("llama").bundle, tmp_path)
+    monkeypatch.setattr(Bundle, "open", classmethod(lambda *_: bundle))
+    tool = fake_trtexec(tmp_path)
+    line = [
+        "profile",
+        str(bundle.path),
+        "--trtexec",
+        str(tool),
+        "--iterations",
+        "10",
+        "--widths",
+        "1,4,5",
+        "--json",
+    ]
+    assert main(line) == 0
+    report = json.loads(capsys.readouterr().out)
+    jsonschema.validate(report, schema())
+    assert report["timed_with"] == "tensorrt 10.16.1 plans for native, float32"
+    # embed, two segments and the head, 0.1 ms and 0.01 ms by position each
+    assert report["passes"] == pytest.approx({"1": 0.44, "4": 0.56, "5": 0.6})
+    assert report["tokens_per_second"] == pytest.approx(1e3 / 0.44)
+    monkeypatch.setattr(sys, "argv", ["vlmexport"])
+    assert main(["profile", str(bundle.path), "--trtexec", str(fake_trtexec(tmp_path, "broken"))]) == 2
+    assert "[E] the plan is of another GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_at_hand(tiny_bundle: Bundles, capsys: pytest.CaptureFixture[str], family: str) -> None:
+    bundle = tiny_bundle(family).bundle
+    assert main(["profile", str(bundle.path), "--widths", "1,3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    jsonschema.validate(report, schema())
+    assert report["timed_with"] == "the engine onnxruntime-cpu" and set(report["passes"]) == {"1", "3"}
+    assert set(report["drafts"]) == {draft.name for draft in bundle.manifest.drafts}
+    timed = {row["graph"] for row in report["graphs"]}
+    assert timed == set(bundle.manifest.graphs) - {"embed"}, "rows come from the table in host memory"
+    for row in report["graphs"]:
+        ms = row["ms"]
+        assert 0 < ms["min"] <= ms["p50"] <= ms["p90"] <= ms["p95"] <= ms["p99"] <= ms["max"]
+    assert (report["request"]["ms"]["vision"] > 0) == ("vision" in timed)
+    assert all(row["speedup"] >= 1 for row in report["predictions"]), "drafting nothing costs nothing"
+
+
+def test_predictions_are_those_of_the_speed_model() -> None:
+    table = CostTable(
+        Curve({1: 1.0, 5: 1.4}), {"x": DraftCosts(propose=0.05), "slow": DraftCosts(propose=1.0)}
+    )
+    length, speedup = best_length(table, "x", 0.8, 4)
+    every = {d: sum(0.8**k for k in range(d + 1)) / (d * 0.05 + table.plain(d + 1)) for d in range(1, 5)}
+    assert length == max(every, key=lambda d: every[d]) and speedup == pytest.approx(every[length])
+    assert best_length(table, "slow", 0.5, 4) == (0, 1.0)
+
+
+def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
+    layers = [Layer("<script>alert(1)</script>", 0.5, 0.9)]
+    found = []
+    for graph, info in manifest.graphs.items():
+        profile = "request" if info.role in ("vision", "encoder", "cross_kv") else "token"
+        found.append(Timing(graph, profile, 1, [1.0, 2.0, 9.0], 1.9 if graph == name else 0.1, layers))
+        if profile == "token":
+            found.append(Timing(graph, "verify", 4, [2.0, 3.0, 9.0]))
+    return found
+
+
+def test_the_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
+    manifest = tiny_bundle("t5").bundle.manifest
+    about = {"model": "a <b> & c", "timed_with": "x", "device": "<i>", "cache_rows": 1, "notes": []}
+    report = build_report(manifest, synthetic(manifest), about, embed=True, tokens=8, alpha=0.5)
+    jsonschema.validate(report, schema())
+    text = page(report)
+    assert "<script" not in text and "<b>" not in text and "<i>" not in text and "&lt;script&gt;" in text
+    assert "takes about as long as the pass itself: head (1)" in text
+
+    class Links(html.parser.HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "iframe", "img", "object")
+            for name, value in attrs:
+                if name in ("href", "src", "xlink:href"):
+                    assert value is not None and value.startswith("#"), value
+
+    Links().feed(text)
+
+
+def test_the_page_in_a_browser(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    """Drawn by a real browser: three plots with their legends, and nothing that scrolls sideways."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs chromium")
+    bundle = tiny_bundle("t5").bundle
+    assert main(["profile", str(bundle.path), "--widths", "1,3", "--html", str(tmp_path / "p.html")]) == 0
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'user'}",
+    ]  # fmt: skip
+    seen = subprocess.run(
+        [browser, *flags, "--window-size=1200,1400", f"--screenshot={tmp_path / 'p.png'}", f"file://{tmp_path / 'p.html'}"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert seen.returncode == 0, seen.stderr
+    from PIL import Image
+
+    colours = np.asarray(Image.open(tmp_path / "p.png").convert("RGB")).reshape(-1, 3)
+    for colour in ((31, 119, 180), (255, 127, 14), (44, 160, 44)):  # the first three of matplotlib's
+        assert (np.abs(colours.astype(int) - colour).max(1) < 8).sum() > 500, f"no plot in {colour}"
+    assert (colours > 250).all(1).mean() > 0.5, "a page with white around its plots"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "not a list of runs"),
+        ("[]", "not a list of runs"),
+        ("[1]", "not a list of runs"),
+        ("[{}]", "computeMs is None"),
+        (json.dumps([RUN | {"computeMs": "1"}]), "computeMs is '1'"),
+        (json.dumps([RUN | {"computeMs": 0}]), "a run of no time"),
+        (json.dumps([RUN | {"h2dMs": 0.2}]), "0.200 ms of a run are transfers"),
+        ("[", "cannot be read"),
+        ("NaN", "not a list of runs"),
+    ],
+)
+def test_results_that_are_none_are_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "head.token.1.times.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        commands.read_results(tmp_path)
+
+
+def test_folders_without_results_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no results"):
+        commands.read_results(tmp_path)
+    (tmp_path / "mine.times.json").write_text(json.dumps([RUN]))
+    with pytest.raises(InputError, match="not a name that --save-commands gives"):
+        commands.read_results(tmp_path)
+    with pytest.raises(InputError, match="not a list of layers"):
+        (tmp_path / "l.json").write_text("3")
+        results.read_layers(tmp_path / "l.json")
+
+
+def test_times_of_too_few_graphs_are_refused(tiny_bundle: Bundles) -> None:
+    manifest = tiny_bundle("t5").bundle.manifest
+    few = [each for each in synthetic(manifest) if each.graph != "segment.1"]
+    with pytest.raises(InputError, match="no pass of one token was timed"):
+        table_of(manifest, few, embed=True)
+    without = [each for each in synthetic(manifest) if not each.graph.startswith("imitation")]
+    assert not any(name.startswith("imitation") for name in table_of(manifest, without, embed=True).drafts)
+
+
+def test_options_that_do_not_fit(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tiny_bundle("t5").bundle.path)
+    for options, message in (
+        (["--widths", "0"], "numbers from 1 to"),
+        (["--widths", "1,x"], "numbers from 1 to"),
+        (["--save-commands", str(tmp_path / "x.sh")], "has no TensorRT plans"),
+        (["--import", str(tmp_path)], "has no TensorRT plans"),
+        (["--target", "sm86"], "the bundle has plans for none"),
+        (["--html", str(tmp_path / "x.txt")], "must end in .html"),
+        (["--html", str(tmp_path / "no/x.html")], "does not exist"),
+        (["--save-commands", "a", "--import", "b"], "two steps"),
+    ):
+        assert main(["profile", folder, *options]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") <= 2, error
+
+
+def test_several_targets_need_a_choice(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    bundle = with_plans(tiny_bundle("t5").bundle, tmp_path)
+    more = [{**plan, "target": "sm86"} for plan in bundle.manifest.plans]
+    manifest = replace(bundle.manifest, plans=[*bundle.manifest.plans, *more])
+    with pytest.raises(OptionError, match="native, sm86; choose one with --target"):
+        commands.choose_plans(manifest, None)
+    assert commands.choose_plans(manifest, "sm86") == more
+
+
+def schema() -> dict[str, Any]:
+    path = Path(vlmexport.runtime.__file__).parent / "schemas" / "profile-1.json"
+    return json.loads(path.read_text("utf-8"))
