@@ -32,6 +32,10 @@ MOUNTED_COMMANDS = {
     "models": ("exporter", "List the models that can be exported, and their drafts."),
     "build": ("exporter", "Export a model as a bundle."),
     "verify": ("exporter", "Compare a bundle with its model: parity and losslessness."),
+    "fit": (
+        "exporter",
+        "Say what a bundle or model would need on a device, and how fast its memory allows it to be.",
+    ),
     "train": ("calibration", "Train a draft for a frozen target; the same command continues a killed run."),
     "generate-data": (
         "calibration",

@@ -126,10 +126,17 @@ def describe_graph(spec: GraphSpec) -> GraphInfo:
         file=file,
         role=spec.role,
         float32=wide[0] if wide else None,
+        parameters=sum(weight.size for weight in external_weights(spec.model)),
         layers=None if spec.layers is None else list(spec.layers),
         inputs=[describe_value(v) for v in graph.inputs],
         outputs=[describe_value(v) for v in graph.outputs],
     )
+
+
+def external_weights(model: ir.Model) -> list[ir.ExternalTensor]:
+    """The weights that a graph refers to."""
+    values = [value.const_value for value in model.graph.initializers.values()]
+    return [value for value in values if isinstance(value, ir.ExternalTensor)]
 
 
 def describe_value(value: ir.Value) -> ValueInfo:

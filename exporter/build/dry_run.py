@@ -31,6 +31,7 @@ from ..memory import (
     whole_parity_bytes,
 )
 from ..parity.recorded import RowCount, compared_rows, recorded_bytes, row_counts
+from .describe import external_weights
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
 from .prepare import Prepared, prepare
@@ -182,8 +183,7 @@ def _memory(spec: GraphSpec) -> GraphMemory:
 
 
 def _graph(spec: GraphSpec) -> DryRunGraph:
-    weights = [v.const_value for v in spec.model.graph.initializers.values()]
-    external = [t for t in weights if isinstance(t, ir.ExternalTensor)]
+    external = external_weights(spec.model)
     return DryRunGraph(
         name=spec.name,
         role=spec.role,

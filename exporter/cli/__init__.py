@@ -1,4 +1,4 @@
-"""The commands `models`, `build` and `verify`."""
+"""The commands `models`, `build`, `verify` and `fit`."""
 
 from .app import register
 

@@ -15,6 +15,7 @@ from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.extras import need_extra
 from ..drafts import KINDS
 from ..memory import use_large_pages
+from .fit import fit
 from .progress import shown
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command("models")(models)
     app.command("build")(build)
     app.command("verify")(verify)
+    app.command("fit")(fit)
 
 
 def models(as_json: AsJson = False) -> None:
@@ -161,7 +163,7 @@ def build(
 
     if target is not None and backend is None:
         raise OptionError(f"--target {target} needs --backend {BACKENDS}")
-    with _quiet_torch():
+    with quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision,
@@ -226,7 +228,7 @@ def verify(
     from ..parity.verify import verify_bundle
 
     pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
-    with _quiet_torch(), shown(as_json) as progress:
+    with quiet_torch(), shown(as_json) as progress:
         log.debug("comparing %s with %s: %d prompts of %d tokens", bundle, model, prompts, max_new_tokens)
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
@@ -277,7 +279,7 @@ def _request(**values: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_torch() -> Iterator[None]:
+def quiet_torch() -> Iterator[None]:
     """Keeps notes and progress bars of PyTorch and transformers off the terminal."""
     import logging
     import os

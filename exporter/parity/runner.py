@@ -103,7 +103,9 @@ class GraphRunner:
                 piece_file.write_bytes(made_model.SerializeToString())
                 session = self._session(piece_file)
                 for at, known in enumerate(values):
-                    known.update(self._outputs(session, {i: known[i] for i in inputs}, file))
+                    found = self._outputs(session, {i: known[i] for i in inputs}, file)
+                    # Copied: they are views into the session's arena, all of which would stay with them.
+                    known.update({name: array.copy() for name, array in found.items()})
                     for name in [n for n in known if n not in wanted and readers.get(n, -1) <= number]:
                         del known[name]
                     for output in outputs:

@@ -194,7 +194,7 @@ class ValueInfo(Part):
 
 @dataclass(kw_only=True)
 class GraphInfo(Part):
-    """One ONNX file; `layers` is [first, end) for segments. `float32` is the file of the same graph that computes in
+    """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights. `float32` is the file of the same graph that computes in
     float32 on weights of another type, null in a bundle of float32. Graphs of roles that this version does not know
     belong to drafts that it does not know, and are ignored with them."""
 
@@ -204,6 +204,7 @@ class GraphInfo(Part):
     outputs: list[ValueInfo] = checked(list_of(ValueInfo.parse, 10_000))
     layers: list[int] | None = checked(optional(list_of(integer(0, 1024), 2, exactly=2)), default=None)
     float32: str | None = checked(optional(file_name), default=None)
+    parameters: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -1,0 +1,116 @@
+"""Whether a bundle fits a device, and the tokens per second that its memory's bandwidth would allow: arithmetic, no measurement.
+
+Decoding one sequence reads every weight of the decoder once per pass, whatever the width, so that a pass takes at least
+its bytes divided by the bandwidth (the roofline of Williams et al., CACM 2009, at the intensity of one token).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..bundle.manifest import Manifest
+from ..bundle.schema import ITEM_SIZES
+from ..errors import BundleError, OptionError
+from ..profiling.report import best_length, longest_drafts
+from ..speculate.costs import CostTable
+from .devices import JETSON, RTX_TARGETS, Device
+from .inspection import cross_kv_bytes_per_row, kv_bytes_per_token
+from .passes import cost_table, passes
+
+CONTEXT_BYTES = 512 << 20
+"""Set aside for the GPU's context and libraries, and for what a pass computes with."""
+
+SYSTEM_BYTES = 2 << 30
+"""Set aside for the system where it shares the memory."""
+
+PLAN_ITEM = 2
+"""Bytes of a number in a plan, which is float16 or bfloat16 unless it is asked to be float32."""
+
+
+def fit(manifest: Manifest, device: Device, *, length: int, batch: int, acceptance: float) -> dict[str, Any]:
+    """One device: bytes that are needed and there are, what can run there, tokens per second at the bandwidth's bound.
+
+    `length`: tokens of each of `batch` sequences. `acceptance`: of a drafted token, for the drafts' best lengths.
+    Raises BundleError for a bundle whose manifest does not count the numbers of its graphs.
+    """
+    stored, cache = ITEM_SIZES[manifest.weights_dtype], ITEM_SIZES[manifest.cache_dtype]
+    limits = manifest.limits
+    rows = length + limits.max_width
+    needed = {
+        "weights": manifest.weights.total * PLAN_ITEM // stored,
+        "kv_cache": batch * rows * kv_bytes_per_token(manifest) * PLAN_ITEM // cache,
+        "cross_kv": batch * (limits.max_source or 0) * cross_kv_bytes_per_row(manifest) * PLAN_ITEM // cache,
+        "context": CONTEXT_BYTES,
+        "system": SYSTEM_BYTES if device.shared else 0,
+    }
+    total = sum(needed.values())
+    table = roofline(manifest, device.bandwidth, length // 2)
+    longest = longest_drafts(manifest, table)
+    drafts = {}
+    for name in sorted(table.drafts):
+        draft_length, speedup = best_length(table, name, acceptance, longest[name])
+        drafts[name] = {
+            "draft_length": draft_length, "speedup": speedup, "tokens_per_second": speedup / table.token_seconds(),
+        }  # fmt: skip
+    return {
+        "device": device.name,
+        "title": device.title,
+        "memory": device.memory,
+        "bandwidth": device.bandwidth,
+        "needed": {**needed, "total": total},
+        "fits": total <= device.memory,
+        "left": device.memory - total,
+        "plans": sorted({str(p.get("target")) for p in manifest.plans} & {device.capability, "native"}),
+        "runs_with": runs_with(device),
+        "tokens_per_second": 1 / table.token_seconds(),
+        "acceptance": acceptance,
+        "drafts": drafts,
+    }
+
+
+def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
+    """Pass times if reading the numbers of its graphs, and `filled` rows of the cache, at `bandwidth` were all there is.
+    Drafts whose graphs are counted nowhere are left out."""
+    counts = {name: graph.parameters for name, graph in manifest.graphs.items()}
+    if any(counts[name] is None for name in (*manifest.segments, "head")):
+        raise BundleError(
+            "the manifest does not count the numbers of each graph, as those of older versions; build the bundle again"
+        )
+    item = PLAN_ITEM / ITEM_SIZES[manifest.cache_dtype]
+    rows = filled * kv_bytes_per_token(manifest) * item / manifest.decoder.num_layers
+
+    def seconds(graph: str) -> float:
+        info = manifest.graphs[graph]
+        layers = info.layers[1] - info.layers[0] if info.layers else 0
+        return (PLAN_ITEM * (info.parameters or 0) + layers * rows) / bandwidth
+
+    drafts = [
+        draft for draft in manifest.drafts if all(counts.get(g) is not None for g in draft.graphs.values())
+    ]
+    made_of = passes(manifest, drafts, [manifest.limits.max_width], embed=False)
+    return cost_table(drafts, {each: sum(map(seconds, graphs)) for each, graphs in made_of.items()})
+
+
+def runs_with(device: Device) -> str:
+    """Which TensorRT makes plans for a device, from its makers' tables; none of it was run by us."""
+    if device.capability in JETSON:
+        return (
+            "TensorRT on the device: JetPack 7.2 or newer (10.16). JetPack 6 (10.3) and 7.0/7.1 (10.13) have no cache "
+            "update and are not supported yet"
+        )
+    if device.capability in RTX_TARGETS:
+        return (
+            f"TensorRT-RTX, built on any CPU (--backend tensorrt-rtx --target {device.capability}), or TensorRT 10.15 or "
+            "newer on the device"
+        )
+    return "TensorRT 10.15 or newer on the device (--backend tensorrt --target native)"
+
+
+def check_size(manifest: Manifest, length: int | None, batch: int) -> int:
+    """The length that is meant: at most the bundle's. Raises OptionError beyond its limits."""
+    limits = manifest.limits
+    if length is not None and not 1 <= length <= limits.max_length:
+        raise OptionError(f"--max-length {length}: the bundle has 1 to {limits.max_length}")
+    if not 1 <= batch <= limits.max_batch:
+        raise OptionError(f"--batch {batch}: the bundle has 1 to {limits.max_batch}")
+    return limits.max_length if length is None else length

@@ -1,0 +1,132 @@
+"""`vlmexport fit`: bytes that a device needs, and the bound that its bandwidth sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.cli import main
+from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.measure.devices import DEVICES
+from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
+
+
+@pytest.mark.parametrize("name", ["llama", "blip2-t5", "vit-gpt2"])
+def test_bytes_are_those_of_files_and_buffers(tiny_bundle: Callable, name: str) -> None:
+    folder, _ = tiny_bundle(name)
+    manifest = Bundle.open(folder).manifest
+    for graph in manifest.graphs.values():
+        stored = onnx.load(str(folder / graph.file), load_external_data=False).graph.initializer
+        assert graph.parameters == sum(
+            int(entry.value) // 4
+            for tensor in stored
+            for entry in tensor.external_data
+            if entry.key == "length"
+        )
+    device = replace(DEVICES["jetson-agx-orin-64gb"], memory=1 << 40)
+    found = fit(manifest, device, length=100, batch=3, acceptance=0.8)
+    decoder, limits = manifest.decoder, manifest.limits
+    row = 2 * decoder.num_layers * decoder.head_dim * 2
+    needed = found["needed"]
+    assert needed["weights"] == manifest.weights.bytes // 2
+    assert needed["kv_cache"] == 3 * (100 + limits.max_width) * row * decoder.num_kv_heads
+    crossing = 3 * limits.max_source * row * decoder.num_heads if decoder.cross_attention else 0
+    assert needed["cross_kv"] == crossing
+    assert (needed["context"], needed["system"]) == (CONTEXT_BYTES, SYSTEM_BYTES)
+    assert needed["total"] == sum(count for part, count in needed.items() if part != "total")
+    assert found["fits"] and found["left"] == device.memory - needed["total"]
+    assert not fit(
+        manifest, replace(device, memory=needed["total"] - 1), length=100, batch=3, acceptance=0.8
+    )["fits"]
+
+
+def test_the_bound_is_bytes_by_bandwidth(tiny_bundle: Callable) -> None:
+    manifest = Bundle.open(tiny_bundle("llama")[0]).manifest
+    graphs = manifest.graphs
+    counted = {name: graphs[name].parameters or 0 for name in ("segment.0", "segment.1", "head")}
+    rows = 40 * 2 * manifest.decoder.num_kv_heads * manifest.decoder.head_dim * 2
+    table = roofline(manifest, 1e9, 40)
+    expected = (2 * sum(counted.values()) + manifest.decoder.num_layers * rows) / 1e9
+    assert table.token_seconds() == pytest.approx(expected)
+    assert table.plain(manifest.limits.max_width) == pytest.approx(expected), (
+        "a wider pass reads the same bytes"
+    )
+    layers = graphs["segment.0"].layers
+    assert layers is not None
+    trunk = (2 * counted["segment.0"] + (layers[1] - layers[0]) * rows) / 1e9
+    assert table.drafts["early-exit@1"].trunk == pytest.approx(trunk)
+    assert table.drafts["early-exit@1"].propose == pytest.approx(2 * counted["head"] / 1e9)
+    assert roofline(manifest, 2e9, 40).token_seconds() == pytest.approx(expected / 2)
+
+
+def test_half_the_bytes_are_stored_in_float16_and_the_plans_are_the_same(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = []
+    for precision in ("float32", "float16"):
+        output = tmp_path / precision
+        request = BuildRequest(
+            model=str(tiny_checkpoint("llama")),
+            output=output,
+            draft_layer=1,
+            parity=False,
+            precision=precision,
+        )
+        build_bundle(request)
+        manifest = Bundle.open(output).manifest
+        found.append(fit(manifest, DEVICES["h100"], length=64, batch=1, acceptance=0.5))
+    wide, narrow = (each["needed"] for each in found)
+    assert wide["kv_cache"] == narrow["kv_cache"]
+    assert abs(wide["weights"] - narrow["weights"]) < 64 * 200, "alignment"
+    assert found[0]["tokens_per_second"] == pytest.approx(found[1]["tokens_per_second"])
+
+
+def test_a_model_is_planned_as_its_bundle_is(
+    tiny_bundle: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, model = tiny_bundle("blip2-t5")
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", str(bundle), "--target", "rtx-4090", "--json"]) == 0
+    built = json.loads(capsys.readouterr().out)
+    assert main(["fit", str(model), "--draft-layer", "1", "--target", "rtx-4090", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned == built and not any(tmp_path.iterdir())
+    assert main(["fit", str(bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "arithmetic, not measured" in shown and "peak bandwidth were all" in shown
+
+
+def test_every_device_says_what_runs_there() -> None:
+    from vlmexport.exporter.tensorrt import TARGETS
+    from vlmexport.runtime.measure.devices import RTX_TARGETS
+    from vlmexport.runtime.measure.fit import runs_with
+
+    assert set(RTX_TARGETS) == set(TARGETS)
+    for device in DEVICES.values():
+        said = runs_with(device)
+        assert ("JetPack" in said) == device.shared == (device.capability in ("sm87", "sm110"))
+        assert ("tensorrt-rtx" in said) == (device.capability in TARGETS)
+
+
+def test_what_does_not_fit_is_named(
+    tiny_bundle: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, _ = tiny_bundle("llama")
+    for options, message in (
+        (["--target", "gtx"], "--target 'gtx' is unknown"),
+        (["--max-length", "100000"], "the bundle has 1 to"),
+        (["--batch", "100"], "the bundle has 1 to"),
+        (["--draft-layer", "1"], "a bundle has its drafts already"),
+    ):
+        assert main(["fit", str(bundle), *options]) == 2
+        assert message in capsys.readouterr().err
+    manifest = Bundle.open(bundle).manifest
+    manifest.graphs["head"].parameters = None
+    with pytest.raises(BundleError, match="build the bundle again"):
+        roofline(manifest, 1e9, 1)
