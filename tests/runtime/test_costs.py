@@ -94,7 +94,7 @@ def manifest(costs: list[Any] | None = None, size: int = CACHED_BYTES + 1) -> An
     draft = lambda name, layer, graphs: SimpleNamespace(name=name, layer=layer, graphs=graphs, heads=None)  # noqa: E731
     return SimpleNamespace(
         costs=costs or [],
-        weights=SimpleNamespace(bytes=size),
+        weights=SimpleNamespace(total=size),
         decoder=SimpleNamespace(hidden_size=576, num_layers=30),
         text=SimpleNamespace(vocab_size=49152),
         drafts=[
