@@ -65,8 +65,8 @@ class DryRunMemory(BaseModel):
 
 class DryRun(BaseModel):
     """What a build would do. Bytes unless named otherwise; `bundle_bytes` leaves out the tokenizer, `linked_bytes` of
-    it are files of the checkpoint. `seconds` is an
-    estimate of computing on this machine (`exporter/build/duration.py`), without a slow disk's time and plans."""
+    it are files of the checkpoint. `seconds` is an estimate of computing on this machine (`exporter/build/duration.py`),
+    without a slow disk's time and plans."""
 
     status: Literal["dry-run"] = "dry-run"
     model: str
@@ -173,11 +173,7 @@ def estimate_memory(
 
 
 def _memory(spec: GraphSpec) -> GraphMemory:
-    weights = {
-        name: 4 * v.const_value.size
-        for name, v in spec.model.graph.initializers.items()
-        if isinstance(v.const_value, ir.ExternalTensor)
-    }
+    weights = {weight.name or "": 4 * weight.size for weight in external_weights(spec.model)}
     nodes = ((n.name or "", [v.name or "" for v in n.inputs if v is not None]) for n in spec.model.graph)
     return graph_memory(nodes, weights)
 

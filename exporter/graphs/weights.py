@@ -146,15 +146,6 @@ class WeightStore:
         """Numbers stored."""
         return sum(math.prod(ref.shape) for ref in self._slots)
 
-    @property
-    def linked_bytes(self) -> dict[str, int]:
-        """Bytes by file that graphs and runtime read of `shards`."""
-        found = dict.fromkeys(self.shards, 0)
-        for slot in self._slots.values():
-            if slot.file in found:
-                found[slot.file] += slot.bytes
-        return found
-
     def slots(self) -> dict[WeightRef, Slot]:
         """All slots handed out so far."""
         return dict(self._slots)
@@ -163,7 +154,7 @@ class WeightStore:
         """Writes the file, and looks at every number of linked ones. `progress(done, total)` counts bytes. ExportError
         when the disk is full."""
         path = folder / WEIGHTS_FILE
-        done = 0
+        done, total = 0, sum(slot.bytes for slot in self._slots.values())
         refs = sorted(self._slots, key=lambda r: self._reader(r.names[0]).order(r.names[0]))
         try:
             with path.open("wb") as file:
@@ -177,7 +168,7 @@ class WeightStore:
                     del tensor
                     done += slot.bytes
                     if progress:
-                        progress(done, self.bytes + sum(self.linked_bytes.values()))
+                        progress(done, total)
                 file.flush()
         except OSError as error:
             if error.errno in FULL:

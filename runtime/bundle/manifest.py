@@ -194,9 +194,9 @@ class ValueInfo(Part):
 
 @dataclass(kw_only=True)
 class GraphInfo(Part):
-    """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights. `float32` is the file of the same graph that computes in
-    float32 on weights of another type, null in a bundle of float32. Graphs of roles that this version does not know
-    belong to drafts that it does not know, and are ignored with them."""
+    """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights. `float32` is
+    the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. Graphs of
+    roles that this version does not know belong to drafts that it does not know, and are ignored with them."""
 
     file: str = checked(file_name)
     role: str = checked(string(40))

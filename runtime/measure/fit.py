@@ -11,7 +11,7 @@ from typing import Any
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..errors import BundleError, OptionError
-from ..profiling.report import best_length, longest_drafts
+from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable
 from .devices import JETSON, RTX_TARGETS, Device
 from .inspection import cross_kv_bytes_per_row, kv_bytes_per_token

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..measure.passes import cost_table, passes
+from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable, expected_tokens
-from .points import PREFILL
 from .results import Timing
 
 if TYPE_CHECKING:
@@ -52,19 +52,6 @@ def _timed(
 ) -> bool:
     own = [graphs for what, graphs in passes(manifest, [draft], widths, embed=embed).items() if what[2] == 1]
     return all((graph, 1) in medians for graphs in own for graph in graphs)
-
-
-def longest_drafts(manifest: Manifest, table: CostTable) -> dict[str, int]:
-    """How many tokens each draft of the table may propose: what was timed, and as many as it has heads."""
-    widest = max(1, min(manifest.limits.max_width, max(table.plain.measured)) - 1)
-    heads = {draft.name: draft.heads for draft in manifest.drafts}
-    return {name: min(widest, heads[name] or widest) for name in table.drafts}
-
-
-def best_length(table: CostTable, draft: str, alpha: float, longest: int) -> tuple[int, float]:
-    """(draft length, speed-up over plain decoding) of the chain that is fastest at this acceptance; 0 drafts nothing."""
-    found = [(0, 1.0), *((d, table.speedup(draft, [alpha], d)) for d in range(1, longest + 1))]
-    return max(found, key=lambda each: (each[1], -each[0]))
 
 
 def build_report(
@@ -123,11 +110,12 @@ def split(
     roles = {name: graph.role for name, graph in manifest.graphs.items()}
     once: dict[str, float] = dict.fromkeys(PER_REQUEST, 0.0)
     prefill: dict[str, float] = {}
+    chunk = 0
     for each in timings:
         if each.profile == "request":
             once[roles[each.graph]] += each.median
         elif each.profile == "prefill":
-            prefill[each.graph] = each.median
+            prefill[each.graph], chunk = each.median, each.width
     own, length = manifest.policy.draft, 0
     if own is not None and own in table.drafts:
         length = best_length(table, own, alpha, longest[own])[0]
@@ -146,6 +134,6 @@ def split(
         "verify": 1e3 * cycles * (cycle - drafting),
     }
     return {
-        "tokens": tokens, "acceptance": alpha, "draft": draft, "draft_length": length, "prompt_rows": PREFILL if prefill else 0,
+        "tokens": tokens, "acceptance": alpha, "draft": draft, "draft_length": length, "prompt_rows": chunk,
         "ms": milliseconds,
     }  # fmt: skip

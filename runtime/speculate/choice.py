@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .budget import Budget
 from .costs import CostTable
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import Manifest
 
 LEAST = 1.05
 """Predicted speed-up from which speculation is worth its risk."""
@@ -130,3 +134,16 @@ def choose_by_reward(
         return None
     best = max(rewards, key=lambda name: (rewards[name], -layers[name]))
     return predictions(table, [seen for seen in observed if seen.draft == best])[0]
+
+
+def longest_drafts(manifest: Manifest, table: CostTable) -> dict[str, int]:
+    """How many tokens each draft of the table may propose: what was timed, and as many as it has heads."""
+    widest = max(1, min(manifest.limits.max_width, max(table.plain.measured)) - 1)
+    heads = {draft.name: draft.heads for draft in manifest.drafts}
+    return {name: min(widest, heads[name] or widest) for name in table.drafts}
+
+
+def best_length(table: CostTable, draft: str, alpha: float, longest: int) -> tuple[int, float]:
+    """(draft length, speed-up over plain decoding) of the chain that is fastest at this acceptance; 0 drafts nothing."""
+    found = [(0, 1.0), *((d, table.speedup(draft, [alpha], d)) for d in range(1, longest + 1))]
+    return max(found, key=lambda each: (each[1], -each[0]))

@@ -1,7 +1,8 @@
 """Fifty requests to each family that reads several pictures, over changed configurations, against transformers.
 
 Heads, groups, biases, ties, feature layers, grids and windows change; requests have up to four pictures of odd sizes and
-videos of 2 to 16 frames, in any order, and are served plainly and with drafts. The fast tests take one configuration.
+videos of 2 to 16 frames, in any order, and are served plainly and with drafts. Tokens are compared, and the logits of
+every kind of pass. The fast tests take one configuration.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from own_generation import difference
+from pass_logits import PassLogits
 from PIL import Image
 from qwen_inputs import model_inputs
 from tiny_models import WORDS
@@ -27,6 +29,8 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import sampled
 
 EACH, TOKENS = 10, 10
+TOLERANCE = 2e-5
+"""Of logits, as a part of the largest: that of the contract suite (tests/contract/rig.py)."""
 CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "llava": [
         {},
@@ -64,20 +68,19 @@ def test_requests_are_answered_as_transformers_does(
     bundle, folder = tiny_bundle(name, **CONFIGURATIONS[name][number])
     checkpoint = open_checkpoint(folder)
     family, model = family_for(checkpoint), load_reference(checkpoint, streamed=False)
-    draw = random.Random(f"{name} {number}")
+    draw, passes = random.Random(f"{name} {number}"), PassLogits(bundle, model)
     with Session.load(bundle) as session:
         for index in range(EACH):
             films = 1 if name == "qwen2.5-vl" and index % 3 == 2 else 0
             pictures = [picture(draw) for _ in range(index % 5 if not films else index % 2)]
             videos = [film(draw) for _ in range(films)]
             prompt = conversation(draw, len(pictures), films)
+            media = [*pictures, *(Video(*video) for video in videos)]
+            prepared = get_family(name).prepare(session.bundle, media, prompt)
             if videos:
-                media = [*pictures, *(Video(frames, fps) for frames, fps in videos)]
-                ids = get_family(name).prepare(session.bundle, media, prompt).token_ids
+                ids = prepared.token_ids.tolist()
                 info = session.bundle.manifest.image.video  # type: ignore[union-attr]
-                inputs = model_inputs(
-                    folder, info, ids.tolist(), [seen(*video) for video in videos], pictures
-                )
+                inputs = model_inputs(folder, info, ids, [seen(*video) for video in videos], pictures)
             else:
                 inputs = collate(family, [family.reference_prompt(pictures or None, prompt)], left=True)
             draft = draw.choice(["none", "early-exit", "prompt-lookup"])
@@ -88,6 +91,8 @@ def test_requests_are_answered_as_transformers_does(
             )  # fmt: skip
             assert len(found.tokens) == TOKENS or found.finish_reason == "eos"
             assert difference(model, inputs, found.tokens, TOKENS) is None, (index, prompt, draft)
+            far = passes.differences(prepared, inputs, draw)
+            assert max(far.values()) <= TOLERANCE, (index, prompt, far)
 
 
 def picture(draw: random.Random) -> Image.Image:

@@ -24,8 +24,9 @@ from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.profiling import commands, points, results
 from vlmexport.runtime.profiling.page import page
-from vlmexport.runtime.profiling.report import best_length, build_report, table_of
+from vlmexport.runtime.profiling.report import build_report, table_of
 from vlmexport.runtime.profiling.results import Layer, Timing
+from vlmexport.runtime.speculate.choice import best_length
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
 
 Bundles = Callable[[str], TinyBundle]
@@ -246,6 +247,16 @@ def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
         if profile == "token":
             found.append(Timing(graph, "verify", 4, [2.0, 3.0, 9.0]))
     return found
+
+
+def test_a_request_says_how_long_its_prompt_is(tiny_bundle: Bundles) -> None:
+    """As many rows as were timed: a session of few places holds no 128."""
+    manifest = tiny_bundle("llama").bundle.manifest
+    timings = synthetic(manifest)
+    for added, rows in (([], 0), ([Timing("head", "prefill", 48, [5.0])], 48)):
+        report = build_report(manifest, [*timings, *added], {}, embed=True, tokens=8, alpha=0.5)
+        assert report["request"]["prompt_rows"] == rows
+        assert report["request"]["ms"]["prefill"] == (5.0 if rows else 0.0)
 
 
 def test_the_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
