@@ -17,6 +17,7 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaNextForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2ForCausalLM,
     T5ForConditionalGeneration,
     VisionEncoderDecoderModel,
 )
@@ -26,6 +27,7 @@ CLASSES: dict[str, Any] = {
     "llama": LlamaForCausalLM,
     "llava": LlavaForConditionalGeneration,
     "llava_next": LlavaNextForConditionalGeneration,
+    "qwen2": Qwen2ForCausalLM,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "t5": T5ForConditionalGeneration,
     "vision-encoder-decoder": VisionEncoderDecoderModel,
@@ -36,6 +38,7 @@ PARTS = {
     "llama": ("model.layers", "model.norm"),
     "llava": ("model.language_model.layers", "model.language_model.norm"),
     "llava_next": ("model.language_model.layers", "model.language_model.norm"),
+    "qwen2": ("model.layers", "model.norm"),
     "qwen2_5_vl": ("model.language_model.layers", "model.language_model.norm"),
     "opt": ("model.decoder.layers", "model.decoder.final_layer_norm"),
     "gpt2": ("transformer.h", "transformer.ln_f"),

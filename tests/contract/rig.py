@@ -41,6 +41,7 @@ FAMILIES = (
     "llava",
     "llava-next",
     "qwen2.5-vl",
+    "qwen2",
     "t5-text",
     "t5-float16",
     "llama-bfloat16",
