@@ -16,7 +16,8 @@ PROCESS_BYTES = 490 << 20
 """A build before any weight: Python, PyTorch, transformers, ONNX, traced graphs (measured on Linux)."""
 
 LEFTOVER_BYTES = 90 << 20
-"""What the reference leaves beside ONNX Runtime's sessions: recorded rows, heap that is not given back (measured)."""
+"""What the reference adds to the process beside what is counted: the skeletons of its models, heap that is not given back
+(measured)."""
 
 WHOLE_SHARE = 0.9
 """Share of the available memory that comparing whole may take; the rest is for what nobody estimates."""
@@ -70,18 +71,48 @@ class CheckpointMemory:
     widened: int
 
 
-def whole_parity_bytes(graphs: Iterable[GraphMemory], model: CheckpointMemory, recorded: int) -> int:
+@dataclass(frozen=True)
+class RecordedMemory:
+    """Bytes of what parity keeps of the reference: beside a module of it in float64, where its last pass has just ended,
+    and beside graphs."""
+
+    module: int
+    passed: int
+    graphs: int
+
+    @classmethod
+    def of(cls, inputs: Sequence[int]) -> RecordedMemory:
+        """From the bytes in float32 of each of the inputs, in their order. Each runs in float32, is recorded, runs in
+        float64 (twice the bytes) and leaves its errors; all of them and their errors stay for the graphs."""
+        before = [2 * sum(inputs[:number]) for number in range(len(inputs))]
+        pairs = list(zip(before, inputs, strict=True))
+        return cls(
+            max(kept + 3 * own for kept, own in pairs),
+            max(kept + 4 * own for kept, own in pairs),
+            2 * sum(inputs),
+        )
+
+    def beside(self, module: int, graphs: int) -> int:
+        """The peak of all three, with the largest `module` and what running the `graphs` takes."""
+        return LEFTOVER_BYTES + max(self.module + module, self.passed, self.graphs + graphs)
+
+
+def whole_parity_bytes(
+    graphs: Iterable[GraphMemory], model: CheckpointMemory, recorded: RecordedMemory
+) -> int:
     """Comparing whole: the reference model, beside the shards it is read from (transformers maps them all at once), then
-    with what was `recorded` of it (bytes) beside one module of it in float64 or sessions for all graphs."""
+    with what was `recorded` of it beside one module of it in float64 or sessions for all graphs."""
     graphs = list(graphs)
     sessions = sum(g.weights for g in graphs) + max((g.largest for g in graphs), default=0)
-    return model.float32 + max(model.stored, recorded + max(model.widened, sessions + LEFTOVER_BYTES))
+    return model.float32 + max(model.stored, recorded.beside(model.widened, sessions))
 
 
-def streamed_parity_bytes(graphs: Iterable[GraphMemory], model: CheckpointMemory, recorded: int) -> int:
-    """Comparing layer by layer: what was `recorded` (bytes) beside one module of the reference in float64, or beside one
-    piece of a graph."""
-    return recorded + max([model.widened, *(g.piece + LEFTOVER_BYTES for g in graphs)])
+def streamed_parity_bytes(
+    graphs: Iterable[GraphMemory], model: CheckpointMemory, recorded: RecordedMemory
+) -> int:
+    """Comparing layer by layer: what was `recorded` beside one module of the reference in float64, or beside one piece
+    of a graph."""
+    return recorded.beside(model.widened, max((g.piece for g in graphs), default=0))
 
 
 def fits_whole(needed: int, limit: int | None, weights: int) -> bool:

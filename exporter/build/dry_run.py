@@ -30,7 +30,7 @@ from ..memory import (
     streamed_parity_bytes,
     whole_parity_bytes,
 )
-from ..parity.recorded import RowCount, compared_rows, recorded_bytes, row_counts
+from ..parity.recorded import RowCount, compared_rows, recorded_memory, row_counts
 from .describe import external_weights
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
@@ -158,11 +158,11 @@ def estimate_memory(
     graphs = [_memory(spec) for spec in exported.graphs]
     rows = compared_rows(request.length)
     counts = row_counts(prepared.family, rows, streamed=False)
-    parity = whole_parity_bytes(graphs, memory, recorded_bytes(prepared.family, counts))
+    parity = whole_parity_bytes(graphs, memory, recorded_memory(prepared.family, counts))
     whole = fits_whole(parity, request.parity_memory, stored)
     if not whole:
         counts = row_counts(prepared.family, rows, streamed=True)
-        parity = streamed_parity_bytes(graphs, memory, recorded_bytes(prepared.family, counts))
+        parity = streamed_parity_bytes(graphs, memory, recorded_memory(prepared.family, counts))
     peak = DryRunMemory(
         build=PROCESS_BYTES + max(writing, parity if request.parity else 0),
         run=RUNTIME_BYTES + weights + cache_bytes,

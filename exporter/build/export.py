@@ -9,6 +9,7 @@ from ...runtime.bundle.interfaces import ROLES, Values, interface
 from ...runtime.bundle.manifest import WeightsInfo
 from ..families.base import GraphSpec
 from ..graphs.commit import build_commit
+from ..graphs.mask import build_mask
 from ..graphs.precision import Precision, source_form, wide_form
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .describe import describe_graph, describe_tensors
@@ -53,6 +54,7 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     shape = family.decoder
     layers = range(shape.num_layers)
     add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
+    add(GraphSpec("mask", "mask", build_mask(store, manifest.decoder)))
     manifest.graphs = {spec.name: describe_graph(spec) for spec in graphs}
     manifest.weights = WeightsInfo(
         file=WEIGHTS_FILE,

@@ -22,7 +22,7 @@ from .compare import compare_graphs
 from .errors import float32_errors
 from .generation import compare_generation
 from .preparation import compare_preparation
-from .recorded import compared_inputs, compared_rows, recorded_bytes, row_counts
+from .recorded import compared_inputs, compared_rows, recorded_memory, row_counts
 from .reference import load_exact, load_reference
 from .runner import GraphRunner, stored_graph_memory
 
@@ -89,5 +89,5 @@ def check_parity(
 
 def _whole_bytes(bundle: Bundle, family: Family, rows: int) -> int:
     graphs = [stored_graph_memory(bundle.path / graph.file) for graph in bundle.manifest.graphs.values()]
-    recorded = recorded_bytes(family, row_counts(family, rows, streamed=False))
+    recorded = recorded_memory(family, row_counts(family, rows, streamed=False))
     return whole_parity_bytes(graphs, family.checkpoint.tensors.memory, recorded)

@@ -11,7 +11,8 @@ import numpy as np
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import positions_shape
 from ...runtime.bundle.manifest import GraphInfo, RelativeBias
-from ...runtime.decode.masks import CausalMask, encoder_mask
+from ...runtime.decode.masks import CausalMask, encoder_mask, relations
+from ...runtime.decode.tree import TokenTree
 from ...runtime.engines.base import DTYPES
 from ..drafts.base import Draft
 from .capture import Captured
@@ -40,9 +41,9 @@ def compare_graphs(
             progress(name, done, len(graphs))
         tally = Tally()
         reference = "torch"
-        if graph.role == "commit":
+        if graph.role in _WITHOUT_MODEL:
             reference = "numpy"
-            _commit(bundle, runner, graph, tally)
+            _WITHOUT_MODEL[graph.role](bundle, runner, graph, tally)
         elif name in owners:
             run = partial(runner.run, graph.file)
             for compared in owners[name].parity(name, run, captures):
@@ -52,8 +53,9 @@ def compare_graphs(
         else:
             for captured in captures:
                 _COMPARERS[graph.role](bundle, runner, graph, captured, tally)
-        inputs = "+".join(c.name for c in captures) if graph.role != "commit" else "random"
-        limits = {} if graph.role in ("commit", "embed") else {"share": SHARE, "floor": FLOOR}
+        inputs = "random" if graph.role in _WITHOUT_MODEL else "+".join(c.name for c in captures)
+        exact = graph.role == "embed" or graph.role in _WITHOUT_MODEL
+        limits = {} if exact else {"share": SHARE, "floor": FLOOR}
         row = tally.row(name, reference, inputs, **limits)
         rows.append(row)
         log.debug("%s: %d values, largest difference %.2g", name, row.values, row.max_abs_difference)
@@ -108,9 +110,7 @@ def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
     shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
     layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(first, last)]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
-    masks = CausalMask(
-        cache_rows, decoder.mask_heads, DTYPES[decoder.mask_dtype], *_bias(bundle, decoder.relative_bias)
-    )
+    masks = _masks(bundle, cache_rows)
     positions = positions_shape(decoder.position, first)
     steps = ((0, count - 5), (count - 5, count - 4), (count - 4, count))
     runs: list[dict[str, np.ndarray]] = []
@@ -164,6 +164,12 @@ def _bias(bundle: Bundle, info: RelativeBias | None) -> tuple[np.ndarray | None,
     return (None, 128) if info is None else (bundle.tensor(info.tensor), info.max_distance)
 
 
+def _masks(bundle: Bundle, cache_rows: int) -> CausalMask:
+    decoder = bundle.manifest.decoder
+    bias = _bias(bundle, decoder.relative_bias)
+    return CausalMask(cache_rows, decoder.mask_heads, DTYPES[decoder.mask_dtype], *bias)
+
+
 def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
     hidden = c.residuals[bundle.manifest.decoder.num_layers]
     count = hidden.shape[0] * hidden.shape[1]
@@ -186,6 +192,31 @@ def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally)
             expected[row, :, write[row] : write[row] + 3] = caches[name][row][:, source[row]]
         tally.add("caches", found[f"updated_{name}"], expected)
 
+
+def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
+    """A tree and a shorter chain behind other lengths, then the tree's last nodes alone, against the masks that the host
+    makes."""
+    decoder, slots = bundle.manifest.decoder, 24
+    masks = _masks(bundle, slots)
+    trees, starts = [TokenTree([0, 1, 2, 3, 4], [-1, 0, 0, 2, 3]), TokenTree.chain([0, 1, 2])], [7, 16]
+    expected = np.empty((2, decoder.mask_heads, 5, slots), DTYPES[decoder.mask_dtype])
+    for row, (tree, start) in enumerate(zip(trees, starts, strict=True)):
+        masks.tree(expected, row, start, tree)
+    depths, ancestors = (np.stack(each) for each in zip(*(relations(t, 5) for t in trees), strict=True))
+    first = np.array([7, 12])
+    feeds = {"start": np.array(starts), "slots": np.arange(slots), "distance_bias": masks.distance_bias}
+    feeds |= {"first_positions": first, "slot_depths": depths}
+    for rows in (slice(0, 5), slice(3, 5)):
+        feeds |= {"depths": depths[:, rows], "ancestors": ancestors[:, rows]}
+        found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
+        tally.add("masks", found["attn_mask"].astype(np.float32), expected[:, :, rows].astype(np.float32))
+        if "positions" in found:
+            places = np.broadcast_to(first[:, None] + depths[:, rows], found["positions"].shape)
+            tally.add("positions", found["positions"].astype(np.float32), places.astype(np.float32))
+
+
+_WITHOUT_MODEL = {"commit": _commit, "mask": _mask}
+"""Graphs that are compared with numpy, on inputs of their own."""
 
 _COMPARERS = {
     "vision": _vision, "encoder": _encoder, "cross_kv": _cross_kv, "embed": _embed, "segment": _segment, "head": _head,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..families.base import Family
+from ..memory import RecordedMemory
 
 KINDS = ("random", "realistic")
 SEED = 11
@@ -53,10 +54,9 @@ def row_counts(family: Family, rows: int, *, streamed: bool) -> list[RowCount]:
     return found
 
 
-def recorded_bytes(family: Family, counts: Sequence[RowCount]) -> int:
-    """Memory of keys, values and logits: of every sequence in float32 and their errors, and of the longest in float64."""
+def recorded_memory(family: Family, counts: Sequence[RowCount]) -> RecordedMemory:
+    """Of keys, values and logits of each of `compared_inputs`."""
     shape = family.decoder
     own = 8 * shape.num_layers * shape.num_kv_heads * shape.head_dim + 4 * family.language.embedding.shape[0]
     cross = 8 * shape.num_layers * shape.num_heads * shape.head_dim
-    found = [count.decoded * own + count.source * cross for count in counts]
-    return 2 * sum(found) + 2 * max(found)
+    return RecordedMemory.of([count.decoded * own + count.source * cross for count in counts])

@@ -60,7 +60,7 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
     """
     model = onnx.load(str(source), load_external_data=False)
     constants_to_initializers(model)
-    freeze(model, {"cache": options.capacity})
+    freeze(model, {"cache": options.capacity, "distances": options.capacity + 1})
     offer_shared(model, options.shared_inputs)
     add_argmax(model)
     retyped = (

@@ -99,7 +99,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
     if role == "commit":
         widths = [("verify", verify, rows)]
     elif role not in ("embed", "segment", "head"):
-        widths = widths[1:]  # a draft's graph sees no prompt
+        widths = widths[1:]  # a draft's graph sees no prompt, and a prompt's mask comes from the host
     found = [
         Profile(
             name,
@@ -107,6 +107,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
                 "batch": alone if name == "prefill" else batch,
                 "source": source,
                 "width": width,
+                "span": verify,
                 "rows": wanted,
             },
         )

@@ -18,7 +18,7 @@ Shape: TypeAlias = "tuple[int | str, ...]"
 Values: TypeAlias = "dict[str, tuple[str, Shape]]"
 """Name → (dtype, shape)."""
 
-ROLES = ("vision", "encoder", "cross_kv", "embed", "segment", "head", "imitation", "medusa", "commit")
+ROLES = ("vision", "encoder", "cross_kv", "embed", "segment", "head", "imitation", "medusa", "commit", "mask")
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
 
@@ -80,6 +80,8 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
             {"token_ids": ("int64", found), "log_probabilities": ("float32", found)},
         )
+    if role == "mask":
+        return _mask(manifest)
     if role == "imitation":
         return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}
     first, end = layers or (0, decoder.num_layers)
@@ -96,6 +98,26 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
         inputs |= _cross(manifest, (first, end))
     return inputs, outputs | {"hidden_out": (dtype, hidden)}
+
+
+def _mask(manifest: Manifest) -> tuple[Values, Values]:
+    """Of the graph that makes masks and positions on a device (docs/architecture.md)."""
+    decoder = manifest.decoder
+    inputs: Values = {
+        "start": ("int64", ("batch",)),
+        "depths": ("int64", ("batch", "width")),
+        "ancestors": ("bool", ("batch", "width", "span")),
+        "slots": ("int64", ("cache",)),
+    }
+    outputs: Values = {"attn_mask": (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache"))}
+    if decoder.mask_dtype != "bool":
+        inputs["slot_depths"] = ("int64", ("batch", "span"))
+        inputs["distance_bias"] = (decoder.mask_dtype, ("distances", decoder.mask_heads))
+    positions = positions_shape(decoder.position, 0)
+    if positions is not None:
+        inputs["first_positions"] = ("int64", ("batch",))
+        outputs["positions"] = ("int64", positions)
+    return inputs, outputs
 
 
 def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:

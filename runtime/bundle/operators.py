@@ -16,10 +16,10 @@ from pathlib import Path
 from ..errors import BundleError
 
 STRUCTURE = frozenset((
-    "Add", "Attention", "Cast", "Concat", "Conv", "Cos", "Expand", "Gather", "GatherElements", "Gelu",
-    "Gemm", "Identity", "LayerNormalization", "MatMul", "Mul", "RMSNormalization", "ReduceLogSumExp", "Relu",
-    "Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Sin", "Slice", "Split", "Squeeze", "Sub", "TensorScatter",
-    "TopK", "Transpose", "Unsqueeze",
+    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "Expand", "Gather", "GatherElements", "Gelu",
+    "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or", "RMSNormalization",
+    "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Sin", "Slice", "Split",
+    "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """What the graphs of the supported families are made of."""
 

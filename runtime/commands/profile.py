@@ -164,8 +164,8 @@ def _here(
     found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
     with Session.load(bundle, threads=threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
-        if engine.host_memory:  # the decoder reads embedding rows from the table
-            found = [point for point in found if point.graph != "embed"]
+        if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
+            found = [point for point in found if point.graph not in ("embed", "mask")]
         timings = time_here(session, found, rows)
         where = machine.describe()
         if machine.busy(where):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..engines.base import DTYPES, Engine, View
+from ..engines.base import DTYPES, Call, Engine, View
 from ..engines.buffers import HostBuffer
 from ..errors import PromptError
 from .floats import widen
@@ -65,11 +65,14 @@ class Embedding:
         """Run the graph on `tokens` as [batch, width]; the rows are then in `hidden` on the engine's side."""
         self._tokens.host((len(tokens),))[:] = tokens
         self._tokens.push(shape)
-        outputs = {"hidden": self._view(shape)}
-        inputs = {"token_ids": self._tokens.view(shape), "embedding_table": self._constant}
-        self._engine.bind("embed", inputs, outputs).run()
+        self.bind(self._tokens.view(shape)).run()
 
-    def _view(self, shape: tuple[int, int]) -> View:
+    def bind(self, tokens: View) -> Call:
+        """The graph on ids int64 [batch, width] that lie with the engine; the rows are then in `hidden`."""
+        inputs = {"token_ids": tokens, "embedding_table": self._constant}
+        return self._engine.bind("embed", inputs, {"hidden": self._view(tokens.shape)})
+
+    def _view(self, shape: tuple[int, ...]) -> View:
         return self._hidden.view((*shape, self._table.shape[1]))
 
     def _by_graph(self, ids: np.ndarray) -> np.ndarray:

@@ -115,6 +115,13 @@ class CausalMask:
         """Fill `out[row]` for `width` new positions start, start + 1, …; slot = position."""
         out[row] = _chain(self._toeplitz, start, width, out.shape[3])
 
+    @property
+    def distance_bias(self) -> np.ndarray:
+        """[distances + 1, heads]: what a query adds for a visible key that many positions before it, and in the last row
+        what hides one."""
+        table = self._by_distance[:, self._capacity - 1 :: -1].T
+        return np.concatenate([table, np.full_like(table[:1], self._hidden)])
+
     def node(self, out: np.ndarray, row: int, start: int, tree: TokenTree, node: int) -> None:
         """Fill `out[row]` of width 1 for one node of a tree whose root takes slot and position `start`."""
         target = out[row, :, 0]
@@ -138,6 +145,17 @@ class CausalMask:
         if count < target.shape[1]:  # padding rows see what the root sees, so that no row is empty
             target[:, count:, :] = target[:, :1, :]
         assert rows >= start + count
+
+
+def relations(tree: TokenTree, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """(`depths` int64 [width], `ancestors` bool [width, width]) of a tree as the `mask` graph takes them: nodes beyond
+    its end see what the root sees, so that no row is empty."""
+    count = len(tree)
+    depths, ancestors = np.zeros(width, np.int64), np.zeros((width, width), bool)
+    depths[:count] = tree.depths
+    ancestors[:count, :count] = tree.ancestors
+    ancestors[count:, 0] = True
+    return depths, ancestors
 
 
 def encoder_mask(

@@ -20,6 +20,7 @@ from .embedding import Embedding
 from .encoder import Encoder
 from .kv import BATCH_BUCKET, BUCKET, KVArena
 from .masks import CausalMask
+from .on_device import OnDevice, offered
 from .positions import next_position
 from .step import ChainStep, chain_step, row_writer
 from .target_rows import TargetRows
@@ -143,7 +144,7 @@ class Decoder:
         self._source_rows = HostBuffer(engine, "source_rows", max_batch * self.max_width, "int64")
         self._vocabulary = manifest.text.vocab_size
         self._bias = None if info.relative_bias is None else np.asarray(tensor(info.relative_bias.tensor))
-        self._masks = CausalMask(
+        self.masks = CausalMask(
             capacity,
             info.mask_heads,
             DTYPES[engine.dtype("segment.0", "attn_mask")],
@@ -164,6 +165,8 @@ class Decoder:
         self._moved = True
         self.exit_count = 0
         """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
+        self.on_device = OnDevice(self) if offered(engine) else None
+        """Whole cycles of a single sequence without the host, where the engine offers them."""
 
     # --- the sequences ---
 
@@ -283,7 +286,7 @@ class Decoder:
             if positions is not None:
                 given = np.pad(positions[:, start : start + used], ((0, 0), (0, width - used)), mode="edge")
             run.indices[0] = start
-            self._masks.chain(run.mask, 0, start, width)
+            self.masks.chain(run.mask, 0, start, width)
             if run.positions is not None:
                 run.positions[0] = self._limited(start + np.arange(width)) if given is None else given
             self._run(run)
@@ -491,9 +494,8 @@ class Decoder:
     def _forget_moved(self) -> None:
         """Forget prepared passes unless they are bound to what the arenas hold where they hold it now."""
         self._moved = False
-        layout = (self.arena.rows, None if self._encoder is None else self._encoder.rows)
-        if layout != self._bound:
-            self._bound = layout
+        if self.layout != self._bound:
+            self._bound = self.layout
             self._passes.clear()
             self._heads.clear()
 
@@ -554,7 +556,7 @@ class Decoder:
         if run.positions is not None:
             places, width = run.positions, run.width
             positions = lambda start: self._place_chain(places, 0, start, width)  # noqa: E731
-        return chain_step(run, self._masks, self._encoder, fill, positions)
+        return chain_step(run, self.masks, self._encoder, fill, positions)
 
     def _positions_for(self, first_layer: int, run: Pass) -> View | None:
         """The view of `positions` that a segment takes, whose host side the pass then fills; None if it takes none."""
@@ -581,21 +583,21 @@ class Decoder:
             start = lengths[row] + ahead
             run.indices[row] = start
             if trees is None or (tree := trees[row]).is_chain or ahead >= len(tree.tokens):
-                self._masks.chain(run.mask, row, start, run.width)
+                self.masks.chain(run.mask, row, start, run.width)
                 if run.positions is not None:
                     self._place_chain(run.positions, row, start, run.width)
             elif step is None:
-                self._masks.tree(run.mask, row, start, tree)
+                self.masks.tree(run.mask, row, start, tree)
                 self._place_nodes(run, row, tree.depths)
             else:
-                self._masks.node(run.mask, row, lengths[row], tree, step)
+                self.masks.node(run.mask, row, lengths[row], tree, step)
                 self._place_nodes(run, row, tree.depths[step : step + 1])
 
     def _place_chain(self, positions: np.ndarray, row: int, start: int, width: int) -> None:
         """Positions of `width` rows from slot `start` on of sequence `row`."""
         shift = self._shift[row]
         if shift:
-            positions[row] = self._limited(self._masks.positions[:width] + (start + shift))
+            positions[row] = self._limited(self.masks.positions[:width] + (start + shift))
         else:
             positions[row] = self._numbers[start : start + width]
 
@@ -625,8 +627,7 @@ class Decoder:
         self._run(run)
 
     def _run(self, run: Pass) -> None:
-        if self._encoder is not None and run.sources != self._encoder.version:
-            run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
+        self.refresh(run)
         if not self._direct:
             for buffer, shape in run.pushes:
                 buffer.push(shape)
@@ -657,9 +658,63 @@ class Decoder:
             whole = self.engine.read(self._exits[cut].view((count, stride), self.dtype))
             run.hidden[...] = whole[:, : batch * size].reshape(count, batch, size).transpose(1, 0, 2)
             return
-        for row in range(batch):
-            for step in range(count):
-                target = self._work[0].buffer.view((1, 1, size), self.dtype, (row * count + step) * size)
-                source = self._exits[cut].view((1, 1, size), self.dtype, step * stride + row * size)
-                self.engine.copy(target, source).run()
+        for copy in self.exit_copies(run, cut, count):
+            copy.run()
         self._embedded = True
+
+    # --- for cycles that stay on the device ---
+
+    @property
+    def segments(self) -> int:
+        """How many there are."""
+        return self._end
+
+    @property
+    def layout(self) -> object:
+        """Where caches lie: passes are prepared anew when it changes."""
+        return self.arena.rows, None if self._encoder is None else self._encoder.rows
+
+    def prepared(self, first: int, end: int, width: int, step: int) -> Pass:
+        """The pass over segments first..end−1 that `trunk`, `tail` and `full` run, with its calls."""
+        return self._prepare(first, end, width, step)
+
+    def places(self, run: Pass) -> tuple[View, View | None, View]:
+        """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first rows."""
+        mask = self._mask.view((run.batch, self._info.mask_heads, run.width, self.arena.rows))
+        positions = None
+        if run.positions is not None:
+            axes = (self._axes,) if self._axes > 1 else ()
+            positions = self._positions.view((*axes, run.batch, run.width))
+        return mask, positions, self._indices.view((run.batch,))
+
+    def exit_copies(self, run: Pass, cut: int, count: int) -> list[Call]:
+        """What brings the first `count` exit rows of every sequence to where the tail `run` reads them; nothing where it
+        reads them in place."""
+        if run.hidden is None:
+            return []
+        size, stride = self._size, self._align(run.batch * self._size)
+        return [
+            self.engine.copy(
+                self._work[0].buffer.view((1, 1, size), self.dtype, (row * count + step) * size),
+                self._exits[cut].view((1, 1, size), self.dtype, step * stride + row * size),
+            )
+            for row in range(run.batch)
+            for step in range(count)
+        ]
+
+    def rows_in_order(self, count: int) -> View:
+        """int64 [count]: 0, 1, …"""
+        return self._in_order.view((count,))
+
+    def position_of(self, slot: int, row: int = 0) -> int:
+        """Position of the row in `slot` of a sequence whose prompt lies before it."""
+        return slot + self._shift[row]
+
+    def refresh(self, run: Pass) -> None:
+        """Show a pass what cross-attention may see now."""
+        if self._encoder is not None and run.sources != self._encoder.version:
+            run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
+
+    def passed(self, run: Pass) -> None:
+        """`run`, over all nodes of a tree, was the last pass."""
+        self._last = run

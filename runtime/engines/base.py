@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -86,6 +86,23 @@ class Call(Protocol):
 
     def run(self) -> None:
         """Do it, or, on an engine with a queue, put it into the queue; `Engine.read` waits for what it needs."""
+        ...
+
+
+class Program(Protocol):
+    """Calls that are done as one, from one transfer to the engine to one transfer back."""
+
+    upload: np.ndarray
+    """uint8: what the next `launch` brings to the engine; not to be touched from there until `wait` has returned."""
+    download: np.ndarray
+    """uint8: what the last `wait` brought back."""
+
+    def launch(self) -> None:
+        """Do it, or put all of it into the engine's queue."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it is done. On an engine with a queue this waits, once, like `Engine.read`."""
         ...
 
 
@@ -183,6 +200,11 @@ class Engine(ABC):
     def _copy(self, target: View, source: View) -> Call:
         return _HostCopy(self, target, source)
 
+    def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
+        """`calls` of this engine, in their order, between a transfer to `upload` and one from `download` (uint8 [n]
+        both). An engine that can capture work replays it."""
+        return _Program(self, calls, upload, download)
+
     @abstractmethod
     def write(self, view: View, array: np.ndarray) -> None:
         """Host to engine, after everything that was run before; `array` has the view's shape and dtype.
@@ -195,6 +217,23 @@ class Engine(ABC):
     def read(self, view: View) -> np.ndarray:
         """Engine to host, after everything that was run before; with `host_memory` the memory itself, otherwise an
         array that later calls leave alone. On an engine with a queue this waits: it is the only call that does."""
+
+
+class _Program:
+    """Calls that are put into the queue one by one, for engines that capture nothing."""
+
+    def __init__(self, engine: Engine, calls: Sequence[Call], upload: View, download: View):
+        self._engine, self._calls, self._views = engine, list(calls), (upload, download)
+        self.upload = np.zeros(upload.nbytes, np.uint8)
+        self.download = np.zeros(download.nbytes, np.uint8)
+
+    def launch(self) -> None:
+        self._engine.write(self._views[0], self.upload)
+        for call in self._calls:
+            call.run()
+
+    def wait(self) -> None:
+        self.download[:] = self._engine.read(self._views[1])
 
 
 class _HostCopy:

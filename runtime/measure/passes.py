@@ -20,9 +20,11 @@ def passes(
     """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
     Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle; a draft
-    without graphs runs on the host. `embed`: whether embedding rows come from a graph.
+    without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
+    graphs.
     """
-    segments, first = manifest.segments, ["embed"] if embed else []
+    segments = manifest.segments
+    first = [name for name in ("embed", "mask") if embed and name in manifest.graphs]
     cuts = {draft.layer: manifest.decoder.cuts.index(draft.layer) for draft in drafts if draft.layer}
     found: dict[Pass, list[str]] = {}
     for width in sorted({1, *widths}):

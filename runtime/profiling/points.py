@@ -71,7 +71,8 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
     manifest = bundle.manifest
     limits = manifest.limits
     chunk, source = min(PREFILL, limits.max_length), source_rows(manifest)
-    fixed = {"batch": 1, "cache": limits.max_length + limits.max_width, "source": source}
+    cache = limits.max_length + limits.max_width
+    fixed = {"batch": 1, "cache": cache, "distances": cache + 1, "source": source}
     wide = sorted(width for width in set(widths) if width > 1)
     found: list[Point] = []
     for name, graph in manifest.graphs.items():
@@ -89,11 +90,13 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found += [_at(name, "verify", width, fixed) for width in wide]
         else:
             found.append(_at(name, "token", 1, fixed))
+            if graph.role == "mask":
+                found += [_at(name, "verify", width, fixed) for width in wide]
     return found
 
 
 def _at(graph: str, profile: str, width: int, fixed: Mapping[str, int], rows: int | None = None) -> Point:
-    return Point(graph, profile, width, {**fixed, "width": width, "rows": rows or width})
+    return Point(graph, profile, width, {**fixed, "width": width, "span": width, "rows": rows or width})
 
 
 def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:

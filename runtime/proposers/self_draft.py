@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..bundle.manifest import DraftInfo
 from ..decode.passes import Decoder
 from ..decode.target_rows import TargetRows
-from ..engines.base import DTYPES, Call
+from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
 from ..errors import BundleError
 from ..speculate.proposer import Proposer
@@ -16,12 +18,15 @@ class SelfDraft(Proposer):
     """Drafts `early-exit` and `imitation`: what the exit rows say after the graph `imitation`, if there is one, and the
     target's own norm and head. Raises `BundleError` for a draft without a layer."""
 
+    drafts_on_device: ClassVar[bool] = True
+
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         if draft.layer is None:
             raise BundleError(f"manifest: draft {draft.name!r} has no layer; build the bundle again")
         self.name = draft.name
         self._cut = decoder.manifest.decoder.cuts.index(draft.layer)
         self._decoder, self._graph = decoder, draft.graphs.get("imitation")
+        self.draft_graph = self._graph or "head"
         engine, batch = decoder.engine, decoder.arena.max_batch
         self._size = decoder.manifest.decoder.hidden_size
         self._index = HostBuffer(engine, f"{draft.name}.row_index", batch, "int64")
@@ -51,6 +56,15 @@ class SelfDraft(Proposer):
         (`Sequence.propose`)."""
         return sequence.propose(rows, row, after)
 
+    def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]:
+        engine, calls = self._decoder.engine, []
+        if self._graph is not None and self._out is not None:
+            out = self._out.view((1, 1, self._size), self._decoder.dtype)
+            calls.append(engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out}))
+            hidden = out
+        inputs = {"hidden": hidden, "row_index": self._index.view((1,))}
+        return [*calls, engine.bind("head", inputs, {"best": token, "finite": finite})]
+
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetRows]:
         decoder = self._decoder
         hidden, call = decoder.exit_rows(self._cut, step), None
@@ -58,6 +72,6 @@ class SelfDraft(Proposer):
             out = self._out.view((batch, 1, self._size), decoder.dtype)
             call = decoder.engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out})
             hidden = out
-        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self._graph or "head")
+        head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
         found = self._steps[batch, step] = (call, head)
         return found

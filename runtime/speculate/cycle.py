@@ -8,11 +8,13 @@ always, d + 1 exit rows, crop all layers to the accepted path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+from math import nan
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..decode.passes import Decoder
-from ..decode.target_rows import TargetRows
+from ..decode.target_rows import TargetRows, not_finite
 from ..decode.tree import TokenTree
 from ..errors import NumericsError
 from .acceptance import Verdict
@@ -21,6 +23,7 @@ from .on_trunk import draft_on_trunk
 from .sequence import Sequence
 
 if TYPE_CHECKING:
+    from ..decode.on_device import Answers
     from .policy import DraftPolicy
     from .proposer import Proposer
 
@@ -58,16 +61,21 @@ class Cycle:
         numbers are not finite: that has its `error` then, and nothing is left of it in the caches."""
         decoder, sequences = self.decoder, self.sequences
         begin = perf_counter()
-        trees, cut = self._propose()
-        drafted = perf_counter()
-        if cut is None:
-            decoder.full(*trees)
-        elif len(trees) == 1:
-            decoder.tail(cut, len(trees[0].tokens))
+        budgets = self._budgets()
+        if self._stays_on_device(budgets):
+            trees, rows = self._on_device(budgets[0])
+            drafted = verified = perf_counter()
         else:
-            decoder.tail(cut, decoder.exit_count, trees)
-        verified = perf_counter()
-        rows = decoder.head_of(trees)
+            trees, cut = self._propose(budgets)
+            drafted = perf_counter()
+            if cut is None:
+                decoder.full(*trees)
+            elif len(trees) == 1:
+                decoder.tail(cut, len(trees[0].tokens))
+            else:
+                decoder.tail(cut, decoder.exit_count, trees)
+            verified = perf_counter()
+            rows = decoder.head_of(trees)
         verdicts: list[Verdict] = []
         paths: list[list[int]] = []
         first = 0
@@ -83,7 +91,7 @@ class Cycle:
             sequence.stats.seconds.add(*taken)
         return emitted
 
-    def _judge(self, sequence: Sequence, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
+    def _judge(self, sequence: Sequence, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:
         """The sequence's verdict. Numbers that are not finite show in its first row already: what is masked is
         multiplied by zero, and 0 × NaN is NaN."""
         if sequence.error is None:
@@ -106,20 +114,53 @@ class Cycle:
 
     def _budgets(self) -> list[Budget]:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""
+        if not self._policies:
+            return [NOTHING] * len(self.sequences)
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.max_width - 1
         for policy, group in self._policies:
             for sequence, budget in zip(group, policy.allot(group), strict=True):
                 budgets[sequence.row] = budget.within(widest, sequence.left - 1)
         return budgets
 
-    def _propose(self) -> tuple[list[TokenTree], int | None]:
+    def _stays_on_device(self, budgets: Items[Budget]) -> bool:
+        """Whether the host needs to see nothing but the outcome of the cycle."""
+        if self.decoder.on_device is None or len(self.sequences) > 1:
+            return False
+        (sequence,) = self.sequences
+        if sequence.error is not None or not sequence.takes_the_best:
+            return False
+        proposer, policy = sequence.proposer, sequence.policy
+        if not budgets[0].nodes or proposer is None or proposer.cut is None:
+            return True
+        return proposer.drafts_on_device and not (policy is not None and policy.needs_confidence)
+
+    def _on_device(self, budget: Budget) -> tuple[list[TokenTree], Answers]:
+        """A cycle of the only sequence: its tree, and what the target says of it."""
+        decoder, (sequence,) = self.decoder, self.sequences
+        proposer, device = sequence.proposer, decoder.on_device
+        assert device is not None
+        decoder.begin_cycle(1 + budget.nodes)
+        start, pending = decoder.arena.lengths[0], sequence.tokens[-1]
+        if not budget.nodes or proposer is None:
+            found = device.verify(TokenTree.chain([pending]), start)
+        elif proposer.cut is None:
+            (tree,) = proposer.propose([sequence], [budget])
+            self._check(sequence, budget, tree)
+            found = device.verify(tree, start)
+        else:
+            found = device.draft(proposer, proposer.cut, budget.depth, pending, start)
+            if found.broken is not None:
+                sequence.fail(not_finite(proposer.draft_graph, nan))
+        return [found.tree], found.answers
+
+    def _propose(self, budgets: Items[Budget]) -> tuple[list[TokenTree], int | None]:
         """Begin a cycle: a tree for every sequence, and the cut where their exit rows lie if any was drafted on the
         trunk."""
         decoder, sequences = self.decoder, self.sequences
+        trees: list[Any] = []
         if not self._policies:  # nobody drafts
             decoder.begin_cycle(1)
             return [TokenTree.chain(sequence.tokens[-1:]) for sequence in sequences], None
-        budgets, trees = self._budgets(), []
         most = 0
         for sequence, budget in zip(sequences, budgets, strict=True):
             most = max(most, budget.nodes)

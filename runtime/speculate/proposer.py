@@ -10,7 +10,7 @@ from .acceptance import Verdict
 from .budget import Budget
 
 if TYPE_CHECKING:
-    from ..engines.base import View
+    from ..engines.base import Call, View
     from .sequence import Sequence
 
 
@@ -29,6 +29,10 @@ class Proposer:
     """Whether `on_rows` is called."""
     needs_rows: ClassVar[bool] = False
     """Whether `advance` gets rows."""
+    drafts_on_device: ClassVar[bool] = False
+    """Whether a proposer with a `cut` has a `draft_step`."""
+    draft_graph: str = "head"
+    """The graph that is named where its logits are not finite."""
 
     @property
     def cut(self) -> int | None:
@@ -48,6 +52,11 @@ class Proposer:
         Every budget allows at least one token. Proposers with a `cut` draft on the trunk instead (`on_trunk.py`).
         """
         return [self.propose_one(*pair) for pair in zip(sequences, budgets, strict=True)]
+
+    def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]:
+        """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, to write the best next
+        token (int64 [1]) and whether its logits are finite (bool [1])."""
+        raise NotImplementedError
 
     def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
         """`propose` for one sequence: what a proposer without a pass over the batch overrides."""

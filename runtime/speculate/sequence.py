@@ -20,6 +20,7 @@ from .stats import Stats
 from .typical import Typical, verify_typical
 
 if TYPE_CHECKING:
+    from ..decode.on_device import Answers
     from .policy import DraftPolicy
     from .processors import Processors
     from .proposer import Proposer
@@ -64,6 +65,15 @@ class Sequence:
     finish_reason: str | None = None
     error: NumericsError | None = None
     """Why it ended without a result: a graph gave numbers of its own that are not finite."""
+
+    @property
+    def takes_the_best(self) -> bool:
+        """Whether tokens, drafted and emitted ones, are the likeliest: nothing else of any logits matters."""
+        return (
+            self.processors is None
+            and self.sampling.temperature == 0
+            and (self.force_acceptance is None and self.drawing is None)
+        )
 
     @property
     def left(self) -> int:
@@ -146,12 +156,14 @@ class Sequence:
             tree.q, self.q = self.q, []
         return tree
 
-    def judge(self, tree: TokenTree, rows: TargetRows, first: int) -> Verdict:
+    def judge(self, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
         greedy = self.processors is None and self.sampling.temperature == 0
         if greedy and self.force_acceptance is None and tree.q is None:  # the way of most requests
             return verify_draws(tree, lambda node, depth: rows.best(first + node))
         walked: list[int] = []
+
+        assert isinstance(rows, TargetRows)  # a cycle that stays on a device has gone the way above
 
         def choose(node: int, depth: int) -> int:
             token = self.choose(rows, first + node, walked)

@@ -12,7 +12,9 @@ from engines import memory, recording_device
 from engines.recording_device import RecordingDevice
 from engines.stream import Context
 from rig import Rig
+from vlmexport.runtime.decode.embedding import Embedding
 from vlmexport.runtime.decode.kv import KVArena
+from vlmexport.runtime.decode.on_device import Answers, OnDevice
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.engines.base import View
@@ -24,25 +26,40 @@ Patch = pytest.MonkeyPatch
 
 
 def not_finite(rig: Rig) -> None:
-    """A number that leaves its range ends the request with an error; here a key of the first row turns to NaN."""
+    """A number that leaves its range ends the request in the same cycle, whoever drafts; here a key of the first row
+    turns to NaN. On a device two of these are whole cycles."""
     request = rig.request(71)
-    proposer = lossless.DRAFTS["early-exit"](rig, ())
-    cycle, noticed = lossless.Cycle.run, False
+    truth, cycle = rig.oracle.greedy(request, 12), lossless.Cycle.run
 
     def damaged(self: Any) -> Any:
         for view in rig.decoder.arena.view(0):
             values = np.array(rig.engine.read(view))
             values[0, 0, 0] = np.nan
             rig.engine.write(view, values)
-        return cycle(self)
+        tokens = cycle(self)
+        assert self.sequences[0].error is not None, "nobody noticed that logits are not finite"
+        return tokens
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lossless.Cycle, "run", damaged)
-        try:
-            lossless.generate(rig, request, 12, proposer=proposer, length=3)
-        except NumericsError:
-            noticed = True
-    assert noticed, "nobody noticed that logits are not finite"
+    for draft, length in (("perfect", 3), ("early-exit", 3), ("perfect", 0)):
+        proposer = lossless.DRAFTS[draft](rig, truth)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lossless.Cycle, "run", damaged)
+            with pytest.raises(NumericsError):
+                lossless.generate(rig, request, 12, proposer=proposer, length=length)
+
+
+def same_drafts(rig: Rig) -> None:
+    """Whole cycles on a device draft and accept what the host does step by step: a threshold of 0 lets it ask."""
+    request = rig.request(72)
+    for draft in ("early-exit", "imitation"):
+        runs = [
+            lossless.generate(
+                rig, request, 40, proposer=lossless.DRAFTS[draft](rig, ()), length=3, threshold=threshold
+            )
+            for threshold in (None, 0.0)
+        ]
+        counts = [(run.stats.cycles, run.stats.proposed, run.stats.accepted) for run in runs]
+        assert runs[0].tokens == runs[1].tokens and counts[0] == counts[1], (draft, counts)
 
 
 def missing_synchronisation(patch: Patch) -> None:
@@ -173,6 +190,60 @@ def finite_always_true(patch: Patch) -> None:
 def finite_not_asked(patch: Patch) -> None:
     """The runtime takes the device's best token without asking whether it is one."""
     patch.setattr(TargetRows, "check", lambda self, row: None)
+
+
+def finite_not_asked_in_cycles(patch: Patch) -> None:
+    """Of a cycle on the device the best tokens are taken without asking whether they are any."""
+    patch.setattr(Answers, "best", lambda self, row: self._best[row])
+
+
+def upload_reused(patch: Patch) -> None:
+    """The host prepares the next cycle in memory that the device has not fetched yet."""
+    launch = recording_device._Captured.launch
+
+    def wrong(self: Any) -> None:
+        launch(self)
+        self.upload[:8] ^= 1
+
+    patch.setattr(recording_device._Captured, "launch", wrong)
+
+
+def slots_of_the_last_pass(patch: Patch) -> None:
+    """Passes of a cycle write where the one before the cycle wrote."""
+    made = OnDevice._pass
+
+    def wrong(self: Any, run: Any, *args: Any) -> list[Any]:
+        mask, _slots, *calls = made(self, run, *args)
+        return [mask, *calls]
+
+    patch.setattr(OnDevice, "_pass", wrong)
+
+
+def mask_of_the_first_step(patch: Patch) -> None:
+    """Every drafted token sees what the pending one sees."""
+    made = OnDevice._pass
+
+    def wrong(self: Any, run: Any, upload: Any, fields: Any, number: int, related: Any) -> list[Any]:
+        mask = made(self, run, upload, fields, 0, related)[0]
+        return [mask, *made(self, run, upload, fields, number, related)[1:]]
+
+    patch.setattr(OnDevice, "_pass", wrong)
+
+
+def tokens_not_handed_on(patch: Patch) -> None:
+    """Every step of a draft reads the pending token."""
+    bind, pending = Embedding.bind, {}
+
+    def wrong(self: Any, tokens: View) -> Any:
+        first = pending.setdefault(id(self), tokens) if tokens.shape == (1, 1) else tokens
+        return bind(self, first if "tokens" in tokens.buffer.name else tokens)
+
+    patch.setattr(Embedding, "bind", wrong)
+
+
+def positions_count_slots(patch: Patch) -> None:
+    """Positions behind a picture go on with its number of rows, whatever its sides."""
+    patch.setattr(Decoder, "position_of", lambda self, slot, row=0: slot)
 
 
 def best_of_the_row_before(patch: Patch) -> None:

@@ -13,7 +13,6 @@ import device_mutants as device
 import lossless
 import numpy as np
 import pytest
-from captured import captured_cycles
 from rig import Rig
 from rows import ROWS
 from vlmexport.runtime.decode import masks
@@ -352,10 +351,9 @@ def one_ends(rigs: Callable, family: str) -> None:
     lossless.one_ends(rigs(family, "onnxruntime"), "tree")
 
 
-def captured(rigs: Callable, family: str) -> None:
-    """A cycle as one captured sequence."""
-    rig = rigs(family, "device")
-    captured_cycles(rig.engine.renewed(), rig.tiny, rig.oracle)
+def same_drafts(rigs: Callable, family: str) -> None:
+    """What is drafted on a device is what the host would draft."""
+    device.same_drafts(rigs(family, "device"))
 
 
 @dataclass(frozen=True)
@@ -510,8 +508,32 @@ MUTANTS = {
         {
             "trunk and tail": on_device("trunk_and_tail"),
             "growing device": growing("trunk_and_tail"),
-            "generation": generation("early-exit", 3, engine="device"),
+            "generation": generation("perfect", 3, engine="device"),
         },
+    ),
+    "upload reused": Mutant(
+        device.upload_reused,
+        {
+            "draft": generation("early-exit", 3, engine="device"),
+            "tree": generation("tree", 6, engine="device"),
+        },
+    ),
+    "slots of the last pass": Mutant(
+        device.slots_of_the_last_pass,
+        {
+            "draft": generation("early-exit", 3, engine="device"),
+            "growing": generation("early-exit", 3, engine="growing-device"),
+            "tree": generation("tree", 6, engine="device"),
+        },
+    ),
+    "mask of the first step": Mutant(
+        device.mask_of_the_first_step, {"draft": generation("early-exit", 3, engine="device")}
+    ),
+    "tokens not handed on": Mutant(device.tokens_not_handed_on, {"drafts": same_drafts}),
+    "positions count slots": Mutant(
+        device.positions_count_slots,
+        {"draft": generation("early-exit", 3, engine="device")},
+        ("qwen2.5-vl",),
     ),
     "caches not zeroed": Mutant(
         device.caches_not_zeroed,
@@ -519,7 +541,11 @@ MUTANTS = {
         refused_by=(NumericsError,),
     ),
     "context shared by two captured calls": Mutant(
-        device.context_of_a_graph, {"captured": captured}, ("llama",)
+        device.context_of_a_graph,
+        {
+            "draft": generation("early-exit", 3, engine="device"),
+            "plain": generation("always-wrong", 0, engine="device"),
+        },
     ),
     "NaN logits": Mutant(
         device.nan_logits,
@@ -531,6 +557,7 @@ MUTANTS = {
     ),
     "finite always true": Mutant(device.finite_always_true, {"not finite": not_finite}),
     "finite not asked": Mutant(device.finite_not_asked, {"not finite": not_finite}),
+    "finite not asked in cycles": Mutant(device.finite_not_asked_in_cycles, {"not finite": not_finite}),
     "best of the row before": Mutant(
         device.best_of_the_row_before,
         {

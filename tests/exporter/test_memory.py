@@ -17,6 +17,7 @@ from vlmexport.exporter.graphs.weights import WeightRef, WeightStore
 from vlmexport.exporter.memory import (
     CheckpointMemory,
     GraphMemory,
+    RecordedMemory,
     available_memory,
     fits_whole,
     graph_memory,
@@ -41,11 +42,19 @@ def test_whole_counts_the_reference_beside_its_shards_and_beside_the_sessions() 
     def model(stored: int, widened: int) -> CheckpointMemory:
         return CheckpointMemory(stored, float32=1000, largest=10, widened=widened)
 
-    assert memory.whole_parity_bytes(graphs, model(500, 70), 30) == 1000 + 30 + 900 + 200 + left
-    assert memory.whole_parity_bytes(graphs, model(500, 5000 + left), 30) == 1000 + 30 + 5000 + left
-    assert memory.whole_parity_bytes(graphs, model(5000 + left, 70), 30) == 6000 + left
-    assert memory.streamed_parity_bytes(graphs, model(500, 350), 30) == 30 + 400 + left
-    assert memory.streamed_parity_bytes(graphs, model(500, 450 + left), 30) == 30 + 450 + left
+    kept = RecordedMemory(module=30, passed=40, graphs=20)
+    assert memory.whole_parity_bytes(graphs, model(500, 70), kept) == 1000 + left + 20 + 900 + 200
+    assert memory.whole_parity_bytes(graphs, model(500, 5000), kept) == 1000 + left + 30 + 5000
+    assert memory.whole_parity_bytes(graphs, model(5000 + left, 70), kept) == 6000 + left
+    assert memory.streamed_parity_bytes(graphs, model(500, 350), kept) == left + 20 + 400
+    assert memory.streamed_parity_bytes(graphs, model(500, 450), kept) == left + 30 + 450
+    assert memory.streamed_parity_bytes([], model(500, 5), kept) == left + 40
+
+
+def test_recordings_of_every_input_are_counted_when_they_exist() -> None:
+    """The second input's float64 comes beside the first one's values and errors."""
+    assert RecordedMemory.of([100, 10]) == RecordedMemory(module=300, passed=400, graphs=220)
+    assert RecordedMemory.of([10, 100]) == RecordedMemory(module=320, passed=420, graphs=220)
 
 
 def test_the_available_memory_decides_unless_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:

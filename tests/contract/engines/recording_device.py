@@ -8,7 +8,7 @@ engine, which works on this device's private memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
-from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
+from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 
 from .device_memory import DEFINED, GARBAGE, WRITTEN, DeviceMemory
 from .stream import Captured, Context, Counts, Stream
@@ -115,6 +115,9 @@ class RecordingDevice(Engine):
         copy.flags.writeable = False
         self.counts.bytes_down += copy.nbytes
         return copy
+
+    def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
+        return _Captured(self, calls, upload, download)
 
     def _copy(self, target: View, source: View) -> Call:
         assert not _overlap(target, source), (
@@ -237,6 +240,58 @@ class GrowingDevice(RecordingDevice):
     static_cache = False
     alignment = 16
 
+    def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
+        return Engine.program(self, calls, upload, download)  # it captures one call, not a sequence
+
+
+class _Captured:
+    """Run once call by call, as such runtimes want it, then captured with its transfers and replayed. What goes up and
+    comes down lies in memory that the device reaches; who writes it between `launch` and `wait` is found out."""
+
+    def __init__(self, device: RecordingDevice, calls: Sequence[Call], upload: View, download: View) -> None:
+        device.stream.outside_a_capture("making a program")
+        self._device, self._calls = device, list(calls)
+        self._views = upload, download
+        self.upload, self.download = (np.zeros(view.nbytes, np.uint8) for view in self._views)
+        self._captured: Captured | None = None
+        self._launched, self._sent = 0, b""
+
+    def launch(self) -> None:
+        stream = self._device.stream
+        self._launched += 1
+        self._sent = self.upload.tobytes()
+        if self._launched == 1:
+            self._enqueue()
+            return
+        if self._captured is None:
+            with stream.capture() as self._captured:
+                self._enqueue()
+        self._captured.launch()
+        stream.counts.bytes_up += self.upload.nbytes
+
+    def wait(self) -> None:
+        self._device.stream.synchronise()
+        self._device.counts.bytes_down += self.download.nbytes
+
+    def _enqueue(self) -> None:
+        stream, memory = self._device.stream, self._device.memory
+        up, down = self._views
+
+        def bring() -> None:
+            assert self.upload.tobytes() == self._sent, (
+                "a program's upload was written before it was waited for"
+            )
+            memory.array(up)[...] = self.upload
+            memory.state(up)[...] = WRITTEN
+
+        def fetch() -> None:
+            self.download[...] = memory.array(down)
+
+        stream.enqueue(bring, self.upload.nbytes, pinned=True)
+        for call in self._calls:
+            call.run()
+        stream.enqueue(fetch)
+
 
 class _Copy:
     def __init__(self, device: RecordingDevice, target: View, source: View) -> None:
@@ -278,7 +333,7 @@ class _Call:
         assert now == self._addresses == self._context.addresses, f"{graph}: addresses moved since bind"
         self._check_defined()
         starts: tuple[int, ...] = ()
-        if "write_indices" in self._inputs:
+        if self._caches:
             starts = tuple(self._value("write_indices").tolist())
             self._check_starts(starts)
         if graph == "commit":

@@ -67,10 +67,10 @@ class Stream:
         """Refuse what a stream cannot do while it captures."""
         assert self._capturing is None, f"{what} while the stream is capturing"
 
-    def enqueue(self, work: Work, up: int = 0) -> None:
+    def enqueue(self, work: Work, up: int = 0, pinned: bool = False) -> None:
         """Put one call, copy or upload of `up` bytes at the end of the queue, or into the capture."""
         if self._capturing is not None:
-            assert not up, "a transfer from pageable memory cannot be captured"
+            assert pinned or not up, "a transfer from pageable memory cannot be captured"
             self._capturing.work.append(work)
             return
         self.counts.enqueues += 1

@@ -1,0 +1,280 @@
+"""Cycles of one sequence that need the host once: drafted tokens, masks and verdicts stay where the graphs run.
+
+`head` writes its best token where the next `embed` reads one, and masks come from the graph `mask`, so that between the
+steps of a cycle nobody waits. The host sends tokens, slots and positions ahead, in one transfer, and reads in one what
+was drafted and what the target says of it. The passes are the decoder's own (`Decoder.prepared`); a cycle is a list of
+their calls, which an engine may capture and replay (`Engine.program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..engines.base import Call, Engine, Program, View
+from .masks import relations
+from .target_rows import not_finite
+from .tree import TokenTree
+
+if TYPE_CHECKING:
+    from .passes import Decoder, Pass
+
+DraftStep = Callable[[View, View, View], "list[Call]"]
+
+_INT = 8
+"""Bytes of an int64."""
+
+
+class DraftsOnDevice(Protocol):
+    """A proposer with a `draft_step` (`speculate/proposer.py`)."""
+
+    name: str
+
+    def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]: ...
+
+
+def offered(engine: Engine) -> bool:
+    """Whether an engine can do whole cycles: it is not in host memory, its bundle has the graph `mask`, and its head
+    names the best token and whether it is finite."""
+    if engine.host_memory or "mask" not in engine.graphs:
+        return False
+    return {"best", "finite"} <= {value.name for value in engine.interface("head").outputs}
+
+
+class Answers:
+    """What the target says after the nodes of a pass: their best tokens, without logits."""
+
+    def __init__(self, best: np.ndarray, finite: np.ndarray):
+        self._best, self._finite = best.tolist(), finite
+
+    def best(self, row: int) -> int:
+        """The most likely token after `row`. Raises `NumericsError` for logits that are not finite."""
+        if not self._finite[row]:
+            raise not_finite("head", float("nan"))
+        return self._best[row]
+
+
+@dataclass
+class Drafted:
+    """Outcome of a cycle: the tree that was verified, the target's answers, and how many drafts came before logits that
+    are not finite (None: all are)."""
+
+    tree: TokenTree
+    answers: Answers
+    broken: int | None = None
+
+
+class _Block:
+    """A transfer, laid out field after field at the engine's alignment."""
+
+    def __init__(self, engine: Engine, name: str):
+        self._engine, self._name, self._unit = engine, name, max(engine.alignment, _INT)
+        self._end = 0
+
+    def place(self, nbytes: int) -> int:
+        """Where a field of so many bytes begins."""
+        start, self._end = self._end, self._end + -(-nbytes // self._unit) * self._unit
+        return start
+
+    def allocate(self) -> View:
+        """The whole, uint8 [n]."""
+        return self._engine.allocate(self._name, self._end).view((self._end,), "uint8")
+
+
+def _at(block: View, start: int, shape: tuple[int, ...], dtype: str = "int64") -> View:
+    return block.buffer.view(shape, dtype, start // (1 if dtype == "bool" else _INT))
+
+
+class _Cycle:
+    """One program, and where its fields lie in what goes up and comes down."""
+
+    def __init__(
+        self, program: Program, passes: list[Pass], width: int, fields: dict[str, int], drafted: int
+    ):
+        self.program, self.passes, self.width, self.drafted = program, passes, width, drafted
+        self._fields = fields
+
+    def send(self, name: str, values: np.ndarray | list[int] | int) -> None:
+        """Write a field of the upload."""
+        data = np.asarray(values) if isinstance(values, np.ndarray) else np.asarray(values, np.int64)
+        start = self._fields[name]
+        self.program.upload[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
+
+    def came(self, name: str, count: int, dtype: str = "int64") -> np.ndarray:
+        """A field of the download, [count]."""
+        start = self._fields[name]
+        nbytes = count * (1 if dtype == "bool" else _INT)
+        return self.program.download[start : start + nbytes].view(np.bool_ if dtype == "bool" else np.int64)
+
+
+class OnDevice:
+    """The cycles of a decoder whose engine offers them (`offered`); programs are made when first asked for, and again
+    when caches move."""
+
+    def __init__(self, decoder: Decoder):
+        self._decoder, self._engine = decoder, decoder.engine
+        self._made: dict[tuple[object, ...], _Cycle] = {}
+        self._layout: object = None
+        self._slots: View | None = None
+        self._bias: View | None = None
+        self._chains: dict[int, tuple[View, View]] = {}
+
+    def verify(self, tree: TokenTree, start: int) -> Drafted:
+        """All segments over a tree that the host knows, whose root takes slot `start`."""
+        width = len(tree)
+        cycle = self._cycle(("verify", width, tree.is_chain), lambda: self._verifying(width, tree.is_chain))
+        cycle.send("tokens", tree.tokens)
+        if not tree.is_chain:
+            depths, ancestors = relations(tree, width)
+            cycle.send("depths", depths)
+            cycle.send("ancestors", ancestors)
+        self._launch(cycle, start)
+        return Drafted(tree, self._answers(cycle))
+
+    def draft(self, draft: DraftsOnDevice, cut: int, count: int, token: int, start: int) -> Drafted:
+        """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`, and
+        verified by the tail."""
+        cycle = self._cycle(
+            ("draft", draft.name, count), lambda: self._drafting(draft.draft_step, cut, count)
+        )
+        cycle.send("tokens", token)
+        self._launch(cycle, start)
+        tokens = cycle.came("drafted", count).tolist()
+        broken = np.flatnonzero(~cycle.came("drafts_finite", count, "bool"))
+        found = Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle))
+        if len(broken):
+            found.broken = int(broken[0])
+        return found
+
+    # --- one launch ---
+
+    def _launch(self, cycle: _Cycle, start: int) -> None:
+        decoder = self._decoder
+        first = decoder.position_of(start)
+        for step in range(cycle.drafted + 1):
+            cycle.send(f"start.{step}", start + step)
+            cycle.send(f"first.{step}", first + step)
+        for run in cycle.passes:
+            decoder.refresh(run)
+        cycle.program.launch()
+        cycle.program.wait()
+        decoder.passed(cycle.passes[-1])
+
+    def _answers(self, cycle: _Cycle) -> Answers:
+        return Answers(cycle.came("best", cycle.width), cycle.came("finite", cycle.width, "bool").copy())
+
+    # --- programs ---
+
+    def _cycle(self, key: tuple[object, ...], make: Callable[[], _Cycle]) -> _Cycle:
+        layout = self._decoder.layout
+        if layout != self._layout:
+            self._made.clear()
+            self._layout = layout
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _verifying(self, width: int, is_chain: bool) -> _Cycle:
+        decoder, engine = self._decoder, self._engine
+        up, down, fields = _Block(engine, "cycle.up"), _Block(engine, "cycle.down"), {}
+        fields["tokens"] = up.place(width * _INT)
+        if not is_chain:
+            fields["depths"], fields["ancestors"] = up.place(width * _INT), up.place(width * width)
+        fields |= {"start.0": up.place(_INT), "first.0": up.place(_INT)}
+        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
+        upload, download = up.allocate(), down.allocate()
+        related = self._chain(width) if is_chain else (
+            _at(upload, fields["depths"], (1, width)), _at(upload, fields["ancestors"], (1, width, width), "bool"),
+        )  # fmt: skip
+        run = decoder.prepared(0, decoder.segments, width, 0)
+        calls = [decoder.embedding.bind(_at(upload, fields["tokens"], (1, width)))]
+        calls += self._pass(run, upload, fields, 0, related)
+        calls.append(self._judge(run, width, download, fields))
+        return _Cycle(engine.program(calls, upload, download), [run], width, fields, 0)
+
+    def _drafting(self, step: DraftStep, cut: int, count: int) -> _Cycle:
+        decoder, engine, width = self._decoder, self._engine, count + 1
+        up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
+        fields = {"tokens": up.place(_INT)}
+        for number in range(width):
+            fields |= {f"start.{number}": up.place(_INT), f"first.{number}": up.place(_INT)}
+        fields |= {"drafted": down.place(count * _INT), "drafts_finite": down.place(count)}
+        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
+        places = [(inner.place(_INT), inner.place(1)) for _ in range(count)]
+        upload, download, between = up.allocate(), down.allocate(), inner.allocate()
+        token, passes, calls = _at(upload, fields["tokens"], (1, 1)), [], []
+        for number in range(width):
+            run = decoder.prepared(0, cut, 1, number)
+            passes.append(run)
+            calls.append(decoder.embedding.bind(token))
+            calls += self._pass(run, upload, fields, number, self._chain(1))
+            if number == count:
+                break  # the last draft passes the trunk too
+            at, flag = places[number]
+            best, finite = _at(between, at, (1,)), _at(between, flag, (1,), "bool")
+            calls += step(run.result, best, finite)
+            kept = _at(download, fields["drafted"] + number * _INT, (1,))
+            calls += [engine.copy(kept, best)]
+            calls += [engine.copy(_at(download, fields["drafts_finite"] + number, (1,), "bool"), finite)]
+            token = _at(between, at, (1, 1))
+        run = decoder.prepared(cut, decoder.segments, width, 0)
+        calls += decoder.exit_copies(run, cut, width)
+        calls += self._pass(run, upload, fields, 0, self._chain(width))
+        calls.append(self._judge(run, width, download, fields))
+        return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, count)
+
+    def _pass(
+        self, run: Pass, upload: View, fields: dict[str, int], number: int, related: tuple[View, View]
+    ) -> list[Call]:
+        """A pass that begins at `start.number`, with its mask and positions."""
+        start = _at(upload, fields[f"start.{number}"], (1,))
+        mask, positions, indices = self._decoder.places(run)
+        inputs = {
+            "start": start,
+            "slots": self._numbers(),
+            "depths": related[0],
+            "ancestors": related[1],
+        }
+        given = {value.name for value in self._engine.interface("mask").inputs}
+        if "first_positions" in given:
+            inputs["first_positions"] = _at(upload, fields[f"first.{number}"], (1,))
+        if "distance_bias" in given:
+            inputs |= {"distance_bias": self._biases(), "slot_depths": related[0]}
+        outputs = {"attn_mask": mask} | ({} if positions is None else {"positions": positions})
+        return [self._engine.bind("mask", inputs, outputs), self._engine.copy(indices, start), *run.calls]
+
+    def _judge(self, run: Pass, width: int, download: View, fields: dict[str, int]) -> Call:
+        outputs = {
+            "best": _at(download, fields["best"], (width,)),
+            "finite": _at(download, fields["finite"], (width,), "bool"),
+        }
+        inputs = {"hidden": run.result, "row_index": self._decoder.rows_in_order(width)}
+        return self._engine.bind("head", inputs, outputs)
+
+    # --- what does not change ---
+
+    def _chain(self, width: int) -> tuple[View, View]:
+        """`depths` and `ancestors` of a chain."""
+        if width not in self._chains:
+            depths, ancestors = relations(TokenTree.chain([0] * width), width)
+            self._chains[width] = (
+                self._engine.constant(f"chain.{width}.depths", depths[None]),
+                self._engine.constant(f"chain.{width}.ancestors", ancestors[None]),
+            )
+        return self._chains[width]
+
+    def _numbers(self) -> View:
+        """int64 [cache]: every slot."""
+        arena = self._decoder.arena
+        if self._slots is None:
+            self._slots = self._engine.constant("slots", np.arange(arena.capacity, dtype=np.int64))
+        return self._slots.buffer.view((arena.rows,), "int64")
+
+    def _biases(self) -> View:
+        """What the mask graph takes of a relative bias; the same for the life of the engine."""
+        if self._bias is None:
+            self._bias = self._engine.constant("distance_bias", self._decoder.masks.distance_bias)
+        return self._bias
