@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..decode.on_device import Answers
 from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
 from ..errors import NumericsError
@@ -20,7 +21,6 @@ from .stats import Stats
 from .typical import Typical, verify_typical
 
 if TYPE_CHECKING:
-    from ..decode.on_device import Answers
     from .policy import DraftPolicy
     from .processors import Processors
     from .proposer import Proposer
@@ -163,7 +163,7 @@ class Sequence:
             return verify_draws(tree, lambda node, depth: rows.best(first + node))
         walked: list[int] = []
 
-        assert isinstance(rows, TargetRows)  # a cycle that stays on a device has gone the way above
+        assert not isinstance(rows, Answers)  # a cycle that stays on a device has gone the way above
 
         def choose(node: int, depth: int) -> int:
             token = self.choose(rows, first + node, walked)

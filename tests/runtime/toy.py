@@ -44,6 +44,7 @@ class ToyDecoder:
     """`Decoder` whose caches are lists of tokens. Node rows of a pass are scratch until they are accepted."""
 
     max_width = 9
+    on_device = None
 
     def __init__(
         self, law: Callable[[Sequence[int]], np.ndarray] = logits_of, vocabulary: int = VOCABULARY
