@@ -113,8 +113,8 @@ def _plan_options(request: BuildRequest, family: Family) -> PlanOptions | None:
     """The TensorRT plans that were asked for; raises when they cannot be built here."""
     if request.backend is None:
         return None
-    from ..tensorrt.plans import PlanOptions, check_plan_options
+    from ..tensorrt.options import PlanOptions, resolve
 
-    options = PlanOptions(request.backend, request.target, request.plan_precision)
-    check_plan_options(options, family.decoder_name, request.precision)
+    options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
+    resolve(options, family.decoder_name, request.precision)
     return options

@@ -153,6 +153,12 @@ def build(
     plan_precision: str = typer.Option(
         "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
     ),
+    lowering: str = typer.Option(
+        "auto",
+        "--lowering",
+        metavar="auto|native|portable",
+        help="Of the plans: portable where TensorRT has no cache update (before 10.15).",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Export a model as a bundle."""
@@ -161,15 +167,16 @@ def build(
     from ...runtime.commands.output import print_json
     from ...runtime.errors import OptionError
 
-    if target is not None and backend is None:
-        raise OptionError(f"--target {target} needs --backend {BACKENDS}")
+    for option, value in (("--target", target), ("--lowering", None if lowering == "auto" else lowering)):
+        if value is not None and backend is None:
+            raise OptionError(f"{option} {value} needs --backend {BACKENDS}")
     with quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision,
             link_weights=link_weights, default_prompt=default_prompt, force=force,
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
-            target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
+            target=target or default_target(backend), plan_precision=plan_precision, lowering=lowering,
         )  # fmt: skip
         _tell_request(request)
         if dry_run:
@@ -191,6 +198,11 @@ def build(
         print_json({"schema_version": 1, **report.model_dump(mode="json")})
     else:
         _print_report(report)
+
+
+def default_target(backend: str | None) -> str:
+    """What plans are built for where no target is named."""
+    return "native" if backend == "tensorrt" else "sm86"
 
 
 def verify(

@@ -1,13 +1,13 @@
 """The opset and the operators that a lowered graph may hold, and the types that each takes there.
 
-Source of `TENSORRT_10_3`: onnx-tensorrt, NVIDIA's ONNX parser of TensorRT, `docs/operators.md` at 10.1-GA (commit 96e7811),
-and `docs/Changelog.md` of 10.2-GA and 10.3-GA (with which operators.md was not at hand): neither adds or removes an
-operator, 10.3 lets the axes of `Slice` be no constants. Listed is what is marked as supported for float32, float16 and
-bfloat16 or needs no float, and needs no further restriction than:
+Source of `TENSORRT_10_3`: `docs/operators.md` of onnx-tensorrt, NVIDIA's ONNX parser of TensorRT, at 10.1-GA (commit 96e7811)
+and at 10.6-GA (0137504), the nearest releases on both sides of 10.3-GA that were at hand; `docs/Changelog.md` of the latter
+says that 10.3 lets the axes of `Slice` be no constants, and names no operator that 10.2 to 10.6 took away. Listed is what both
+tables mark as supported in float32, float16 and bfloat16, or as needing no float, with no further restriction than:
 
     axes of reductions, of Squeeze and Unsqueeze   constants, as lowered graphs have them
     LayerNormalization                             its first output only
-    TopK                                           K below 3,840
+    TopK                                           K below 3,840, sorted
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from ...runtime.errors import ExportError
-from .rewriter import Rewriter
+from .rewriter import Rewriter, given, number_of
 
 OPSET, IR_VERSION = 17, 8
 
@@ -42,9 +42,16 @@ def check_operators(graph: ir.Graph) -> None:
             raise ExportError(
                 f"the operator {node.op_type} ({node.name!r}) has no lowering for TensorRT 10.3; it needs --lowering native"
             )
-        wanted = node.inputs[1].const_value if node.op_type == "TopK" and node.inputs[1] is not None else None
-        if node.op_type == "TopK" and (wanted is None or int(wanted.numpy().reshape(())) >= MOST_RANKED):
-            raise ExportError(f"TopK {node.name!r} must rank a constant number below {MOST_RANKED}")
+        if node.op_type == "TopK":
+            wanted = given(node, 1).const_value
+            if (
+                wanted is None
+                or int(wanted.numpy().item()) >= MOST_RANKED
+                or not number_of(node, "sorted", 1)
+            ):
+                raise ExportError(
+                    f"TopK {node.name!r} must rank a constant number below {MOST_RANKED}, sorted"
+                )
 
 
 def widen_refused_types(graph: ir.Graph, write: Rewriter) -> None:

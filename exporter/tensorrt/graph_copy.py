@@ -46,10 +46,12 @@ class CopyOptions:
 
 @dataclass(frozen=True)
 class GraphCopy:
-    """A written copy. `weights` maps each remaining initializer to (bytes in the copy, where it came from)."""
+    """A written copy. `weights` maps each remaining initializer to (bytes in the copy, where it came from); `attentions`
+    counts those of the bundle's graph."""
 
     path: Path
     weights: dict[str, tuple[int, tuple[str, int] | None]]
+    attentions: int
 
     @property
     def weight_bytes(self) -> int:
@@ -71,10 +73,10 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
         options.precision if options.source == "float32" else "float32"
     )  # what is narrow already is left as it is
     kinds = retype(model, retyped, wide_residual=options.wide_residual)
+    attentions = [node for node in model.graph.node if node.op_type == "Attention"]
     if options.decomposable:
-        for node in model.graph.node:
-            if node.op_type == "Attention":
-                node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
+        for node in attentions:
+            node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / source.name
     try:
@@ -86,7 +88,7 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
         raise ExportError(
             f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}"
         ) from error
-    return GraphCopy(target, weights)
+    return GraphCopy(target, weights, len(attentions))
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
