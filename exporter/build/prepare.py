@@ -15,12 +15,12 @@ from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts.selection import DraftSelection, select_drafts
 from ..families.base import Family
 from ..families.registry import family_for
+from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
 from .describe import describe
 from .generation import generation_notices
 from .links import check_links
 from .request import ROUND, TEXT, BuildRequest
-from .write import check_output, check_space
 
 if TYPE_CHECKING:
     from ..tensorrt import PlanOptions

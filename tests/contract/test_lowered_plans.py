@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rig import FAMILIES
 from tiny_bundles import TinyBundle
-from vlmexport.exporter.build.write import write_manifest
+from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.build.write import write_manifest
+from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import TARGETS, PlanOptions, PlanReport, add_plans, inspect_network
 from vlmexport.exporter.tensorrt.options import plan_precision
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
