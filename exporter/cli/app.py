@@ -1,4 +1,4 @@
-"""The commands `models`, `build` and `verify`. Everything heavy is imported when a command runs."""
+"""The commands `models`, `build` and `verify`, and where all of this room are registered. Everything heavy is imported when a command runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.extras import need_extra
 from ..drafts import KINDS
 from ..memory import use_large_pages
+from .compile import BACKENDS, LOWERING, compile_plans, default_target
 from .fit import fit
 from .progress import shown
 
 log = logging.getLogger(__name__)
 
-BACKENDS = "tensorrt-rtx|tensorrt"
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command("build")(build)
     app.command("verify")(verify)
     app.command("fit")(fit)
+    app.command("compile")(compile_plans)
 
 
 def models(as_json: AsJson = False) -> None:
@@ -157,7 +158,7 @@ def build(
         "auto",
         "--lowering",
         metavar="auto|native|portable",
-        help="Of the plans: portable where TensorRT has no cache update (before 10.15).",
+        help=LOWERING,
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -198,11 +199,6 @@ def build(
         print_json({"schema_version": 1, **report.model_dump(mode="json")})
     else:
         _print_report(report)
-
-
-def default_target(backend: str | None) -> str:
-    """What plans are built for where no target is named."""
-    return "native" if backend == "tensorrt" else "sm86"
 
 
 def verify(
