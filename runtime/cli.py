@@ -36,6 +36,10 @@ MOUNTED_COMMANDS = {
         "exporter",
         "Say what a bundle or model would need on a device, and how fast its memory allows it to be.",
     ),
+    "compile": (
+        "exporter",
+        "Build TensorRT plans into a bundle, in place of those for the same backend and target.",
+    ),
     "train": ("calibration", "Train a draft for a frozen target; the same command continues a killed run."),
     "generate-data": (
         "calibration",

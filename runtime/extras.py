@@ -20,7 +20,13 @@ PACKAGE = "vlmexport"
 
 _EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic")
 
-MODULES = {"export": _EXPORT, "train": (*_EXPORT, "accelerate"), "eval": ("matplotlib",), "video": ("av",)}
+MODULES = {
+    "export": _EXPORT,
+    "train": (*_EXPORT, "accelerate"),
+    "eval": ("matplotlib",),
+    "video": ("av",),
+    "compile": ("onnx", "onnx_ir", "ml_dtypes"),
+}
 """Extra → modules without which its commands cannot run (tensorboard, which [train] also brings, they can do without).
 
 The first extra that lists a module is the least that installs it."""

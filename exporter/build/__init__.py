@@ -7,7 +7,7 @@ it, and it is checked as a whole and written once, at the end:
     identify   the weights are fetched and read                          model.fingerprint
     export     graphs that refer to weights                              graphs, tensors, weights, model.parameters
     build      the way itself: weights, graphs and tokenizer are written, then compared, then compiled  parity, plans
-    write      the folder that replaces another only when it is complete files
+    output     (a package beside) the folder that replaces another only when it is complete  files
 
 `dry_run` goes as far as `export`.
 """

@@ -6,6 +6,7 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from ..memory import return_large_buffers
+from ..output import check_space, describe_files, replaced_folder, write_manifest
 from .checks import SPARE_BYTES
 from .export import Exported, export
 from .links import linked_shards
@@ -13,7 +14,7 @@ from .prepare import Prepared, identify, prepare
 from .request import BuildReport, BuildRequest, GraphReport, Progress
 from .text import write_tokenizer
 from .timing import Stages
-from .write import check_space, describe_files, replaced_folder, write_graphs, write_manifest
+from .write import write_graphs
 
 
 def build_bundle(request: BuildRequest, progress: Progress | None = None) -> BuildReport:

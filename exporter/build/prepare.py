@@ -15,12 +15,12 @@ from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts.selection import DraftSelection, select_drafts
 from ..families.base import Family
 from ..families.registry import family_for
+from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
 from .describe import describe
 from .generation import generation_notices
 from .links import check_links
 from .request import ROUND, TEXT, BuildRequest
-from .write import check_output, check_space
 
 if TYPE_CHECKING:
     from ..tensorrt import PlanOptions
@@ -113,8 +113,8 @@ def _plan_options(request: BuildRequest, family: Family) -> PlanOptions | None:
     """The TensorRT plans that were asked for; raises when they cannot be built here."""
     if request.backend is None:
         return None
-    from ..tensorrt.plans import PlanOptions, check_plan_options
+    from ..tensorrt.options import PlanOptions, resolve
 
-    options = PlanOptions(request.backend, request.target, request.plan_precision)
-    check_plan_options(options, family.decoder_name, request.precision)
+    options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
+    resolve(options, family.decoder_name, request.precision)
     return options

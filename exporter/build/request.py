@@ -50,6 +50,7 @@ class BuildRequest(BaseModel):
     backend: str | None = None
     target: str = "sm86"
     plan_precision: str = "auto"
+    lowering: str = "auto"
 
     @property
     def length(self) -> int:

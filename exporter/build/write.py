@@ -1,106 +1,14 @@
-"""Writes the files of a bundle, and replaces an older bundle only when the new one is complete."""
+"""Writes the graphs of a bundle."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
-from ...runtime.bundle.checksum import manifest_text
-from ...runtime.bundle.folder import MANIFEST, read_manifest
-from ...runtime.bundle.manifest import FORMAT, FileInfo, Manifest
-from ...runtime.commands.output import size
-from ...runtime.errors import BundleError, ExportError, OptionError
-from ..disk import FULL
 from ..families.base import GraphSpec
 from ..graphs.check import check_graph
-from .leftovers import hold, new_folder, release, remove_leftovers
 from .request import Progress
-
-
-@contextlib.contextmanager
-def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
-    """Gives a temporary folder beside `output` that takes its place when the block ends without an exception.
-
-    On any failure, Ctrl-C included, the temporary folder and the parents that were made for it are removed and an
-    existing bundle stays as it was. Raises OptionError when `output` exists without `force`, or is something that is not a bundle.
-    """
-    output = output.absolute()
-    remove_leftovers(output)
-    check_output(output, force)
-    made = [parent for parent in (output.parent, *output.parent.parents) if not parent.exists()]
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        work, lock = new_folder(output)
-    except OSError as error:
-        raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
-    old = work.with_name(work.name.replace(".building-", ".old-"))
-    locks = [lock]
-    try:
-        yield work
-        if output.exists():
-            locks.append(hold(output))
-            output.rename(old)
-        work.rename(output)
-    except OSError as error:
-        if error.errno in FULL:
-            raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
-        raise
-    finally:
-        if old.exists() and not output.exists():
-            old.rename(output)  # stopped between the two renames
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-        if not output.exists():
-            with contextlib.suppress(OSError):  # somebody else uses the folder by now
-                for parent in made:
-                    parent.rmdir()
-        for held in locks:
-            release(held)
-
-
-def check_output(output: Path, force: bool) -> None:
-    """OptionError unless `output` may be written: it is new, empty, or with `force` a bundle and nothing else."""
-    place = next(path for path in (output.absolute().parent, *output.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise OptionError(f"cannot write to {place}; choose another -o")
-    if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise OptionError(f"{output} exists and is not a folder; choose another -o")
-    if not output.exists() or not any(output.iterdir()):
-        return
-    if not force:
-        raise OptionError(f"{output} exists; choose another -o or replace it with --force")
-    if not (output / MANIFEST).is_file():
-        raise OptionError(f"{output} is not a bundle (no {MANIFEST}), so --force does not replace it")
-    try:
-        document = read_manifest(output / MANIFEST)
-    except BundleError as error:
-        raise OptionError(f"{error}; --force replaces bundles only: remove the folder yourself") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise OptionError(f"{output / MANIFEST} is not of a bundle, so --force does not replace {output}")
-    files = document.get("files")
-    for path in sorted(output.rglob("*")):
-        name = path.relative_to(output).as_posix()
-        if not path.is_dir() and name != MANIFEST and not (isinstance(files, dict) and name in files):
-            raise OptionError(
-                f"{path} is not part of the bundle that --force would replace; move it out first"
-            )
-
-
-def check_space(folder: Path, need: int, bound: str = "") -> None:
-    """ExportError when the disk of `folder` (which need not exist yet) has fewer than `need` bytes left."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(place).free
-    if free < need:
-        raise ExportError(
-            f"no space left for the bundle: {bound}{size(need)} needed, {size(free)} free in {place}"
-        )
 
 
 def write_graphs(folder: Path, graphs: list[GraphSpec], progress: Progress | None = None) -> None:
@@ -111,36 +19,3 @@ def write_graphs(folder: Path, graphs: list[GraphSpec], progress: Progress | Non
             check_graph(folder / name)
         if progress:
             progress("checks", done, len(graphs))
-
-
-def describe_files(
-    folder: Path, known: Mapping[str, FileInfo], progress: Progress | None = None
-) -> dict[str, FileInfo]:
-    """Size and checksum of every file of the folder, the manifest excepted; those of `known` files are not computed
-    again (plans have theirs from the moment they were written)."""
-    paths = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
-    paths.pop(MANIFEST, None)
-    total, done = sum(p.stat().st_size for name, p in paths.items() if name not in known), 0
-    entries = dict(known)
-    for name, path in paths.items():
-        if name in known:
-            continue
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                done += len(block)
-                if progress:
-                    progress("checksums", done, total)
-        entries[name] = FileInfo(bytes=path.stat().st_size, sha256=digest.hexdigest())
-    return {name: entries[name] for name in sorted(entries)}
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> int:
-    """Checks the whole manifest as its reader will find it, and writes it; returns its bytes."""
-    text = manifest_text(manifest.to_dict())
-    Manifest.from_dict(json.loads(text))
-    path = folder / f"{MANIFEST}.new"
-    path.write_text(text, "utf-8")
-    path.replace(folder / MANIFEST)
-    return len(text.encode())

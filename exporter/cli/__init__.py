@@ -1,4 +1,4 @@
-"""The commands `models`, `build`, `verify` and `fit`."""
+"""The commands `models`, `build`, `verify`, `fit` and `compile`."""
 
 from .app import register
 

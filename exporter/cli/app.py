@@ -1,4 +1,4 @@
-"""The commands `models`, `build` and `verify`. Everything heavy is imported when a command runs."""
+"""The commands `models`, `build` and `verify`, and where all of this room are registered. Everything heavy is imported when a command runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...runtime.commands.options import AsJson, Bundle
 from ...runtime.extras import need_extra
 from ..drafts import KINDS
 from ..memory import use_large_pages
+from .compile import BACKENDS, LOWERING, compile_plans, default_target
 from .fit import fit
 from .progress import shown
 
 log = logging.getLogger(__name__)
 
-BACKENDS = "tensorrt-rtx|tensorrt"
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command("build")(build)
     app.command("verify")(verify)
     app.command("fit")(fit)
+    app.command("compile")(compile_plans)
 
 
 def models(as_json: AsJson = False) -> None:
@@ -153,6 +154,12 @@ def build(
     plan_precision: str = typer.Option(
         "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
     ),
+    lowering: str = typer.Option(
+        "auto",
+        "--lowering",
+        metavar="auto|native|portable",
+        help=LOWERING,
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Export a model as a bundle."""
@@ -161,15 +168,16 @@ def build(
     from ...runtime.commands.output import print_json
     from ...runtime.errors import OptionError
 
-    if target is not None and backend is None:
-        raise OptionError(f"--target {target} needs --backend {BACKENDS}")
+    for option, value in (("--target", target), ("--lowering", None if lowering == "auto" else lowering)):
+        if value is not None and backend is None:
+            raise OptionError(f"{option} {value} needs --backend {BACKENDS}")
     with quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision,
             link_weights=link_weights, default_prompt=default_prompt, force=force,
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
-            target=target or ("native" if backend == "tensorrt" else "sm86"), plan_precision=plan_precision,
+            target=target or default_target(backend), plan_precision=plan_precision, lowering=lowering,
         )  # fmt: skip
         _tell_request(request)
         if dry_run:

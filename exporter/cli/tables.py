@@ -84,7 +84,8 @@ def plans_table(plans: list[dict[str, Any]]) -> Table:
     """TensorRT plans as they stand in the manifest."""
     first = plans[0]
     table = Table(
-        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}), not run"
+        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}, "
+        f"{first['lowering']}), not run"
     )
     table.add_column("graph")
     for name in ("plan", "weights in it", "overhead", "attention", "cache updates"):

@@ -43,6 +43,9 @@ MOVING_OPS = frozenset(
 WIDE_VALUES = frozenset({"pixel_values", "logits"})
 """Inputs and outputs that are float32 at the interface of every graph; a cast is inside."""
 
+WIDE_RESIDUAL = frozenset({"t5"})
+"""Decoders, by their name in a manifest, whose residual stream overflows float16: it stays float32 there."""
+
 STREAM = frozenset({"hidden", "encoder_rows", "hidden_out"})
 """Inputs and outputs that are the residual stream."""
 

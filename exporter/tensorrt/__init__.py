@@ -1,12 +1,14 @@
 """TensorRT plans: a bundle's graphs, retyped and compiled by NVIDIA's own builder for one GPU architecture.
 
 The builder module works over the API that `tensorrt` and `tensorrt_rtx` share. TensorRT-RTX compiles for a named
-architecture on any x86 CPU; the full TensorRT builds on the GPU it is for. See docs/tensorrt.md.
+architecture on any x86 CPU; the full TensorRT builds on the GPU it is for. Where it has no cache update the graphs are
+lowered first (`exporter/lowering`). See docs/tensorrt.md.
 """
 
 from .api import BACKENDS, TARGETS, TensorRT, load_tensorrt
 from .network import NetworkSummary, inspect_network
-from .plans import PlanOptions, PlanReport, add_plans
+from .options import PlanOptions
+from .plans import PlanReport, add_plans
 
 __all__ = [
     "BACKENDS",

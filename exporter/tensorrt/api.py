@@ -26,6 +26,10 @@ NATIVE = "native"
 """The target of the full TensorRT: the GPU it runs on."""
 
 
+OLDEST = (10, 3)
+"""Version of the full TensorRT whose operators the portable lowering keeps to (`exporter/lowering/opset.py`)."""
+
+
 @dataclass(frozen=True)
 class TensorRT:
     """A loaded library. `module` is `tensorrt` or `tensorrt_rtx_bindings`."""
@@ -33,6 +37,11 @@ class TensorRT:
     module: Any
     backend: str
     version: str
+
+    @property
+    def updates_caches(self) -> bool:
+        """Whether it has the in-place cache update (from 10.15 on), without which plans are portable ones."""
+        return hasattr(self.module, "IKVCacheUpdateLayer")
 
     @property
     def cross_compiles(self) -> bool:
@@ -47,7 +56,7 @@ class TensorRT:
 def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
     """Imports the library of a backend.
 
-    Raises OptionError for an unknown backend, ExportError when it is not installed or cannot be loaded.
+    Raises OptionError for an unknown backend, ExportError when it is not installed, cannot be loaded or is too old.
     """
     if backend not in BACKENDS:
         raise OptionError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
@@ -67,11 +76,16 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
         raise ExportError(
             f"{backend} is installed but cannot be loaded: {str(error).splitlines()[0]}"
         ) from error
-    if not hasattr(module, "IKVCacheUpdateLayer"):
+    if backend == "tensorrt" and _numbers(version) < OLDEST:
         raise ExportError(
-            f"{backend} {version} has no key/value cache update (TensorRT 10.15 or newer has); JetPack 6 cannot build these plans"
+            f"{backend} {version} is older than {'.'.join(map(str, OLDEST))}, the oldest that plans are made for; JetPack 6.2 has that"
         )
     return TensorRT(module, backend, version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`10.3.0.30` → (10, 3): major and minor."""
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
 
 
 def resolve_target(library: TensorRT, target: str) -> tuple[str, Any]:

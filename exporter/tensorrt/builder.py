@@ -28,7 +28,7 @@ class BuiltPlan:
     copy: GraphCopy
     summary: NetworkSummary
     fused_attention: bool | None
-    """None when the graph has no attention."""
+    """Whether attention is one layer; None when the graph has none."""
     input_shapes: Mapping[str, Sequence[int | str]]
     output_shapes: Mapping[str, Sequence[int | str]]
 
@@ -44,24 +44,24 @@ def build_plan(
     """Copies, parses and builds one graph for `capability` (None: the GPU of this machine).
 
     Attention is built fused; where TensorRT has no fused kernel (float32, some head sizes) it is built again with
-    `decomposable` set. Raises ExportError with TensorRT's own reason.
+    `decomposable` set. Portable copies have no attention layer. Raises ExportError with TensorRT's own reason.
     """
-    first = replace(options, decomposable=options.decomposable or options.precision == "float32")
-    attempts = [first]
-    if not first.decomposable:
-        attempts.append(replace(first, decomposable=True))
+    attempts = [options]
+    if options.lowering == "native":
+        first = replace(options, decomposable=options.decomposable or options.precision == "float32")
+        attempts = [first] if first.decomposable else [first, replace(first, decomposable=True)]
     reason = ""
     for attempt in attempts:
         copied = copy_graph(source, scratch, attempt)
         parsed = parse(library, copied.path)
         inputs, outputs = symbolic_shapes(copied.path)
-        has_attention = parsed.summary.attentions > 0
         data = _serialize(parsed, capability, profiles, inputs, attempt.precision)
         if data is not None:
-            fused = not attempt.decomposable if has_attention else None
+            kept = attempt.lowering == "native" and not attempt.decomposable
+            fused = kept if copied.attentions else None
             return BuiltPlan(data, len(memoryview(data)), copied, parsed.summary, fused, inputs, outputs)
         reason = reason or first_error(parsed.logger.errors)
-        if not has_attention:
+        if not copied.attentions:
             break
     raise ExportError(f"{library.backend} {library.version} cannot build {source.name}: {reason}")
 

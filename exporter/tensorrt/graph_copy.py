@@ -1,4 +1,4 @@
-"""The TensorRT copy of a bundle's graph: frozen cache, narrow types, an argmax beside the logits."""
+"""The TensorRT copy of a bundle's graph: frozen cache, narrow types, an argmax beside the logits, perhaps lowered."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from ...runtime.errors import ExportError
 from ..graphs.retype import retype
+from ..lowering import lower
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 CHUNK = 1 << 24  # elements converted at a time
@@ -29,7 +31,8 @@ class CopyOptions:
     `precision`: types of the copy; `source`: those of the bundle's graphs, which are retyped only where they are float32.
     `capacity`: rows of the static cache (max_length + max_width). `decomposable`: let TensorRT split Attention where
     it has no fused kernel. `shared_inputs`: (file, byte offset) → input name; a weight at that place
-    becomes a network input (the embedding table of a tied head), so that no plan holds it.
+    becomes a network input (the embedding table of a tied head), so that no plan holds it. `lowering`: `native`, or
+    `portable` for a TensorRT without cache updates and attention (`exporter/lowering`).
     """
 
     precision: str
@@ -38,14 +41,17 @@ class CopyOptions:
     wide_residual: bool = False
     shared_inputs: Mapping[tuple[str, int], str] = field(default_factory=dict)
     source: str = "float32"
+    lowering: str = "native"
 
 
 @dataclass(frozen=True)
 class GraphCopy:
-    """A written copy. `weights` maps each remaining initializer to (bytes in the copy, where it came from)."""
+    """A written copy. `weights` maps each remaining initializer to (bytes in the copy, where it came from); `attentions`
+    counts those of the bundle's graph."""
 
     path: Path
     weights: dict[str, tuple[int, tuple[str, int] | None]]
+    attentions: int
 
     @property
     def weight_bytes(self) -> int:
@@ -67,20 +73,22 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
         options.precision if options.source == "float32" else "float32"
     )  # what is narrow already is left as it is
     kinds = retype(model, retyped, wide_residual=options.wide_residual)
+    attentions = [node for node in model.graph.node if node.op_type == "Attention"]
     if options.decomposable:
-        for node in model.graph.node:
-            if node.op_type == "Attention":
-                node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
+        for node in attentions:
+            node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / source.name
     try:
         weights = _write_weights(model, source.parent, folder / f"{source.stem}.data", kinds)
+        if options.lowering == "portable":  # last: it follows the types that the copy has by now
+            model = ir.to_proto(lower(ir.from_proto(model)))
         target.write_bytes(model.SerializeToString())
     except OSError as error:
         raise ExportError(
             f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}"
         ) from error
-    return GraphCopy(target, weights)
+    return GraphCopy(target, weights, len(attentions))
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:

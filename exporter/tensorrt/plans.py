@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import tempfile
@@ -12,16 +13,13 @@ from typing import Any
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import FileInfo
-from ...runtime.errors import ExportError, OptionError
-from ..families.languages import language_class
-from .api import load_tensorrt, resolve_target
+from ...runtime.errors import ExportError
+from ..graphs.retype import WIDE_RESIDUAL
 from .builder import BuiltPlan, build_plan
-from .graph_copy import PRECISIONS, CopyOptions
+from .graph_copy import CopyOptions
+from .options import PlanOptions, resolve
 from .profiles import Sizes, profiles_for
 
-PLAN_PRECISIONS = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"} | {
-    p: p for p in PRECISIONS
-}
 SMALL_SHARED = 4096
 """Weights up to this size (bytes) may be in two plans (norms, frequencies); they are listed all the same."""
 
@@ -29,21 +27,14 @@ Progress = Callable[[str, int, int], None]
 """(graph, done, total)"""
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """What to build. `precision`: auto (bfloat16 for T5 where the target has it, else float16), fp16, bf16 or fp32."""
-
-    backend: str = "tensorrt-rtx"
-    target: str = "sm86"
-    precision: str = "auto"
-
-
 @dataclass
 class PlanReport:
     """What was built, for the summary."""
 
+    backend: str
     target: str
     precision: str
+    lowering: str
     version: str
     entries: list[dict[str, Any]] = field(default_factory=list)
 
@@ -58,103 +49,83 @@ class PlanReport:
         return sum(e["overhead_bytes"] for e in self.entries)
 
 
-def plan_precision(precision: str, target: str, decoder: str, source: str = "float32") -> str:
-    """The dtype of the plans of a bundle whose graphs are of type `source`. Raises OptionError for an unknown one, for
-    one that Turing (sm75) does not have, and for another than a narrow bundle has."""
-    if precision not in PLAN_PRECISIONS:
-        raise OptionError(f"unknown --plan-precision {precision!r}; choose auto, fp16, bf16 or fp32")
-    wanted = PLAN_PRECISIONS[precision]
-    if source != "float32":
-        if wanted not in ("auto", source):
-            raise OptionError(
-                f"--plan-precision {precision} does not fit a bundle of {source}, whose plans take its graphs as they are; "
-                "leave it out, or build with --precision float32"
-            )
-        wanted = source
-    has_bfloat = target != "sm75"
-    if wanted == "bfloat16" and not has_bfloat:
-        raise OptionError(
-            f"--plan-precision {precision} cannot be built for {target}, which has no bfloat16; use fp16"
-        )
-    if wanted == "float32" and target == "sm75":
-        raise OptionError(
-            f"--plan-precision {precision} cannot be built for {target}: TensorRT has no float32 products there; use fp16"
-        )
-    if wanted == "auto":
-        return "bfloat16" if language_class(decoder).wide_residual and has_bfloat else "float16"
-    return wanted
-
-
-def check_plan_options(
-    options: PlanOptions, decoder: str = "llama", source: str = "float32"
-) -> tuple[str, str]:
-    """(target, precision) as they will be built; raises before any work when TensorRT or an option is missing."""
-    library = load_tensorrt(options.backend)
-    target, _ = resolve_target(library, options.target)
-    return target, plan_precision(options.precision, target, decoder, source)
-
-
 SHARED_TABLES = ("embedding_table", "lm_head_table")
 """Tensors of a manifest that graphs take as inputs where they are weights of several: a tied LM head is the first."""
 
 
 def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = None) -> PlanReport:
-    """Builds the plan of every graph of `bundle` into `plans/<target>/` of its folder, and completes its manifest's
-    `plans` and `files`, in memory: writing it is the caller's.
+    """Builds the plan of every graph of `bundle` into `plans/<backend>/<target>/` of its folder, in place of those that it
+    has for that backend and target, and completes its manifest's `plans` and `files`, in memory: writing it is the
+    caller's.
 
     The folder must be one that nobody reads yet (a build's temporary folder): files are added before the manifest.
-    Raises ExportError when a graph cannot be built, or a weight would be in two plans; the manifest is then unchanged.
+    Raises ExportError when a graph cannot be built, or a weight would be in two plans; folder and manifest are then as
+    they were.
     """
     folder, manifest = bundle.path, bundle.manifest
-    library = load_tensorrt(options.backend)
-    target, capability = resolve_target(library, options.target)
-    source = manifest.weights_dtype
-    precision = plan_precision(options.precision, target, manifest.model.decoder, source)
+    wanted = resolve(options, manifest.model.decoder, manifest.weights_dtype)
     sizes = Sizes.of_manifest(manifest)
     copy_options = CopyOptions(
-        precision,
+        wanted.precision,
         sizes.max_length + sizes.max_width,
-        wide_residual=precision == "float16" and language_class(manifest.model.decoder).wide_residual,
+        wide_residual=wanted.precision == "float16" and manifest.model.decoder in WIDE_RESIDUAL,
         shared_inputs={
             (manifest.tensors[name].file or manifest.weights.file, manifest.tensors[name].offset): name
             for name in reversed(SHARED_TABLES)
             if name in manifest.tensors
         },
-        source=source,
+        source=manifest.weights_dtype,
+        lowering=wanted.lowering,
     )
-    report = PlanReport(target, precision, library.version)
+    library = wanted.library
+    report = PlanReport(library.backend, wanted.target, wanted.precision, wanted.lowering, library.version)
     places: dict[tuple[str, int], tuple[str, str, int]] = {}
     shared: list[dict[str, Any]] = []
     files: dict[str, FileInfo] = {}
-    (folder / "plans" / target).mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".trt-", dir=folder))
+    made = scratch / "plans"
+    made.mkdir()
     try:
         for done, (name, graph) in enumerate(sorted(manifest.graphs.items())):
             if progress:
                 progress(name, done, len(manifest.graphs))
             profiles = profiles_for(graph.role, sizes)
-            plan = build_plan(library, capability, folder / graph.file, scratch, copy_options, profiles)
-            entry = _entry(name, plan, report, library.backend, [(p.name, p) for p in profiles])
+            copies = scratch / name
+            plan = build_plan(library, wanted.capability, folder / graph.file, copies, copy_options, profiles)
+            entry = _entry(name, plan, report, [(p.name, p) for p in profiles])
             shared += _shared_weights(name, plan, places)
-            entry["sha256"] = _write(folder / entry["file"], plan.data)
+            entry["sha256"] = _write(made / f"{name}.plan", plan.data)
             files[entry["file"]] = FileInfo(bytes=entry["bytes"], sha256=entry["sha256"])
             report.entries.append(entry)
-            for leftover in scratch.iterdir():
-                leftover.unlink()
+            shutil.rmtree(copies)
+        for entry in report.entries:
+            entry["shared_weights"] = [s for s in shared if entry["graph"] in s["graphs"]]
+        _forget(bundle, library.backend, wanted.target)
+        target = folder / "plans" / library.backend / wanted.target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    for entry in report.entries:
-        entry["shared_weights"] = [s for s in shared if entry["graph"] in s["graphs"]]
-    manifest.plans = [p for p in manifest.plans if p.get("target") != target] + report.entries
+    manifest.plans += report.entries
     manifest.files |= files
     if progress:
         progress("", len(manifest.graphs), len(manifest.graphs))
     return report
 
 
-def _entry(
-    name: str, plan: BuiltPlan, report: PlanReport, backend: str, profiles: list[tuple[str, Any]]
-) -> dict[str, Any]:
+def _forget(bundle: Bundle, backend: str, target: str) -> None:
+    """Removes the plans of a backend and target: their entries, and their files from the folder and the list."""
+    manifest = bundle.manifest
+    old = [p for p in manifest.plans if (p.get("backend"), p.get("target")) == (backend, target)]
+    for file in {str(plan["file"]) for plan in old}:
+        (bundle.path / file).unlink(missing_ok=True)
+        manifest.files.pop(file, None)
+        with contextlib.suppress(OSError):  # other plans lie there
+            (bundle.path / file).parent.rmdir()
+    manifest.plans = [plan for plan in manifest.plans if plan not in old]
+
+
+def _entry(name: str, plan: BuiltPlan, report: PlanReport, profiles: list[tuple[str, Any]]) -> dict[str, Any]:
     summary = plan.summary
 
     def bindings(
@@ -175,11 +146,12 @@ def _entry(
 
     return {
         "graph": name,
-        "file": f"plans/{report.target}/{name}.plan",
+        "file": f"plans/{report.backend}/{report.target}/{name}.plan",
         "target": report.target,
-        "backend": backend,
+        "backend": report.backend,
         "version": report.version,
         "precision": report.precision,
+        "lowering": report.lowering,
         "bytes": plan.bytes,
         "weight_bytes": plan.copy.weight_bytes,
         "overhead_bytes": plan.bytes - plan.copy.weight_bytes,

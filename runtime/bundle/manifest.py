@@ -44,11 +44,21 @@ POSITIONS = ("relative_bias", "rotary", "mrope", "learned")
 
 FLOATS = ("float32", "float16", "bfloat16")
 
+LOWERINGS = ("native", "portable")
+"""Of a plan: the bundle's graph as it is, or in operators that every TensorRT has (plans of older versions are native)."""
+
 _TOKEN = integer(0, 10_000_000)
 _LAYERS = integer(1, 1024)
 _WIDTH = integer(1, 1 << 20)
 _HEADS = integer(1, 1024)
 _DTYPE = string(20, tuple(ITEM_SIZES))
+
+
+def _plan(value: Any, path: str) -> dict[str, Any]:
+    found = json_object(value, path)
+    if "lowering" in found:
+        string(20, LOWERINGS)(found["lowering"], f"{path}.lowering")
+    return found
 
 
 @dataclass(kw_only=True)
@@ -353,7 +363,7 @@ class Manifest(Part):
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     acceptance: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
     parity: list[dict[str, Any]] = checked(list_of(json_object, 100_000), default_factory=list)
-    plans: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
+    plans: list[dict[str, Any]] = checked(list_of(_plan, 10_000), default_factory=list)
     sha256: str | None = checked(optional(string(64)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 

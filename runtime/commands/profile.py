@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from ..profiling.results import Timing
 
 
+APPENDED = (
+    "portable plans: appending the new rows to the caches, one copy after each pass, is not in these times"
+)
+
+
 def profile(
     bundle: options.Bundle,
     target: str = typer.Option(None, "--target", metavar="SM", help="Plans to time, where the bundle has several targets'."),
+    backend: str = typer.Option(None, "--backend", metavar="NAME", help="Their TensorRT, where the bundle has plans of several."),
     trtexec: Path = typer.Option(None, "--trtexec", metavar="FILE", help="The program. Default: on PATH, or where JetPack has it."),
     engine: bool = typer.Option(False, "--engine", help="Time the engine at hand, also where plans could be."),
     widths: str = typer.Option(None, "--widths", metavar="Q,…", help="Positions in one pass. Default: 1 to the bundle's max_width."),
@@ -48,13 +54,13 @@ def profile(
     opened = Bundle.open(bundle)
     wanted = _widths(widths, opened)
     if save_commands is not None:
-        count = _save(opened, target, wanted, save_commands)
+        count = _save(opened, target, backend, wanted, save_commands)
         console().print(
             f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
         )
         return
     timings, about, embed = _times(
-        opened, target, trtexec, engine, wanted, iterations, import_results, threads
+        opened, target, backend, trtexec, engine, wanted, iterations, import_results, threads
     )
     from ..profiling.report import build_report
 
@@ -92,11 +98,11 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
     return sorted({1, *map(int, parts)})
 
 
-def _save(bundle: Bundle, target: str | None, widths: Sequence[int], path: Path) -> int:
+def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Sequence[int], path: Path) -> int:
     from ..profiling.commands import choose_plans, runs, script, write_inputs
     from ..profiling.points import points
 
-    plans = _plans(choose_plans(bundle.manifest, target))
+    plans = _plans(choose_plans(bundle.manifest, target, backend))
     found = runs(bundle.manifest, plans, points(bundle, widths))
     inputs = f"{path.stem}-inputs"
     write_inputs(found, path.parent / inputs)
@@ -109,13 +115,14 @@ def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from ..errors import OptionError
 
     if not plans:
-        raise OptionError("the bundle has no TensorRT plans; `vlmexport build --backend …` adds them")
+        raise OptionError("the bundle has no TensorRT plans; `vlmexport compile` adds them")
     return plans
 
 
 def _times(
     bundle: Bundle,
     target: str | None,
+    backend: str | None,
     trtexec: Path | None,
     engine: bool,
     widths: Sequence[int],
@@ -129,13 +136,14 @@ def _times(
 
     capacity = bundle.manifest.limits.max_length + bundle.manifest.limits.max_width
     if not engine or import_results is not None:
-        plans = choose_plans(bundle.manifest, target)
+        plans = choose_plans(bundle.manifest, target, backend)
         if import_results is not None or trtexec is not None:
             plans = _plans(plans)
         if plans:
             first = plans[0]
             named = f"{first['backend']} {first['version']} plans for {first['target']}, {first['precision']}"
-            about = {"timed_with": named, "cache_rows": capacity, "notes": []}
+            notes = [APPENDED] if any(plan.get("lowering") == "portable" for plan in plans) else []
+            about = {"timed_with": named, "cache_rows": capacity, "notes": notes}
             if import_results is not None:
                 return (
                     read_results(import_results),

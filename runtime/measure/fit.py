@@ -95,8 +95,8 @@ def runs_with(device: Device) -> str:
     """Which TensorRT makes plans for a device, from its makers' tables; none of it was run by us."""
     if device.capability in JETSON:
         return (
-            "TensorRT on the device: JetPack 7.2 or newer (10.16). JetPack 6 (10.3) and 7.0/7.1 (10.13) have no cache "
-            "update and are not supported yet"
+            "TensorRT on the device (`vlmexport compile --backend tensorrt`): JetPack 7.2 or newer (10.16); with portable "
+            "plans 6.2 (10.3) and 7.0/7.1 (10.13) too, which have no cache update"
         )
     if device.capability in RTX_TARGETS:
         return (

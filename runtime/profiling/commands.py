@@ -76,15 +76,18 @@ def version_flags(backend: str, version: str) -> list[str]:
     return [] if major.isdigit() and int(major) >= 11 else [*_OLD_FLAGS, "--useCudaGraph"]
 
 
-def choose_plans(manifest: Manifest, target: str | None) -> list[dict[str, Any]]:
-    """The plans of one target, by default of the only one. Raises OptionError where that is not clear."""
-    targets = sorted({str(plan.get("target")) for plan in manifest.plans})
-    if target is None and len(targets) > 1:
-        raise OptionError(f"the bundle has plans for {', '.join(targets)}; choose one with --target")
-    if target is not None and target not in targets:
-        known = ", ".join(targets) or "none; `vlmexport build --backend …` adds them"
-        raise OptionError(f"--target {target}: the bundle has plans for {known}")
-    return [plan for plan in manifest.plans if target in (None, plan.get("target"))]
+def choose_plans(manifest: Manifest, target: str | None, backend: str | None = None) -> list[dict[str, Any]]:
+    """The plans of one target and backend, by default of the only one. Raises OptionError where that is not clear."""
+    found = manifest.plans
+    for option, field, wanted in (("--target", "target", target), ("--backend", "backend", backend)):
+        known = sorted({str(plan.get(field)) for plan in found})
+        if wanted is None and len(known) > 1:
+            raise OptionError(f"the bundle has plans for {', '.join(known)}; choose one with {option}")
+        if wanted is not None and wanted not in known:
+            has = ", ".join(known) or "none; `vlmexport compile` adds them"
+            raise OptionError(f"{option} {wanted}: the bundle has plans for {has}")
+        found = [plan for plan in found if wanted in (None, plan.get(field))]
+    return found
 
 
 def runs(manifest: Manifest, plans: Iterable[Mapping[str, Any]], points: Sequence[Point]) -> list[Run]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from engines.portable import Portable
 from engines.recording_device import GrowingDevice, RecordingDevice
 from engines.torch_reference import TorchReference
 from oracle import Oracle, Request
@@ -30,6 +31,9 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
     "onnxruntime": lambda tiny, oracle: _cpu(tiny),
     "device": lambda tiny, oracle: RecordingDevice(tiny.bundle.manifest, _cpu(tiny)),
     "growing-device": lambda tiny, oracle: GrowingDevice(tiny.bundle.manifest, _cpu(tiny)),
+    "portable": lambda tiny, oracle: RecordingDevice(
+        tiny.bundle.manifest, Portable(tiny.path, tiny.bundle.manifest)
+    ),
 }
 """The columns. A new engine is one line here."""
 

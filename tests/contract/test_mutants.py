@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rig import Rig
 from rows import ROWS
-from vlmexport.runtime.decode import masks
+from vlmexport.runtime.decode import appending, masks
 from vlmexport.runtime.decode.encoder import Encoder
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.masks import CausalMask, Seen
@@ -309,6 +309,37 @@ def views_of_the_last_request_kept(patch: Patch) -> None:
     patch.setattr(Decoder, "_forget_moved", lambda self: setattr(self, "_moved", False))
 
 
+def stale_rows_shown(patch: Patch) -> None:
+    """The mask over the cache keeps what stood in the slots that are written after the pass."""
+    split = appending.split_mask
+
+    def wrong(mask: np.ndarray, starts: Any) -> Any:
+        return mask.copy(), split(mask, starts)[1]
+
+    patch.setattr(appending, "split_mask", wrong)
+
+
+def new_rows_seen_by_all(patch: Patch) -> None:
+    """Every new row sees every other: a tree's branches, and what comes after it."""
+    split = appending.split_mask
+
+    def wrong(mask: np.ndarray, starts: Any) -> Any:
+        before, own = split(mask, starts)
+        return before, np.broadcast_to(own.max(axis=-1, keepdims=True), own.shape)
+
+    patch.setattr(appending, "split_mask", wrong)
+
+
+def rows_appended_too_late(patch: Patch) -> None:
+    """Rows are appended one slot behind their place, as far as there is one."""
+    append = appending.append_rows
+
+    def wrong(cache: np.ndarray, rows: np.ndarray, starts: Any) -> None:
+        append(cache, rows, [min(start + 1, cache.shape[2] - rows.shape[2]) for start in starts])
+
+    patch.setattr(appending, "append_rows", wrong)
+
+
 Guard = Callable[[Callable, str], None]
 
 
@@ -328,6 +359,12 @@ def on_device(name: str) -> Guard:
 def growing(name: str) -> Guard:
     """A row of the contract table, on the recording device whose caches grow."""
     return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "growing-device"), family)
+
+
+@functools.cache
+def portable(name: str) -> Guard:
+    """A row of the contract table, on lowered graphs whose new rows are appended."""
+    return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "portable"), family)
 
 
 @functools.cache
@@ -551,6 +588,21 @@ MUTANTS = {
         device.nan_logits,
         {"device": on_device("one_token"), "generation": generation("perfect", 3, engine="device")},
         refused_by=(NumericsError,),
+    ),
+    # Graphs that hand out new rows, and who appends them.
+    "stale rows shown": Mutant(
+        stale_rows_shown,
+        {
+            "portable": portable("crop_after_rejection"),
+            "generation": generation("perfect", 3, engine="portable"),
+        },
+    ),
+    "new rows seen by all": Mutant(
+        new_rows_seen_by_all, {"portable": portable("chain"), "portable tree": portable("tree")}
+    ),
+    "rows appended too late": Mutant(
+        rows_appended_too_late,
+        {"portable": portable("one_token"), "generation": generation("early-exit", 3, engine="portable")},
     ),
     "numbers of who failed kept": Mutant(
         numbers_of_who_failed_kept, {"one ends": one_ends}, refused_by=(NumericsError,)

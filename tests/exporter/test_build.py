@@ -22,16 +22,16 @@ from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene,
 from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
 from vlmexport.exporter.build import build as build_module
 from vlmexport.exporter.build import prepare as prepare_module
-from vlmexport.exporter.build import write as bundle_writer
 from vlmexport.exporter.build.checks import SPARE_BYTES, estimated_bytes
 from vlmexport.exporter.build.dry_run import dry_run
-from vlmexport.exporter.build.leftovers import remove_leftovers
 from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.families.base import Family
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
+from vlmexport.exporter.output import folder as output_folder
+from vlmexport.exporter.output.leftovers import remove_leftovers
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import (
@@ -456,7 +456,7 @@ def test_force_replaces_bundles_only(files: dict[str, str], message: str, tmp_pa
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(OptionError, match=message):
-        bundle_writer.check_output(tmp_path, force=True)
+        output_folder.check_output(tmp_path, force=True)
 
 
 def test_a_stop_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,11 +471,11 @@ def test_a_stop_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", stop)
-        with pytest.raises(KeyboardInterrupt), bundle_writer.replaced_folder(out, force=True):
+        with pytest.raises(KeyboardInterrupt), output_folder.replaced_folder(out, force=True):
             pass
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"] and list(content(out)) == ["manifest.json"]
     out.rename(tmp_path / ".bundle.old-999999999")  # killed at that moment
-    with pytest.raises(OptionError, match="--force"), bundle_writer.replaced_folder(out, force=False):
+    with pytest.raises(OptionError, match="--force"), output_folder.replaced_folder(out, force=False):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"] and list(content(out)) == ["manifest.json"]
 
@@ -504,7 +504,7 @@ def test_full_disk_is_one_line(llama: Path, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ExportError, match="no space left on the disk"):
             build(llama, tmp_path / "bundle", draft_layer=1)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(bundle_writer.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ExportError, match=r"MB needed, 1\.0 kB free"):
         build(llama, tmp_path / "bundle", draft_layer=1)
     assert list(tmp_path.iterdir()) == []
@@ -520,12 +520,12 @@ def test_what_is_cheap_is_checked_before_anything_is_read_or_traced(
     with pytest.raises(OptionError, match=r"cannot write to .*file; choose another -o"):
         build(llama, tmp_path / "file" / "bundle")
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_writer.os, "access", lambda place, mode: False)
+        patch.setattr(output_folder.os, "access", lambda place, mode: False)
         with pytest.raises(OptionError, match=f"cannot write to {tmp_path}; choose another -o"):
             build(llama, tmp_path / "new" / "bundle")
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-        patch.setattr(bundle_writer.shutil, "disk_usage", lambda _: usage)
+        patch.setattr(output_folder.shutil, "disk_usage", lambda _: usage)
         with pytest.raises(ExportError, match=r"about [1-9].* MB needed, 1\.0 kB free"):
             build(llama, tmp_path / "new" / "bundle")
     folder = shutil.copytree(llama, tmp_path / "model")
@@ -685,7 +685,7 @@ def test_the_manifest_is_written_once(llama: Path, tmp_path: Path, monkeypatch: 
 
 
 HOLDER = (
-    "import sys, time; from pathlib import Path; from vlmexport.exporter.build.leftovers import new_folder;"
+    "import sys, time; from pathlib import Path; from vlmexport.exporter.output.leftovers import new_folder;"
     "folder, lock = new_folder(Path(sys.argv[1])); (folder / 'weights.bin').touch(); print(folder.name, flush=True);"
     "time.sleep(600)"
 )
@@ -703,13 +703,13 @@ def test_leftovers_are_known_by_a_lock_not_by_a_process_id(tmp_path: Path) -> No
         dead = tmp_path / f".bundle.building-{os.getpid()}"
         dead.mkdir()
         (dead / "weights.bin").write_bytes(b"0")
-        with bundle_writer.replaced_folder(out, force=False) as work:
+        with output_folder.replaced_folder(out, force=False) as work:
             assert not dead.exists() and (renamed / "weights.bin").exists()
             remove_leftovers(out)  # another build of the same output, meanwhile
             assert work.exists()
             (work / "manifest.json").write_text('{"format": "vlmexport-bundle"}')
         holder.kill()
-    with bundle_writer.replaced_folder(out, force=True):
+    with output_folder.replaced_folder(out, force=True):
         assert not renamed.exists()
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
@@ -730,7 +730,7 @@ def test_a_bundle_that_is_being_replaced_is_no_leftover(
         return found
 
     monkeypatch.setattr(Path, "rename", meanwhile)
-    with bundle_writer.replaced_folder(out, force=True) as work:
+    with output_folder.replaced_folder(out, force=True) as work:
         (work / "new").touch()
     assert seen == [".bundle.building", ".bundle.old"]
     assert list(content(out)) == ["new"] and [p.name for p in tmp_path.iterdir()] == ["bundle"]

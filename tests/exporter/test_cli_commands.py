@@ -97,7 +97,7 @@ def test_build_json_with_plans(
     report = json.loads(text)  # one object and nothing else
     assert report["status"] == "built" and report["cuts"] == [0, 1, 2]
     assert {p["precision"] for p in report["plans"]} == {"bfloat16"}
-    assert (out / "plans/sm89/segment.0.plan").is_file()
+    assert (out / "plans/tensorrt-rtx/sm89/segment.0.plan").is_file()
     assert report["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
 
 
@@ -213,15 +213,15 @@ def test_a_full_disk_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
 ) -> None:
-    from vlmexport.exporter.build import write as bundle_writer
     from vlmexport.exporter.graphs.weights import WeightStore
+    from vlmexport.exporter.output import folder as output_folder
 
     source, model = tiny_bundle("llama")
     bundle = Path(shutil.copytree(source, tmp_path / "bundle"))
     before = {p.name: p.read_bytes() for p in bundle.iterdir()}
     if moment == "before":
         usage = type("Usage", (), {"free": 1000})
-        monkeypatch.setattr(bundle_writer.shutil, "disk_usage", lambda _path: usage)
+        monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda _path: usage)
     else:
 
         def full(self: WeightStore, folder: Path, progress: object = None) -> Path:

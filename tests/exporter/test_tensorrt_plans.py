@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.build.write import write_manifest
+from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import TARGETS, PlanOptions, PlanReport, add_plans, inspect_network
-from vlmexport.exporter.tensorrt.plans import plan_precision
+from vlmexport.exporter.tensorrt.options import plan_precision
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
@@ -47,7 +47,7 @@ def test_every_graph_gets_a_plan(tiny_bundle: Callable, tmp_path: Path, name: st
     capacity = manifest["limits"]["max_length"] + manifest["limits"]["max_width"]
     for graph, plan in plans.items():
         assert (bundle / plan["file"]).stat().st_size == plan["bytes"] > plan["weight_bytes"]
-        assert plan["file"] == f"plans/{target}/{graph}.plan"
+        assert plan["file"] == f"plans/tensorrt-rtx/{target}/{graph}.plan"
         names = {b["name"] for b in plan["bindings"] if b["mode"] == "input"}
         assert {i["name"] for i in manifest["graphs"][graph]["inputs"]} <= names
         for binding in plan["bindings"]:

@@ -18,7 +18,7 @@ import pytest
 import vlmexport.runtime
 from tiny_bundles import TinyBundle
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import InputError, OptionError
@@ -56,7 +56,13 @@ Path(flags["exportProfile"]).write_text(json.dumps(layers))
 """
 
 
-def with_plans(bundle: Bundle, folder: Path, backend: str = "tensorrt", version: str = "10.16.1") -> Bundle:
+def with_plans(
+    bundle: Bundle,
+    folder: Path,
+    backend: str = "tensorrt",
+    version: str = "10.16.1",
+    lowering: str = "native",
+) -> Bundle:
     """A copy that says it has plans, as `vlmexport build --backend` describes them; the files hold nothing."""
     trt = pytest.importorskip("vlmexport.exporter.tensorrt.profiles")
     copy = Path(shutil.copytree(bundle.path, folder / "bundle"))
@@ -71,7 +77,7 @@ def with_plans(bundle: Bundle, folder: Path, backend: str = "tensorrt", version:
                 "dtype": value.dtype,
                 "shape": [capacity if d == "cache" else d for d in value.shape],
             }
-            for value in graph.inputs
+            for value in (graph.inputs if lowering == "native" else lowered_inputs(bundle.path / graph.file))
         ]
         used = {d for each in bindings for d in each["shape"] if isinstance(d, str)}
         profiles = [
@@ -82,12 +88,29 @@ def with_plans(bundle: Bundle, folder: Path, backend: str = "tensorrt", version:
             {
                 "graph": name, "file": f"plans/native/{name}.plan", "target": "native", "backend": backend,
                 "version": version, "precision": "float32", "profiles": profiles, "bindings": bindings,
+                "lowering": lowering,
             }
         )  # fmt: skip
         path = copy / f"plans/native/{name}.plan"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     return Bundle(copy, manifest)
+
+
+def lowered_inputs(file: Path) -> list[ValueInfo]:
+    """Inputs of the portable lowering of a graph."""
+    import onnx
+    import onnx_ir as ir
+    from vlmexport.exporter.lowering import lower
+
+    model = lower(ir.from_proto(onnx.load(str(file), load_external_data=False)))
+    names = {1: "float32", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
+    return [
+        ValueInfo(
+            name=value.name, dtype=names[int(value.dtype)], shape=[d if isinstance(d, int) else str(d) for d in value.shape]
+        )
+        for value in model.graph.inputs
+    ]  # fmt: skip
 
 
 def fake_trtexec(folder: Path, name: str = "trtexec") -> Path:
@@ -102,11 +125,12 @@ def all_runs(bundle: Bundle) -> list[commands.Run]:
     return commands.runs(bundle.manifest, bundle.manifest.plans, found)
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_graph_is_run_at_shapes_that_its_plan_takes(
-    tiny_bundle: Bundles, tmp_path: Path, family: str
+    tiny_bundle: Bundles, tmp_path: Path, family: str, lowering: str
 ) -> None:
-    bundle = with_plans(tiny_bundle(family).bundle, tmp_path)
+    bundle = with_plans(tiny_bundle(family).bundle, tmp_path, lowering=lowering)
     found = all_runs(bundle)
     assert {run.point.graph for run in found} == set(bundle.manifest.graphs)
     widths = {run.point.width for run in found if run.point.graph == "head"}
@@ -126,6 +150,9 @@ def test_every_graph_is_run_at_shapes_that_its_plan_takes(
         flags = run.flags("B", "I", "O")
         index = [p["name"] for p in run.plan["profiles"]].index(run.point.profile)
         assert f"--useProfile={index}" in flags
+        if run.point.graph.startswith("segment"):
+            own = {"write_indices"} if lowering == "native" else {"new_mask"}
+            assert own <= run.inputs.keys() and not {"write_indices", "new_mask"} - own & run.shapes.keys()
         assert all(f"{name}:I/{run.point.name}.{name}.bin" in " ".join(flags) for name in run.inputs)
 
 
@@ -186,6 +213,7 @@ def test_trtexec_is_run_and_reported(
     tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = with_plans(tiny_bundle("llama").bundle, tmp_path)
+    portable = with_plans(tiny_bundle("llama").bundle, tmp_path / "portable", lowering="portable")
     monkeypatch.setattr(Bundle, "open", classmethod(lambda *_: bundle))
     tool = fake_trtexec(tmp_path)
     line = [
@@ -206,6 +234,11 @@ def test_trtexec_is_run_and_reported(
     # embed, mask, two segments and the head, 0.1 ms and 0.01 ms by position each
     assert report["passes"] == pytest.approx({"1": 0.55, "4": 0.7, "5": 0.75})
     assert report["tokens_per_second"] == pytest.approx(1e3 / 0.55)
+    assert not any("portable plans" in note for note in report["notes"])
+    monkeypatch.setattr(Bundle, "open", classmethod(lambda *_: portable))
+    assert main(line) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.startswith("portable plans: appending the new rows")
     monkeypatch.setattr(sys, "argv", ["vlmexport"])
     assert main(["profile", str(bundle.path), "--trtexec", str(fake_trtexec(tmp_path, "broken"))]) == 2
     assert "[E] the plan is of another GPU" in capsys.readouterr().err
@@ -369,6 +402,13 @@ def test_several_targets_need_a_choice(tiny_bundle: Bundles, tmp_path: Path) -> 
     with pytest.raises(OptionError, match="native, sm86; choose one with --target"):
         commands.choose_plans(manifest, None)
     assert commands.choose_plans(manifest, "sm86") == more
+    other = [{**plan, "backend": "tensorrt-rtx"} for plan in more]
+    manifest = replace(manifest, plans=[*manifest.plans, *other])
+    with pytest.raises(OptionError, match="tensorrt, tensorrt-rtx; choose one with --backend"):
+        commands.choose_plans(manifest, "sm86")
+    assert commands.choose_plans(manifest, "sm86", "tensorrt-rtx") == other
+    with pytest.raises(OptionError, match="--backend cuda: the bundle has plans for tensorrt, tensorrt-rtx"):
+        commands.choose_plans(manifest, "sm86", "cuda")
 
 
 def schema() -> dict[str, Any]:

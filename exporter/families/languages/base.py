@@ -15,6 +15,7 @@ from torch import nn
 from ...checkpoint.load import Checkpoint
 from ...graphs.hollow import hollow_model, signature
 from ...graphs.hooks import ATTENTION, export_hooks
+from ...graphs.retype import WIDE_RESIDUAL
 from ...graphs.template import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
 from ..base import DecoderShape, GraphSpec, Parts, check_common
@@ -57,8 +58,6 @@ class Language:
     embed_path: ClassVar[str]
     reads_image_rows: ClassVar[bool] = False
     """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
-    wide_residual: ClassVar[bool] = False
-    """Whether its residual stream overflows float16, so that it stays float32 there (transformers' `_keep_in_fp32`)."""
     decoder: DecoderShape
     max_positions: int | None = None
     logit_scale: float = 1.0
@@ -66,6 +65,11 @@ class Language:
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str, body: str = "model.") -> None:
         self.checkpoint, self.config, self.prefix, self.body = checkpoint, config, prefix, body
         check_common(config, self.kind.__name__)
+
+    @property
+    def wide_residual(self) -> bool:
+        """Whether its residual stream overflows float16, so that it stays float32 there (transformers' `_keep_in_fp32`)."""
+        return self.name in WIDE_RESIDUAL
 
     @functools.cached_property
     def embedding(self) -> WeightRef:

@@ -52,7 +52,6 @@ class T5Language(Language):
     norm_path: ClassVar[str] = "decoder.final_layer_norm"
     embed_path: ClassVar[str] = "shared"
     reads_image_rows: ClassVar[bool] = True
-    wide_residual: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
         super().__init__(checkpoint, config, prefix)

@@ -1,0 +1,52 @@
+"""The portable lowering: a bundle's graph in standard operators of opset 17, for engines without the operators that the
+graphs are composed with: TensorRT before 10.15 has neither an in-place cache update nor (before 10.14) attention.
+
+Pure functions over `onnx_ir`; `lower` is the door. What a lowered graph computes is what the graph computes; what it hands
+over is different where it updates a cache (`rows`).
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from .attention import Attentions
+from .opset import IR_VERSION, OPSET, TENSORRT_10_3, check_operators, widen_refused_types
+from .rewriter import Rewriter
+from .rows import new_name, output_rows
+from .single import RULES
+
+__all__ = ["OPSET", "TENSORRT_10_3", "lower", "new_name"]
+
+
+def lower(model: ir.Model) -> ir.Model:
+    """A lowered copy of a graph of a bundle, in the types that it has; weights stay references to their file.
+
+    Inputs and outputs are the graph's, but where it updates caches: `write_indices` is gone, `new_key.i` and `new_value.i`
+    are in place of `updated_key_cache.i` and `updated_value_cache.i`, and `new_mask` stands behind `attn_mask` (`rows`).
+    Raises ExportError for an operator, or a use of one, that has no lowering.
+    """
+    lowered = _typed(model)
+    graph = lowered.graph
+    write = Rewriter(graph)
+    attentions = Attentions(write)
+    output_rows(graph, write, attentions)
+    for node in list(graph):
+        write.before(node)
+        if node.op_type == "Attention":
+            attentions.lower(node)
+        elif node.op_type in RULES:
+            RULES[node.op_type](write, node)
+    lowered.graph.opset_imports[""] = OPSET
+    lowered.ir_version = IR_VERSION
+    check_operators(graph)
+    lowered = _typed(lowered)
+    widen_refused_types(lowered.graph, Rewriter(lowered.graph, "types"))
+    return lowered
+
+
+def _typed(model: ir.Model) -> ir.Model:
+    """A copy whose values have types and, as far as ONNX can infer them, shapes."""
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))

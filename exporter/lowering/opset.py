@@ -1,0 +1,90 @@
+"""The opset and the operators that a lowered graph may hold, and the types that each takes there.
+
+Source of `TENSORRT_10_3`: `docs/operators.md` of onnx-tensorrt, NVIDIA's ONNX parser of TensorRT, at 10.1-GA (commit 96e7811)
+and at 10.6-GA (0137504), the nearest releases on both sides of 10.3-GA that were at hand; `docs/Changelog.md` of the latter
+says that 10.3 lets the axes of `Slice` be no constants, and names no operator that 10.2 to 10.6 took away. Listed is what both
+tables mark as supported in float32, float16 and bfloat16, or as needing no float, with no further restriction than:
+
+    axes of reductions, of Squeeze and Unsqueeze   constants, as lowered graphs have them
+    LayerNormalization                             its first output only
+    TopK                                           K below 3,840, sorted
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from ...runtime.errors import ExportError
+from .rewriter import Rewriter, given, number_of
+
+OPSET, IR_VERSION = 17, 8
+
+TENSORRT_10_3 = frozenset((
+    "Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "Ceil", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv",
+    "Cos", "Div", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Gemm",
+    "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "LayerNormalization", "LeakyRelu", "Less",
+    "LessOrEqual", "Log", "MatMul", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal",
+    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Round", "Shape", "Sigmoid", "Sign", "Sin",
+    "Slice", "Softmax", "Softplus", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "Tile", "TopK", "Transpose", "Unsqueeze",
+    "Where",
+))  # fmt: skip
+"""Operators that the parser of TensorRT 10.3 imports."""
+
+MOST_RANKED = 3840
+"""TopK: K must be below this."""
+
+
+def check_operators(graph: ir.Graph) -> None:
+    """Raises ExportError for an operator that TensorRT 10.3 has not, or would refuse."""
+    for node in graph:
+        if node.domain not in ("", "ai.onnx") or node.op_type not in TENSORRT_10_3:
+            raise ExportError(
+                f"the operator {node.op_type} ({node.name!r}) has no lowering for TensorRT 10.3; it needs --lowering native"
+            )
+        if node.op_type == "TopK":
+            wanted = given(node, 1).const_value
+            if (
+                wanted is None
+                or int(wanted.numpy().item()) >= MOST_RANKED
+                or not number_of(node, "sorted", 1)
+            ):
+                raise ExportError(
+                    f"TopK {node.name!r} must rank a constant number below {MOST_RANKED}, sorted"
+                )
+
+
+def widen_refused_types(graph: ir.Graph, write: Rewriter) -> None:
+    """Casts to float32 around operators that take no bfloat16 in this opset (Conv, HardSwish, TopK), in place. Every
+    value of `graph` has a type."""
+    for node in list(graph):
+        schema = onnx.defs.get_schema(node.op_type, OPSET)
+        allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+        write.before(node)
+        for place, value in enumerate(node.inputs):
+            kind = schema.inputs[min(place, len(schema.inputs) - 1)].type_str
+            if value is not None and _refused(value, allowed.get(kind)):
+                node.replace_input_with(place, write.cast(value, ir.DataType.FLOAT))
+        for place, value in enumerate(node.outputs):
+            kind = schema.outputs[min(place, len(schema.outputs) - 1)].type_str
+            if _refused(value, allowed.get(kind)):
+                _cast_back(graph, node, value)
+
+
+def _refused(value: ir.Value, allowed: set[str] | None) -> bool:
+    return value.dtype == ir.DataType.BFLOAT16 and allowed is not None and "tensor(bfloat16)" not in allowed
+
+
+def _cast_back(graph: ir.Graph, node: ir.Node, wide: ir.Value) -> None:
+    """Lets `wide`, an output of `node`, be float32, and whoever read it read a cast of it."""
+    readers, output, name = list(wide.uses()), wide.is_graph_output(), wide.name
+    cast = ir.node("Cast", [wide], {"to": int(ir.DataType.BFLOAT16)}, name=f"{node.name}/narrow")
+    graph.insert_after(node, cast)
+    narrow = cast.outputs[0]
+    narrow.type, narrow.shape = wide.type, wide.shape
+    wide.name, wide.type = f"{name}/wide", ir.TensorType(ir.DataType.FLOAT)
+    narrow.name = name
+    for reader in readers:
+        reader.node.replace_input_with(reader.idx, narrow)
+    if output:
+        graph.outputs[graph.outputs.index(wide)] = narrow

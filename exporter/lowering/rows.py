@@ -1,0 +1,76 @@
+"""New rows as outputs: a graph reads the caches, and who runs it appends what it computed.
+
+`TensorScatter` into `key_cache.i` goes; the rows that it would have written, `new_key.i` and `new_value.i` [batch,
+kv_heads, width, head_dim], are outputs in place of the updated cache, and attention is over the cache and the new rows
+side by side. Its mask comes in two parts: `attn_mask` [batch, heads, width, cache] must hide every slot from the first
+new row on, `new_mask` [batch, heads, width, width] is its block over the new rows.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...runtime.errors import ExportError
+from .attention import Attentions, Rows
+from .rewriter import Rewriter, given, number_of, refuse_attributes
+
+START, MASK, NEW_MASK = "write_indices", "attn_mask", "new_mask"
+
+
+def output_rows(graph: ir.Graph, write: Rewriter, attentions: Attentions) -> None:
+    """Rewrites every cache update of `graph`, in place, and the attentions that read one. Raises ExportError where an
+    updated cache is read by anything else."""
+    updates = {node.outputs[0]: node for node in graph if node.op_type == "TensorScatter"}
+    for node in updates.values():
+        _check_update(node)
+    for node in list(graph):
+        if node.op_type == "Attention" and given(node, 1) in updates:
+            attentions.replace(node, _parts(graph, node, updates))
+    for cache, node in updates.items():
+        readers = [use.node.op_type for use in cache.uses()]
+        if readers:
+            raise ExportError(f"{readers[0]} reads the updated cache {cache.name!r}; it cannot be lowered")
+        _hand_out(graph, write, node)
+    for value in [value for value in graph.inputs if value.name == START and not value.uses()]:
+        graph.inputs.remove(value)
+
+
+def new_name(updated: str) -> str:
+    """`updated_key_cache.3` → `new_key.3`."""
+    return updated.replace("updated_", "new_", 1).replace("_cache", "", 1)
+
+
+def _check_update(node: ir.Node) -> None:
+    refuse_attributes(node, ("axis", "mode"))
+    mode = node.attributes.get("mode")
+    start = given(node, 2)
+    linear = mode is None or mode.as_string() == "linear"
+    if not (linear and number_of(node, "axis", -2) in (2, -2) and start.name == START):
+        raise ExportError(f"TensorScatter {node.name!r} is of another kind than the exporter makes")
+    if not given(node, 0).is_graph_input() or not node.outputs[0].is_graph_output():
+        raise ExportError(f"TensorScatter {node.name!r} does not update a cache of the interface")
+
+
+def _parts(graph: ir.Graph, node: ir.Node, updates: dict[ir.Value, ir.Node]) -> list[Rows]:
+    keys, values, mask = updates[given(node, 1)], updates.get(given(node, 2)), given(node, 3)
+    if values is None or mask.name != MASK or not mask.is_graph_input():
+        raise ExportError(f"Attention {node.name!r} does not see an updated cache through {MASK!r}")
+    own = next((value for value in graph.inputs if value.name == NEW_MASK), None)
+    if own is None:
+        assert mask.shape is not None and mask.type is not None
+        own = ir.Value(name=NEW_MASK, shape=ir.Shape([*mask.shape[:3], mask.shape[2]]), type=mask.type)
+        graph.inputs.insert(list(graph.inputs).index(mask) + 1, own)
+    return [Rows(given(keys, 0), given(values, 0), mask), Rows(given(keys, 1), given(values, 1), own)]
+
+
+def _hand_out(graph: ir.Graph, write: Rewriter, node: ir.Node) -> None:
+    """The rows of an update as an output in its place."""
+    old, rows = node.outputs[0], given(node, 1)
+    name = new_name(old.name or "")
+    if rows.is_graph_input() or rows.is_graph_output():
+        write.before(node)
+        rows = write.add("Identity", rows)
+    assert old.shape is not None
+    rows.name, rows.shape = name, ir.Shape([*old.shape[:2], "width", old.shape[3]])
+    graph.outputs[graph.outputs.index(old)] = rows
+    graph.remove(node, safe=True)

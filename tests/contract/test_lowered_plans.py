@@ -1,0 +1,57 @@
+"""Portable plans of every family, built by NVIDIA's builder on the CPU; nothing is executed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rig import FAMILIES
+from tiny_bundles import TinyBundle
+from vlmexport.exporter.output import write_manifest
+from vlmexport.exporter.tensorrt import PlanOptions, add_plans
+from vlmexport.runtime.bundle.folder import Bundle
+
+pytest.importorskip("tensorrt_rtx_libs")
+
+QUICK = ("t5", "qwen2.5-vl", "llama-bfloat16")
+"""A float mask and cross-attention; three axes of positions and groups of queries; types as they are stored."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES]
+)
+def test_every_graph_gets_a_portable_plan(
+    tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_bundle(name).path, tmp_path / "bundle"))
+    bundle = Bundle.open(folder)
+    manifest = bundle.manifest
+    report = add_plans(bundle, PlanOptions(target="sm86", lowering="portable"))
+    write_manifest(folder, manifest)
+    assert report.lowering == "portable" and {e["graph"] for e in report.entries} == set(manifest.graphs)
+    decoder, limits = manifest.decoder, manifest.limits
+    rows = limits.max_length + limits.max_width
+    for plan in Bundle.open(folder, check="sha256").manifest.plans:
+        assert plan["lowering"] == "portable" and plan["executed"] is False
+        kinds = {kind for kind in plan["layers"] if "ATTENTION" in kind or "KV_CACHE" in kind}
+        assert not kinds, f"{plan['graph']}: {kinds}"
+        assert not any("alias_of" in binding for binding in plan["bindings"])
+        shapes = {binding["name"]: binding["shape"] for binding in plan["bindings"]}
+        dtypes = {binding["name"]: binding["dtype"] for binding in plan["bindings"]}
+        info = manifest.graphs[plan["graph"]]
+        assert plan["fused_attention"] is (False if info.role in ("segment", "encoder", "vision") else None)
+        if info.role not in ("segment", "commit"):
+            continue
+        assert "write_indices" not in shapes
+        for layer in range(*(info.layers or (0, decoder.num_layers))):
+            for kind in ("key", "value"):
+                heads, size = decoder.num_kv_heads, decoder.head_dim
+                assert shapes[f"{kind}_cache.{layer}"] == ["batch", heads, rows, size]
+                assert shapes[f"new_{kind}.{layer}"] == ["batch", heads, "width", size]
+                assert dtypes[f"new_{kind}.{layer}"] == dtypes[f"{kind}_cache.{layer}"] == plan["precision"]
+        if info.role == "segment":
+            assert shapes["attn_mask"] == ["batch", decoder.mask_heads, "width", rows]
+            assert shapes["new_mask"] == ["batch", decoder.mask_heads, "width", "width"]
+            assert dtypes["new_mask"] == dtypes["attn_mask"]
