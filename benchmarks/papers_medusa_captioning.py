@@ -45,9 +45,9 @@ def main() -> None:
     parser.add_argument(
         "--validation", type=int, default=128, help="further ones, to choose the best heads by"
     )
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=256, help="by default two epochs")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--scenes", type=int, default=200, help="held-out ones")
+    parser.add_argument("--scenes", type=int, default=160, help="held-out ones")
     parser.add_argument("--threads", type=int, default=1)
     timing = parser.add_argument_group("timing")
     timing.add_argument("--time", action="store_true", help="time what was trained, in place of training")
