@@ -1,10 +1,13 @@
 """Does `vlmexport calibrate` choose well? Its choice against every other draft, length and tree, and against its own
 prediction, on requests that it did not see.
 
-A bundle is calibrated on some requests, in a copy. Then others are decoded plainly, with the choice as a session takes it
-(the controller on), and with every draft at fixed lengths and trees, all in turn, in every round in another order.
+A bundle is calibrated on the first half of some requests, in a copy. Then the other half is decoded plainly, with the
+choice as it stands and as a session takes it (the controller on), and with every draft at fixed lengths and trees, all in
+turn, in every round in another order. `--counted` compares without a clock: what the two halves accept, both on the
+default table of costs. That is the part of the question which a busy machine can answer.
 
     python benchmarks/calibration.py tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
+    python benchmarks/calibration.py tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:64
     python benchmarks/calibration.py --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --requests 4
 """
 
@@ -24,36 +27,63 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import store_costs
 from vlmexport.runtime.measure.calibration import budgets, calibrate
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.choice import Observed, choose, predictions
+from vlmexport.runtime.speculate.costs import CostTable
+from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speculate.stored_costs import StoredChoice, default_costs
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
+NEAR = 0.95
+"""Share of the best speed that a good choice reaches."""
+
+Requests = list[dict[str, Any]]
 
 
-def arms(session: Session) -> dict[str, dict[str, Any]]:
-    """Name → options of `Session.generate`; "chosen" is what a session does by itself."""
+def fixed(draft: str, budget: Budget) -> dict[str, Any]:
+    """Options of `Session.generate` that always draft by this budget."""
+    nodes = budget.nodes if budget.nodes > budget.depth else None
+    return {"draft": draft, "draft_length": budget.depth, "draft_nodes": nodes}
+
+
+def arms(session: Session, choice: StoredChoice) -> dict[str, dict[str, Any]]:
+    """Name → options of `Session.generate`; "session" is what a session does by itself, "chosen" the choice alone."""
     manifest = session.bundle.manifest
-    found: dict[str, dict[str, Any]] = {"plain": {"speculative": False}, "chosen": {}}
+    found: dict[str, dict[str, Any]] = {
+        "plain": {"draft": "none"},
+        "session": {},
+        "chosen": {"draft": "none"},
+    }
+    if choice.draft is not None:
+        budget = Budget(choice.draft_nodes or choice.draft_length, choice.draft_length)
+        found["chosen"] = fixed(choice.draft, budget)
     for draft in manifest.drafts:
         for budget in budgets(draft, manifest.limits.max_width - 1):
             if budget.nodes > budget.depth:
-                tree = {"draft": draft.name, "draft_length": budget.depth, "draft_nodes": budget.nodes}
-                found[f"{draft.name}, tree of {budget.nodes}"] = tree
+                found[f"{draft.name}, tree of {budget.nodes}"] = fixed(draft.name, budget)
                 continue
             for length in LENGTHS:
                 if length <= budget.depth:
-                    found[f"{draft.name} × {length}"] = {"draft": draft.name, "draft_length": length}
+                    found[f"{draft.name} × {length}"] = fixed(draft.name, Budget.chain(length))
     return found
 
 
-def requests_of(data: str, count: int, skip: int = 0) -> list[dict[str, Any]]:
-    records = list(load_records(data, limit=skip + count))[skip:]
-    return [
+def halves(data: str, calibrate_on: int, count: int) -> tuple[Requests, Requests]:
+    """The first `calibrate_on` requests and the `count` that follow. SystemExit where there are fewer."""
+    records = list(load_records(data, limit=calibrate_on + count))
+    if len(records) < calibrate_on + count:
+        raise SystemExit(f"--data {data} has {len(records)} requests, {calibrate_on + count} are needed")
+    requests: Requests = [
         {"image": None if record.image is None else record.image.load(), "prompt": record.prompt or None}
         for record in records
     ]
+    return requests[:calibrate_on], requests[calibrate_on:]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?")
     parser.add_argument("--bundle", type=Path, help="one that was built before, in place of a model")
     parser.add_argument("--draft", action="append", default=[])
@@ -61,10 +91,23 @@ def main() -> None:
     parser.add_argument("--name", help="of the file of results; default: the model")
     parser.add_argument("--data", default="scenes:heldout:64")
     parser.add_argument("--calibrate-on", type=int, default=16, help="requests that calibrate sees")
-    parser.add_argument("--requests", type=int, default=8, help="requests that are measured, after those")
+    parser.add_argument("--requests", type=int, default=16, help="requests that are measured, after those")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--counted", action="store_true", help="count on the default table, measure no time")
     options = parser.parse_args()
+    if (options.model is None) == (options.bundle is None):
+        parser.error("give a model or a --bundle")
+    name = (options.name or options.model or options.bundle.name).replace("/", "-")
+    about = {
+        "script": "benchmarks/calibration.py",
+        "model": name,
+        "data": options.data,
+        "calibrate_on": options.calibrate_on,
+        "requests": options.requests,
+        "max_new_tokens": options.max_new_tokens,
+    }
+    seen, unseen = halves(options.data, options.calibrate_on, options.requests)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
         if options.bundle is not None:
@@ -75,56 +118,109 @@ def main() -> None:
                     model=options.model, output=path, draft_layer=options.draft_layer, drafts=options.draft
                 )
             )
-        seen = requests_of(options.data, options.calibrate_on)
+        if options.counted:
+            with Session.load(path) as session:
+                known, there = (
+                    observe(session, requests, options.max_new_tokens) for requests in (seen, unseen)
+                )
+                found = counted(default_costs(session.bundle.manifest), known, there)
+            print(
+                f"chosen {found['chosen']}: {found['speedup']:.3f} x on the other half ({found['predicted']:.3f} x predicted)"
+            )
+            print(f"best there: {found['best']}, {found['best_speedup']:.3f} x; {verdict(found['of_best'])}")
+            print(save(f"calibration-{name}-counted", {**about, **found}))
+            return
         with Session.load(path) as session:
             report = calibrate(session, seen, options.data, max_new_tokens=options.max_new_tokens)
         store_costs(path, [report["costs"]], report["acceptance"])
-        requests = requests_of(options.data, options.requests, options.calibrate_on)
+        choice = StoredChoice.parse(report["costs"]["choice"], "choice")
         with Session.load(path) as session:
-            rates = measure(session, requests, options.max_new_tokens, options.rounds)
-    choice = report["costs"]["choice"]
-    speed = {
-        name: statistics.median(a / b for a, b in zip(values, rates["plain"], strict=True))
-        for name, values in rates.items()
-    }
-    low, high = (
-        pick(a / b for a, b in zip(rates["chosen"], rates["plain"], strict=True)) for pick in (min, max)
+            ways = arms(session, choice)
+            rates = measure(session, ways, unseen, options.max_new_tokens, options.rounds)
+    result = compare(choice, rates)
+    for arm, value in sorted(result["speedups"].items(), key=lambda entry: -entry[1]):
+        print(f"  {value:5.2f} x  {arm}")
+    print(
+        f"chosen {choice.draft} × {choice.draft_length}, nodes {choice.draft_nodes}: predicted {result['predicted']:.2f} x, "
+        f"measured {result['measured']:.2f} x [{result['lowest']:.2f} - {result['highest']:.2f}]"
     )
-    best = max((name for name in speed if name != "chosen"), key=speed.__getitem__)
-    # Both by the same rounds: the chosen against the best, round by round.
-    of_best = statistics.median(a / b for a, b in zip(rates["chosen"], rates[best], strict=True))
-    predicted = choice["speedup"] or 1.0
-    print(f"chosen {choice['draft']} × {choice['draft_length']}, nodes {choice['draft_nodes']}")
-    print(f"predicted {predicted:.2f} x, measured {speed['chosen']:.2f} x [{low:.2f} - {high:.2f}]")
-    print(f"best of all tried: {best}, {speed[best]:.2f} x; the choice reaches {100 * of_best:.0f} % of it")
-    for name, value in sorted(speed.items(), key=lambda entry: -entry[1]):
-        print(f"  {value:5.2f} x  {name}")
-    result = {
-        "script": "benchmarks/calibration.py",
-        "model": options.name or options.model,
-        "data": options.data,
-        "requests": options.requests,
-        "rounds": options.rounds,
-        "choice": choice,
-        "predictions": report["predictions"],
-        "measured": round(speed["chosen"], 3),
-        "lowest": round(low, 3),
-        "highest": round(high, 3),
-        "of_prediction": round(speed["chosen"] / predicted, 3),
+    print(f"best of all tried: {result['best']}; the choice: {verdict(result['of_best'])}")
+    print(f"a session with its controller: {verdict(result['session_of_best'])}")
+    result |= {"rounds": options.rounds, "predictions": report["predictions"]}
+    print(save(f"calibration-{name}", {**about, **result}))
+
+
+def verdict(of_best: float) -> str:
+    """A share of the best speed in words."""
+    return f"{100 * of_best:.1f} % of it, {'within' if of_best >= NEAR else 'not within'} {100 * (1 - NEAR):.0f} %"
+
+
+def compare(choice: StoredChoice, rates: dict[str, list[float]]) -> dict[str, Any]:
+    """The choice against the best of all arms, round by round, and its speed-up over plain decoding against its
+    prediction; `rates` has tokens per second of every arm in every round."""
+
+    def over(name: str, base: str) -> list[float]:
+        return [a / b for a, b in zip(rates[name], rates[base], strict=True)]
+
+    speedups = {name: statistics.median(over(name, "plain")) for name in rates}
+    tried = [name for name in rates if name not in ("chosen", "session")]
+    best = max(tried, key=speedups.__getitem__)
+    predicted = choice.speedup or 1.0
+    return {
+        "choice": choice.to_dict(),
+        "predicted": round(predicted, 3),
+        "measured": round(speedups["chosen"], 3),
+        "lowest": round(min(over("chosen", "plain")), 3),
+        "highest": round(max(over("chosen", "plain")), 3),
+        "of_prediction": round(speedups["chosen"] / predicted, 3),
         "best": best,
-        "of_best": round(of_best, 3),
-        "speedups": {name: round(value, 3) for name, value in speed.items()},
+        "of_best": round(statistics.median(over("chosen", best)), 3),
+        "session_of_best": round(statistics.median(over("session", best)), 3),
+        "speedups": {name: round(value, 3) for name, value in speedups.items()},
     }
-    name = (options.name or options.model).replace("/", "-")
-    print(save(f"calibration-{name}", result))
+
+
+def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[Observed]:
+    """What every draft accepts under every budget that `calibrate` tries."""
+    found = []
+    for draft in session.bundle.manifest.drafts:
+        for budget in budgets(draft, session.bundle.manifest.limits.max_width - 1):
+            how = fixed(draft.name, budget)
+            results = [session.generate(**r, max_new_tokens=max_new_tokens, **how) for r in requests]
+            found.append(Observed.of(draft.name, budget, Stats.total(result.stats for result in results)))
+    return found
+
+
+def counted(table: CostTable, seen: list[Observed], unseen: list[Observed]) -> dict[str, Any]:
+    """The choice by what was `seen`, as the table predicts it there and as it is by what was `unseen`; `of_best` is its
+    speed there over that of the best choice. Plain decoding is a choice, too."""
+    chosen = choose(table, seen)
+    speeds = {(p.draft, p.budget): p.speedup for p in predictions(table, unseen)}
+    best = max(speeds, key=speeds.__getitem__, default=None)
+    highest = max(1.0, *speeds.values()) if speeds else 1.0
+    reached = 1.0 if chosen is None else speeds[chosen.draft, chosen.budget]
+    return {
+        "chosen": "plain" if chosen is None else _named(chosen.draft, chosen.budget),
+        "predicted": round(1.0 if chosen is None else chosen.speedup, 4),
+        "speedup": round(reached, 4),
+        "best": "plain" if best is None or speeds[best] < 1.0 else _named(*best),
+        "best_speedup": round(highest, 4),
+        "of_best": round(reached / highest, 4),
+        "tried": len(speeds) + 1,
+    }
+
+
+def _named(draft: str, budget: Budget) -> str:
+    if budget.nodes > budget.depth:
+        return f"{draft}, tree of {budget.nodes}"
+    return f"{draft} × {budget.depth}"
 
 
 def measure(
-    session: Session, requests: list[dict[str, Any]], max_new_tokens: int, rounds: int
+    session: Session, ways: dict[str, dict[str, Any]], requests: Requests, max_new_tokens: int, rounds: int
 ) -> dict[str, list[float]]:
     """Decoded tokens per second of every arm in every round; the first round warms up."""
-    ways, shuffle = arms(session), random.Random(0)
-    order = list(ways)
+    shuffle, order = random.Random(0), list(ways)
     rates: dict[str, list[float]] = {name: [] for name in ways}
     said: list[list[int]] | None = None
     for turn in range(rounds + 1):

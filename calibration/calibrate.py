@@ -52,7 +52,10 @@ def calibrate(
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
-    """Measure drafts and passes on this device, choose the draft, length and tree that pay, write them into the bundle."""
+    """Measure drafts and passes on this device, choose the draft, length and tree that pay, write them into the bundle.
+
+    Requests are decoded greedily. What drafts accept above temperature 0, by any --draft-sampling, is not measured.
+    """
     from ..runtime.bundle.folder import Bundle, check_writable, store_costs
     from ..runtime.commands.output import console, print_json
     from ..runtime.commands.progress import showing
@@ -102,7 +105,7 @@ def show(report: dict[str, Any], out: Console) -> None:
     from ..runtime.measure.machine import BUSY, busy
 
     out.print(
-        f"{report['model']}: {report['plain_tokens_per_second']:.1f} tokens/s plain; predicted here, by "
+        f"{report['model']}: {report['plain_tokens_per_second']:.1f} tokens/s plain; predicted here for greedy decoding, by "
         f"{'what was observed before' if report['data'] is None else report['data']}:\n",
         markup=False,
     )

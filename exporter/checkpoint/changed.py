@@ -1,7 +1,7 @@
 """A model whose weights were trained further: a folder like that of the model it came from, with other weights.
 
-Configuration, tokenizer and processor are copied, tensors keep their names, and `trained_from.json` says which model it
-was:
+Configuration, tokenizer and processor are copied, but not `recipe.json`, which tells how the original's weights were made.
+Tensors keep their names, and `trained_from.json` says which model it was:
 
     {"name": "tiny-blip2-flant5", "fingerprint": "sha256:…", "default_prompt": "describe the scene"}
 """
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .load import Checkpoint
 
 FILE = "trained_from.json"
+RECIPE = "recipe.json"
+"""How a bundled model's weights were made and what they reach."""
+
 LONGEST = 1 << 16
 """Characters of a default prompt, as in a manifest."""
 
@@ -113,7 +116,7 @@ def write_changed(folder: Path, checkpoint: Checkpoint, tensors: ChangedTensors,
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(p for pattern in SMALL for p in checkpoint.folder.glob(pattern)):
-        if not path.name.endswith(".index.json"):
+        if path.name != RECIPE and not path.name.endswith(".index.json"):
             with path.open("rb") as source, replacing(folder / path.name) as out:
                 shutil.copyfileobj(source, out)
     with replacing(folder / FILE) as out:

@@ -174,6 +174,16 @@ def test_the_reward_of_fastvlm_chooses_among_layers(bundle: Path, data: Path, ca
     assert "is not one of" in refused(capsys, bundle, "--data", data, "--by", "chance")
 
 
+def test_people_are_told_what_was_chosen_and_that_it_is_for_greedy_decoding(
+    bundle: Path, data: Path, capsys: Capture
+) -> None:
+    words = ["calibrate", str(bundle), "--data", str(data), "--max-new-tokens", "12", "--dry-run"]
+    assert cli.main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "predicted here for greedy decoding, by" in shown and "Chosen: " in shown
+    assert "Written" not in shown
+
+
 def test_merging_refuses_another_model_and_what_is_no_report(
     bundle: Path, tiny_bundle: Bundles, data: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -383,6 +383,15 @@ def test_shards_types_and_prompts_of_the_model_are_kept(tmp_path: Path, monkeypa
     )  # fmt: skip
 
 
+def test_the_recipe_of_the_original_is_not_that_of_the_changed_model(one: Place, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(one.folder, tmp_path / "model"))
+    (folder / "recipe.json").write_text('{"curve": []}')
+    load_target(folder).changing().save(tmp_path / "new")
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {p.name for p in one.folder.iterdir()} | {
+        "trained_from.json"
+    }
+
+
 def test_a_tied_table_that_is_stored_twice_changes_twice(tmp_path: Path) -> None:
     folder = tiny_models.checkpoint("llama-tied", tmp_path / "model", **KINDS["llama"])
     tensors = load_file(folder / "model.safetensors")

@@ -1,0 +1,84 @@
+"""What heads and captions of `papers_medusa_captioning.py` are worth, in no time at all: only tokens are counted.
+
+Every held-out scene is decoded plainly and with the heads, by the runtime, on the bundle of the heads' own target.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from captioning_runs import KINDS, Run, bundle, model_of
+from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.targets.target import load_target
+from vlmexport.calibration.training.features import LiveFeatures
+from vlmexport.calibration.training.objectives.medusa import measure_hits
+from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
+from vlmexport.calibration.workshop.recipes.common.checks import Checks
+from vlmexport.calibration.workshop.recipes.common.evaluation import facts
+from vlmexport.calibration.workshop.recipes.models import open_captioner
+from vlmexport.calibration.workshop.scenes.reading import check_told_plan
+from vlmexport.calibration.workshop.scenes.scene import HELDOUT, VALIDATION, sample_scene
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.runtime import Session
+from vlmexport.runtime.result import Result
+from vlmexport.runtime.speculate.stats import Stats
+
+
+def quality(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
+    """Of a finished training on the first `scenes` held-out scenes: what chains of its heads reach, which ranks are
+    right, how many requests differ from plain decoding of the same bundle, and the captions of its target.
+
+    `tau` is in tokens per step of the target, the bonus included; `hits[k][r]` is the share of right tokens of rank r of
+    head k + 1, given that the tokens before were among the proposals; `tokens` are those of the plain captions.
+    """
+    records = load_records(f"scenes-captions:heldout:{scenes}")
+    with Session.load(bundle(run, folder)) as session:
+        plain, drafted = [], []
+        for record in records:
+            assert record.image is not None, "scenes have pictures"
+            asked = {"image": record.image.load(), "max_new_tokens": LONGEST}
+            plain.append(session.generate(**asked, draft="none"))
+            drafted.append(session.generate(**asked, draft="medusa", draft_length=run.heads))
+    total = Stats.total(result.stats for result in drafted)
+    draft = open_draft(folder / "trained" / run.name)
+    assert isinstance(draft, MedusaDraft)
+    target = load_target(model_of(run, folder), "cpu")
+    told = RecordSet(
+        "told", [replace(r, tokens=tuple(p.tokens)) for r, p in zip(records, plain, strict=True)]
+    )
+    return {
+        "heads": run.heads,
+        "kind": KINDS[run.kind].name,
+        "seed": run.seed,
+        "target": target.fingerprint,
+        "best_step": draft.evaluation["step"],
+        "tau": round(total.tau, 4),
+        "alpha": round(total.alpha or 0.0, 5),
+        "alpha_by_depth": [round(alpha or 0.0, 5) for alpha in total.alpha_by_depth],
+        "hits": measure_hits(draft.network, LiveFeatures(target, told, target.num_layers), target),
+        "different": sum(a.tokens != b.tokens for a, b in zip(plain, drafted, strict=True)),
+        "tokens": sum(len(result.tokens) for result in plain),
+        "captions": captions(model_of(run, folder), plain),
+        "texts": [result.text for result in plain],
+    }
+
+
+def captions(model: str, told: Sequence[Result]) -> dict[str, float]:
+    """Of a target's captions of the first held-out scenes, in their order: share of right facts, of plans that are
+    complete and true, tokens; and its perplexity per token of the references of as many scenes, over that of the
+    generator that drew them."""
+    texts, scenes = [result.text for result in told], [sample_scene(0, i) for i in HELDOUT[: len(told)]]
+    references = Checks(open_captioner(open_checkpoint(model).folder), 0, VALIDATION[-len(told) :])
+    plans = [check_told_plan(text, scene).right for text, scene in zip(texts, scenes, strict=True)]
+    return {
+        "facts": facts(texts, scenes)["all"],
+        "plans": round(statistics.mean(plans), 4),
+        "tokens": round(statistics.mean(len(result.tokens) for result in told), 2),
+        "perplexity_over_floor": round(references.surprise()["over_floor"], 4),
+    }

@@ -1,0 +1,223 @@
+"""Medusa heads for a ViT-GPT2 captioner: 2 and 4 heads, the target frozen (Medusa-1) or learning with them (Medusa-2).
+
+    python benchmarks/papers_medusa_captioning.py --folder runs/captioning
+    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --time
+
+The first command trains heads for tiny-vit-gpt2 on its own captions, three seeds of each, and counts tokens on held-out
+scenes: tau, which ranks of which head are right, differences from plain decoding, and what the captions of a changed target
+are worth. What is in the folder is kept, so the same command continues a killed one. It writes
+results/papers-medusa-captioning.json. The second one times the bundles that the first one built, those of seed 0, and
+writes results/papers-medusa-captioning-times.json; it wants an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from captioning_bounds import GPT2, TINY
+from captioning_quality import quality
+from captioning_runs import KINDS, RATE, TARGET, Run, all_runs, answers, bundle, train
+from captioning_times import times
+from machine import save
+
+NAME = "papers-medusa-captioning"
+HEADS = (2, 4)
+PAPER = 2.98
+"""Highest speed-up that the paper states. It has no table of speeds, and does not say how drafts are verified."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="of answers, trainings and bundles")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+    parser.add_argument("--heads", nargs="+", type=int, default=HEADS, metavar="K")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--captions", type=int, default=2048, help="the target's own, to train on")
+    parser.add_argument(
+        "--validation", type=int, default=128, help="further ones, to choose the best heads by"
+    )
+    parser.add_argument("--steps", type=int, default=256, help="by default two epochs")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--scenes", type=int, default=160, help="held-out ones")
+    parser.add_argument("--threads", type=int, default=1)
+    timing = parser.add_argument_group("timing")
+    timing.add_argument("--time", action="store_true", help="time what was trained, in place of training")
+    timing.add_argument("--rounds", type=int, default=5)
+    timing.add_argument("--timed-scenes", type=int, default=8, help="decoded one after the other")
+    timing.add_argument("--samples", type=int, default=48, help="decoded in batches of 16")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(time_bundles(options) if options.time else measure(options))
+
+
+def measure(options: argparse.Namespace) -> Path:
+    """Trains and measures what is not there yet; returns the file of results."""
+    told = answers(options.folder, options.captions, options.validation, options.threads)
+    found = []
+    for run in all_runs(options.kinds, options.heads, range(options.seeds)):
+        kept = options.folder / "quality" / f"{run.name}.json"
+        if not kept.exists():
+            train(run, options.folder, told, options.steps, options.batch_size)
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(json.dumps(quality(run, options.folder, options.scenes)) + "\n")
+        found.append(json.loads(kept.read_text()))
+        print(f"{run.name}: tau {found[-1]['tau']}", flush=True)
+    rows = summary(found)
+    print(table(rows))
+    frozen, joint = (KINDS[kind].name for kind in ("medusa-1", "medusa-2"))
+    return save(
+        NAME,
+        {
+            "script": f"benchmarks/{NAME.replace('-', '_')}.py",
+            "target": TARGET,
+            "captions": options.captions,
+            "validation": options.validation,
+            "steps": options.steps,
+            "batch_size": options.batch_size,
+            "rate": RATE,
+            "scenes": options.scenes,
+            "paper": paper(options.heads),
+            "rows": rows,
+            "medusa_1_is_below_medusa_2": {
+                str(heads): below(*(taus(found, kind, heads) for kind in (frozen, joint)))
+                for heads in options.heads
+            },
+            "runs": [{k: v for k, v in run.items() if k != "texts"} for run in found],
+        },
+        "torch",
+        "transformers",
+    )
+
+
+def time_bundles(options: argparse.Namespace) -> Path:
+    """Times the bundles of seed 0; returns the file of results."""
+    runs = all_runs(options.kinds, options.heads, [0])
+    bundles = {run.name: (bundle(run, options.folder), run.heads) for run in runs}
+    found = times(bundles, options.timed_scenes, options.samples, options.rounds)
+    print("| heads | trained as | decode speed-up | bound | samples/s plain | samples/s with heads | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for run in runs:
+        print(timed_row(run, found[run.name]))
+    return save(
+        f"{NAME}-times",
+        {
+            "script": f"benchmarks/{NAME.replace('-', '_')}.py --time",
+            "rounds": options.rounds,
+            "scenes": options.timed_scenes,
+            "samples": options.samples,
+            "bundles": found,
+        },
+        "torch",
+    )
+
+
+def timed_row(run: Run, found: dict[str, Any]) -> str:
+    """A line of Markdown."""
+    decode, batch, rate = found["decode"], found["samples"], found["samples_per_second"]
+    return (
+        f"| {run.heads} | {KINDS[run.kind].name} | {decode['median']:.2f} × [{decode['least']:.2f} – {decode['most']:.2f}] "
+        f"| {found['bound']:.2f} × | {rate['plain']:.1f} | {rate['heads']:.1f} "
+        f"| {batch['median']:.2f} × [{batch['least']:.2f} – {batch['most']:.2f}] |"
+    )
+
+
+def paper(heads: Sequence[int]) -> dict[str, Any]:
+    """The paper's speed-up beside what arithmetic allows, at the sizes of its decoder, where every proposal is right."""
+    bounds = {
+        str(count): {"by_tokens": count + 1, "by_weights": round(GPT2.bound(count + 1, count), 3)}
+        for count in heads
+    }
+    return {"speedup": PAPER, "bounds": bounds}
+
+
+def taus(found: Sequence[dict[str, Any]], kind: str, heads: int) -> list[float]:
+    """Of every seed."""
+    return [run["tau"] for run in found if (run["kind"], run["heads"]) == (kind, heads)]
+
+
+def below(first: Sequence[float], second: Sequence[float]) -> str:
+    """Whether figures of several seeds bear out first <= second: `confirmed` where all of the second are at least as high
+    as all of the first, `contradicted` where all are lower, `undecided` where the seeds overlap, or one has none."""
+    if not first or not second:
+        return "undecided"
+    if min(second) >= max(first):
+        return "confirmed"
+    return "contradicted" if max(second) < min(first) else "undecided"
+
+
+def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for every number of heads and kind: means over the seeds, `spread` is the largest minus the smallest tau.
+
+    `first` is by head the share of right first proposals, `first_three` that of rank 1 to 3, both given that the tokens
+    before were among the proposals; `bound_here` and `bound_gpt2` are what the weights allow this tau to gain, at the sizes
+    of this decoder and at the paper's; `same_captions` is the share that equals the frozen target's, null without one.
+    """
+    frozen = next((run["texts"] for run in found if run["kind"] != KINDS["medusa-2"].name), None)
+    rows = []
+    for heads, kind in Counter((run["heads"], run["kind"]) for run in found):
+        runs = [run for run in found if (run["heads"], run["kind"]) == (heads, kind)]
+        tau = statistics.mean(run["tau"] for run in runs)
+        same = [a == b for run in runs for a, b in zip(run["texts"], frozen or run["texts"], strict=True)]
+        rows.append({
+            "heads": heads,
+            "kind": kind,
+            "seeds": len(runs),
+            "tau": round(tau, 3),
+            "spread": round(max(run["tau"] for run in runs) - min(run["tau"] for run in runs), 3),
+            "alpha": round(statistics.mean(run["alpha"] for run in runs), 4),
+            "first": [round(statistics.mean(run["hits"][k][0] for run in runs), 4) for k in range(heads)],
+            "first_three": [
+                round(statistics.mean(sum(run["hits"][k][:3]) for run in runs), 4) for k in range(heads)
+            ],
+            "different": sum(run["different"] for run in runs),
+            "captioned": sum(len(run["texts"]) for run in runs),
+            "tokens": sum(run["tokens"] for run in runs),
+            "bound_here": round(TINY.bound(tau, heads), 3),
+            "bound_gpt2": round(GPT2.bound(tau, heads), 3),
+            "captions": {
+                name: round(statistics.mean(run["captions"][name] for run in runs), 4)
+                for name in runs[0]["captions"]
+            },
+            "same_captions": None if frozen is None else round(statistics.mean(same), 4),
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: (row["heads"], row["kind"]))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown, heads and captions."""
+    lines = [
+        "| heads | trained as | tau | spread | alpha | head right, by head | within 3 ranks | bound by weights, here | … at GPT-2's sizes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        first, three = (" ".join(f"{x:.3f}" for x in row[name]) for name in ("first", "first_three"))
+        lines.append(
+            f"| {row['heads']} | {row['kind']} | {row['tau']:.3f} | {row['spread']:.3f} | {row['alpha']:.3f} | {first} | {three} "
+            f"| {row['bound_here']:.2f} × | {row['bound_gpt2']:.2f} × |"
+        )
+    lines += [
+        "",
+        "| heads | trained as | captions that differ from plain decoding | facts | plans | tokens a caption | perplexity over floor | captions as before |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        told = row["captions"]
+        same = "" if row["same_captions"] is None else f"{row['same_captions']:.1%}"
+        lines.append(
+            f"| {row['heads']} | {row['kind']} | {row['different']} of {row['captioned']:,} | {told['facts']:.1%} "
+            f"| {told['plans']:.1%} | {told['tokens']:.1f} | {told['perplexity_over_floor']:.3f} | {same} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
