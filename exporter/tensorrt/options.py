@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...runtime.bundle.manifest import LOWERINGS as FORMS
 from ...runtime.errors import OptionError
 from ..graphs.retype import WIDE_RESIDUAL
 from .api import TensorRT, load_tensorrt, resolve_target
@@ -14,8 +15,8 @@ PLAN_PRECISIONS = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16":
     p: p for p in PRECISIONS
 }
 
-NATIVE, PORTABLE = "native", "portable"
-LOWERINGS = ("auto", NATIVE, PORTABLE)
+NATIVE, PORTABLE = FORMS
+LOWERINGS = ("auto", *FORMS)
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,12 @@ class Answers:
 
 @dataclass
 class Drafted:
-    """Outcome of a cycle: the tree that was verified, the target's answers, and how many drafts came before logits that
-    are not finite (None: all are)."""
+    """Outcome of a cycle: the tree that was verified, the target's answers, and whether the logits that it was drafted
+    from are all finite."""
 
     tree: TokenTree
     answers: Answers
-    broken: int | None = None
+    finite: bool = True
 
 
 class _Block:
@@ -99,7 +99,7 @@ class _Cycle:
 
     def send(self, name: str, values: np.ndarray | list[int] | int) -> None:
         """Write a field of the upload."""
-        data = np.asarray(values) if isinstance(values, np.ndarray) else np.asarray(values, np.int64)
+        data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int64)
         start = self._fields[name]
         self.program.upload[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
 
@@ -143,11 +143,8 @@ class OnDevice:
         cycle.send("tokens", token)
         self._launch(cycle, start)
         tokens = cycle.came("drafted", count).tolist()
-        broken = np.flatnonzero(~cycle.came("drafts_finite", count, "bool"))
-        found = Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle))
-        if len(broken):
-            found.broken = int(broken[0])
-        return found
+        finite = bool(cycle.came("drafts_finite", count, "bool").all())
+        return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
     # --- one launch ---
 

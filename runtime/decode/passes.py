@@ -278,7 +278,7 @@ class Decoder:
             width = min(width, self._widest, self.arena.capacity - start)
             if self.arena.reserve(width, row) or self._moved:
                 self._forget_moved()
-            run = self._prepare(0, segments, width, 0, row, 1)
+            run = self.prepared(0, segments, width, 0, row, 1)
             assert run.hidden is not None
             run.hidden[0, :used] = part
             run.hidden[0, used:] = 0
@@ -314,7 +314,7 @@ class Decoder:
         of step `exit_count`. Each token follows the one of the step before, or, with `trees`, is the node of that
         number of its sequence's tree (a chain beyond the tree's end)."""
         step, arena = self.exit_count, self.arena
-        run = self._passes.get((0, cut, 1, step, 0, arena.batch)) or self._prepare(0, cut, 1, step)
+        run = self._passes.get((0, cut, 1, step, 0, arena.batch)) or self.prepared(0, cut, 1, step)
         self.exit_count = step + 1
         self._pass(run, tokens, trees, step)
 
@@ -331,7 +331,7 @@ class Decoder:
         """
         assert count == self.exit_count, f"{self.exit_count} exit rows, {count} nodes to verify"
         end, batch = self._end, self.arena.batch
-        run = self._passes.get((cut, end, count, 0, 0, batch)) or self._prepare(cut, end, count, 0)
+        run = self._passes.get((cut, end, count, 0, 0, batch)) or self.prepared(cut, end, count, 0)
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
         self._pass(run, None, trees)
@@ -350,7 +350,7 @@ class Decoder:
             tokens = [
                 token for tree in trees for token in (*tree.tokens, *tree.tokens[-1:] * (width - len(tree)))
             ]
-        run = self._passes.get((0, end, width, 0, 0, batch)) or self._prepare(0, end, width, 0)
+        run = self._passes.get((0, end, width, 0, 0, batch)) or self.prepared(0, end, width, 0)
         self._pass(run, tokens, trees)
 
     def head(self, rows: int, first: int = 0) -> TargetRows:
@@ -499,7 +499,7 @@ class Decoder:
             self._passes.clear()
             self._heads.clear()
 
-    def _prepare(
+    def prepared(
         self, first: int, end: int, width: int, step: int, row: int = 0, batch: int | None = None
     ) -> Pass:
         """Bind segments first..end−1 over [batch, width] rows of sequences row..: from `hidden.0`, or from the exit
@@ -673,10 +673,6 @@ class Decoder:
     def layout(self) -> object:
         """Where caches lie: passes are prepared anew when it changes."""
         return self.arena.rows, None if self._encoder is None else self._encoder.rows
-
-    def prepared(self, first: int, end: int, width: int, step: int) -> Pass:
-        """The pass over segments first..end−1 that `trunk`, `tail` and `full` run, with its calls."""
-        return self._prepare(first, end, width, step)
 
     def places(self, run: Pass) -> tuple[View, View | None, View]:
         """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first rows."""

@@ -57,21 +57,22 @@ class SelfDraft(Proposer):
         return sequence.propose(rows, row, after)
 
     def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]:
-        engine, calls = self._decoder.engine, []
-        if self._graph is not None and self._out is not None:
-            out = self._out.view((1, 1, self._size), self._decoder.dtype)
-            calls.append(engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out}))
-            hidden = out
+        call, hidden = self._corrected(hidden, 1)
         inputs = {"hidden": hidden, "row_index": self._index.view((1,))}
-        return [*calls, engine.bind("head", inputs, {"best": token, "finite": finite})]
+        head = self._decoder.engine.bind("head", inputs, {"best": token, "finite": finite})
+        return [head] if call is None else [call, head]
 
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetRows]:
         decoder = self._decoder
-        hidden, call = decoder.exit_rows(self._cut, step), None
-        if self._graph is not None and self._out is not None:
-            out = self._out.view((batch, 1, self._size), decoder.dtype)
-            call = decoder.engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out})
-            hidden = out
+        call, hidden = self._corrected(decoder.exit_rows(self._cut, step), batch)
         head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
         found = self._steps[batch, step] = (call, head)
         return found
+
+    def _corrected(self, hidden: View, batch: int) -> tuple[Call | None, View]:
+        """The call of the imitation network over exit rows [batch, 1, E], None without one, and the rows that the head
+        then reads."""
+        if self._graph is None or self._out is None:
+            return None, hidden
+        out = self._out.view((batch, 1, self._size), self._decoder.dtype)
+        return self._decoder.engine.bind(self._graph, {"hidden": hidden}, {"hidden_out": out}), out

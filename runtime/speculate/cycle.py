@@ -64,7 +64,7 @@ class Cycle:
         budgets = self._budgets()
         if self._stays_on_device(budgets):
             trees, rows = self._on_device(budgets[0])
-            drafted = verified = perf_counter()
+            drafted, verified = begin, perf_counter()  # in one: counted as verification
         else:
             trees, cut = self._propose(budgets)
             drafted = perf_counter()
@@ -114,8 +114,6 @@ class Cycle:
 
     def _budgets(self) -> list[Budget]:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""
-        if not self._policies:
-            return [NOTHING] * len(self.sequences)
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.max_width - 1
         for policy, group in self._policies:
             for sequence, budget in zip(group, policy.allot(group), strict=True):
@@ -149,7 +147,7 @@ class Cycle:
             found = device.verify(tree, start)
         else:
             found = device.draft(proposer, proposer.cut, budget.depth, pending, start)
-            if found.broken is not None:
+            if not found.finite:
                 sequence.fail(not_finite(proposer.draft_graph, nan))
         return [found.tree], found.answers
 
@@ -157,10 +155,10 @@ class Cycle:
         """Begin a cycle: a tree for every sequence, and the cut where their exit rows lie if any was drafted on the
         trunk."""
         decoder, sequences = self.decoder, self.sequences
-        trees: list[Any] = []
         if not self._policies:  # nobody drafts
             decoder.begin_cycle(1)
             return [TokenTree.chain(sequence.tokens[-1:]) for sequence in sequences], None
+        trees: list[Any] = []
         most = 0
         for sequence, budget in zip(sequences, budgets, strict=True):
             most = max(most, budget.nodes)

@@ -18,7 +18,6 @@ from vlmexport.runtime.decode.appending import split_mask
 from vlmexport.runtime.decode.masks import CausalMask
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
-from vlmexport.runtime.engines.onnxruntime import use_global_pool
 
 Arrays = dict[str, np.ndarray]
 
@@ -55,15 +54,6 @@ PASSES = {
     "a short cache": Pass((2, 20), 4, cache=32),
 }
 COMMIT = Pass((40, 11), 5)
-
-
-def session(path: Path) -> ort.InferenceSession:
-    """One thread, as the engine has it."""
-    use_global_pool()
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 4
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def lowered_file(bundle: Path, file: str, folder: Path) -> Path:

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from lowered_runs import COMMIT, GARBAGE, PASSES, ran, session
+from lowered_runs import COMMIT, GARBAGE, PASSES, ran
 from onnx import TensorProto, helper
+from onnx_session import onnx_session
 from rig import FAMILIES, RELATIVE
 from tiny_bundles import TinyBundle
 from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
@@ -72,8 +73,8 @@ def test_every_graph_computes_the_same(
     manifest = widened(tiny.bundle.manifest)
     compared = set()
     for graph, info in manifest.graphs.items():
-        own = session(tiny.path / info.file)
-        other = session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
+        own = onnx_session(tiny.path / info.file)
+        other = onnx_session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
         for what, run in PASSES.items() if info.role == "segment" else [("all", COMMIT)]:
             given = lowered_runs.inputs(manifest, tiny, info, run, len(compared))
             want = lowered_runs.lowered_outputs(ran(own, given), run)
@@ -98,7 +99,7 @@ def test_stale_rows_do_not_matter(tiny_bundle: Callable[..., TinyBundle], tmp_pa
     manifest = widened(tiny.bundle.manifest)
     for graph in manifest.segments:
         info = manifest.graphs[graph]
-        lowered = session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
+        lowered = onnx_session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
         for what, run in PASSES.items():
             given = lowered_runs.lowered_inputs(lowered_runs.inputs(manifest, tiny, info, run, 3), run)
             found = []
@@ -151,8 +152,8 @@ def test_float16_graphs_differ_by_rounding_only(
     manifest, wide = tiny.bundle.manifest, widened(tiny.bundle.manifest)
     for graph in manifest.segments:
         info = manifest.graphs[graph]
-        exact, own = (session(tiny.path / each.graphs[graph].file) for each in (wide, manifest))
-        lowered = session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
+        exact, own = (onnx_session(tiny.path / each.graphs[graph].file) for each in (wide, manifest))
+        lowered = onnx_session(lowered_runs.lowered_file(tiny.path, info.file, tmp_path))
         for what, run in PASSES.items():
             given = lowered_runs.inputs(manifest, tiny, info, run, 4)
             kinds = {value.name: value.dtype for value in wide.graphs[graph].inputs}
@@ -198,7 +199,7 @@ def both(model: ir.Model, given: dict[str, np.ndarray], folder: Path) -> tuple[d
     """What ONNX Runtime makes of a graph and of its lowered copy."""
     check(lower(model), folder / "lowered.onnx")
     (folder / "toy.onnx").write_bytes(ir.to_proto(model).SerializeToString())
-    return ran(session(folder / "toy.onnx"), given), ran(session(folder / "lowered.onnx"), given)
+    return ran(onnx_session(folder / "toy.onnx"), given), ran(onnx_session(folder / "lowered.onnx"), given)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_the_logarithm_of_a_sum_does_not_overflow(tmp_path: Path) -> None:
     lowered = lower(toy([node], {"x": ["n", 2]}, {"y": ["n"]}, axes=[-1]))
     check(lowered, tmp_path / "lowered.onnx")
     x = np.array([[500.0, 500.0], [-200.0, -200.0]], np.float32)
-    found = ran(session(tmp_path / "lowered.onnx"), {"x": x})["y"]
+    found = ran(onnx_session(tmp_path / "lowered.onnx"), {"x": x})["y"]
     assert np.allclose(found, x[:, 0] + np.log(2), rtol=1e-6)
 
 
@@ -259,8 +260,8 @@ def test_groups_of_queries_share_a_head(heads: int, tmp_path: Path) -> None:
     )
     check(lower(model), tmp_path / "lowered.onnx")
     (tmp_path / "toy.onnx").write_bytes(ir.to_proto(model).SerializeToString())
-    want = lowered_runs.lowered_outputs(ran(session(tmp_path / "toy.onnx"), given), run)
-    got = ran(session(tmp_path / "lowered.onnx"), lowered_runs.lowered_inputs(given, run))
+    want = lowered_runs.lowered_outputs(ran(onnx_session(tmp_path / "toy.onnx"), given), run)
+    got = ran(onnx_session(tmp_path / "lowered.onnx"), lowered_runs.lowered_inputs(given, run))
     assert got.keys() == want.keys() == {"y", "new_key.0", "new_value.0"}
     for name, array in want.items():
         assert np.abs(got[name] - array).max() <= 1e-6 * np.abs(array).max()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from onnx_session import onnx_session
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.engines.onnxruntime import use_global_pool
 
 
 class GraphRunner:
@@ -35,11 +35,7 @@ class GraphRunner:
         """One run; inputs with a dot in their name are passed in a dict under `feeds`."""
         feeds = {**inputs.pop("feeds", {}), **inputs}
         if graph not in self.sessions:
-            use_global_pool()
-            options = ort.SessionOptions()
-            options.use_per_session_threads = False
-            path = str(self.bundle.graph_path(graph))
-            self.sessions[graph] = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self.sessions[graph] = onnx_session(self.bundle.graph_path(graph))
         session = self.sessions[graph]
         assert {i.name for i in session.get_inputs()} == {
             v.name for v in self.bundle.manifest.graphs[graph].inputs

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnx_session import onnx_session
 from vlmexport.exporter.graphs.retype import retype
 from vlmexport.exporter.tensorrt import graph_copy, load_tensorrt
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
-from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.errors import ExportError
 
 SIZES = {"batch": 1, "width": 3, "cache": 20, "source": 9, "rows": 2, "span": 3, "distances": 21}
@@ -37,14 +36,6 @@ def _feeds(graph: dict, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return feeds
 
 
-def _session(path: Path) -> ort.InferenceSession:
-    use_global_pool()
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 4
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 @pytest.mark.parametrize("name", ["llama", "blip2-t5"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_float16_copies_compute_the_same(
@@ -58,14 +49,14 @@ def test_float16_copies_compute_the_same(
         expected = dict(
             zip(
                 [o["name"] for o in graph["outputs"]],
-                _session(bundle / graph["file"]).run(None, feeds),
+                onnx_session(bundle / graph["file"]).run(None, feeds),
                 strict=True,
             )
         )
         copied = copy_graph(
             bundle / graph["file"], tmp_path, CopyOptions("float16", SIZES["cache"], wide_residual=wide)
         )
-        session = _session(copied.path)
+        session = onnx_session(copied.path)
         narrow = {
             i.name: feeds[i.name].astype(np.float16) if i.type == "tensor(float16)" else feeds[i.name]
             for i in session.get_inputs()

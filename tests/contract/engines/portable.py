@@ -13,6 +13,7 @@ from pathlib import Path
 import lowered_runs
 import numpy as np
 import onnxruntime as ort
+from onnx_session import onnx_session
 from vlmexport.exporter.lowering import new_name
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.widened import widened
@@ -31,9 +32,7 @@ class _Lowered(OnnxRuntimeCpu):
         self._scratch = scratch
 
     def _load(self, graph: str) -> ort.InferenceSession:
-        return lowered_runs.session(
-            lowered_runs.lowered_file(self._folder, self.graphs[graph].file, self._scratch)
-        )
+        return onnx_session(lowered_runs.lowered_file(self._folder, self.graphs[graph].file, self._scratch))
 
 
 class Portable(Engine):
