@@ -185,6 +185,13 @@ def show(report: dict[str, Any], out: Console) -> None:
             f"{1e3 * bound['cycle_seconds']:.2f} ms, against {1e3 * bound['token_seconds']:.2f} ms per token; "
             f"achieved {100 * report['achieved']:.0f} %"
         )
+    inside = report["inside_engine"]
+    if inside is not None:
+        out.print(
+            f"Host          {100 * plain['host_share']:.1f} % of plain decoding, {100 * speculative['host_share']:.1f} % "
+            f"of speculative; inside the engine {inside:.2f} ×, achieved {100 * speedup['decode'] / inside:.0f} %",
+            highlight=False,
+        )
     if report["predicted"] is not None:
         share = speedup["decode"] / report["predicted"]
         out.print(

@@ -126,6 +126,8 @@ class Engine(ABC):
         """Host threads that execute graphs; None where the host does not."""
         self.note: str | None = None
         """What a user should know of how this engine computes the bundle; None where it does as the manifest says."""
+        self.busy = 0.0
+        """Seconds that calls have taken so far, on an engine whose calls return when they are done; others leave it at 0."""
 
     def interface(self, graph: str) -> GraphInfo:
         """Inputs and outputs as this engine binds them (it may widen dtypes). `BundleError` for an unknown graph."""

@@ -76,12 +76,17 @@ class _BoundCall:
     it is the same call with the same errors (`capi/onnxruntime_inference_collection.py` of ONNX Runtime 1.31).
     """
 
-    __slots__ = ("_binding", "_file", "_keep", "_run")
+    __slots__ = ("_binding", "_engine", "_file", "_keep", "_run")
 
     def __init__(
-        self, file: str, session: ort.InferenceSession, binding: ort.IOBinding, keep: tuple[Buffer, ...]
+        self,
+        engine: OnnxRuntimeCpu,
+        file: str,
+        session: ort.InferenceSession,
+        binding: ort.IOBinding,
+        keep: tuple[Buffer, ...],
     ):
-        self._file, self._keep = file, (session, binding, keep)
+        self._engine, self._file, self._keep = engine, file, (session, binding, keep)
         inner: Any = getattr(session, "_sess", None)
         bound = getattr(binding, "_iobinding", None)
         if inner is None or bound is None:  # another layout of ONNX Runtime's Python package
@@ -90,10 +95,12 @@ class _BoundCall:
             self._run, self._binding = inner.run_with_iobinding, bound
 
     def run(self) -> None:
+        begin = time.perf_counter()
         try:
             self._run(self._binding, None)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
             raise _failure("run", self._file, error) from error
+        self._engine.busy += time.perf_counter() - begin
 
 
 class OnnxRuntimeCpu(Engine):
@@ -167,7 +174,7 @@ class OnnxRuntimeCpu(Engine):
         except Exception as error:
             raise _failure("bind", file, error) from error
         keep = tuple(view.buffer for view in (*inputs.values(), *outputs.values()))
-        call = self._calls[key] = _BoundCall(file, session, binding, keep)
+        call = self._calls[key] = _BoundCall(self, file, session, binding, keep)
         if len(self._calls) > MAX_CALLS:
             self._calls.popitem(last=False)
         return call

@@ -50,6 +50,7 @@ class Arm:
     tokens: list[int] = field(default_factory=list)
     decode_seconds: list[float] = field(default_factory=list)
     first_seconds: list[float] = field(default_factory=list)
+    engine_seconds: list[float] = field(default_factory=list)
 
     def add(self, results: Sequence[Result], seconds: Sequence[float]) -> None:
         """Take one repeat. Decoding starts at the first token, which prefill gives."""
@@ -57,6 +58,7 @@ class Arm:
         self.tokens.append(sum(len(result.tokens) - 1 for result in results))
         self.first_seconds.append(first)
         self.decode_seconds.append(sum(seconds) - first)
+        self.engine_seconds.append(sum(result.stats.engine_seconds for result in results))
 
     @property
     def rates(self) -> list[float]:
@@ -68,6 +70,20 @@ class Arm:
         """Seconds of each repeat, image and prompt included."""
         return [a + b for a, b in zip(self.first_seconds, self.decode_seconds, strict=True)]
 
+    @property
+    def host_share(self) -> float | None:
+        """Median share of decoding that was not inside the engine; None on an engine that does not count it."""
+        if not all(self.engine_seconds):
+            return None
+        return statistics.median(
+            1 - inside / whole for inside, whole in zip(self.engine_seconds, self.decode_seconds, strict=True)
+        )
+
+    @property
+    def engine_rates(self) -> list[float]:
+        """Decoded tokens per second inside the engine, of each repeat. Raises `ZeroDivisionError` without such seconds."""
+        return [tokens / seconds for tokens, seconds in zip(self.tokens, self.engine_seconds, strict=True)]
+
     def report(self) -> dict[str, Any]:
         """Medians, and the range of the rate."""
         rates = self.rates
@@ -77,6 +93,7 @@ class Arm:
             "tokens_per_second_max": max(rates),
             "seconds": statistics.median(self.totals),
             "seconds_to_first_token": statistics.median(self.first_seconds),
+            "host_share": self.host_share,
         }
 
 
@@ -187,6 +204,9 @@ def _report(
         None if options.get("force_acceptance") is not None else predicted_speedup(session, draft, options)
     )
     achieved = statistics.median(decode)
+    inside = None
+    if plain.host_share is not None and speculative.host_share is not None:
+        inside = statistics.median(_ratios(speculative.engine_rates, plain.engine_rates))
     return {
         "schema_version": 1,
         "bundle": str(session.bundle.path),
@@ -225,6 +245,7 @@ def _report(
         },
         "bound": bound,
         "achieved": None if bound is None else achieved / bound["decode"],
+        "inside_engine": inside,
         "predicted": predicted,
         "machine": machine.describe(),
     }

@@ -60,7 +60,7 @@ class Cycle:
         """One cycle: per sequence its tokens, accepted drafts first. At least one each, but none for a sequence whose
         numbers are not finite: that has its `error` then, and nothing is left of it in the caches."""
         decoder, sequences = self.decoder, self.sequences
-        begin = perf_counter()
+        begin, busy = perf_counter(), decoder.engine.busy
         budgets = self._budgets()
         if self._stays_on_device(budgets):
             trees, rows = self._on_device(budgets[0])
@@ -87,8 +87,10 @@ class Cycle:
         decoder.accept_all(trees, paths)
         emitted = list(map(self._tell, sequences, trees, verdicts))
         taken = (drafted - begin, verified - drafted, perf_counter() - verified)
+        inside = decoder.engine.busy - busy
         for sequence in sequences:
             sequence.stats.seconds.add(*taken)
+            sequence.stats.engine_seconds += inside
         return emitted
 
     def _judge(self, sequence: Sequence, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:

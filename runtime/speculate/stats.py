@@ -31,7 +31,7 @@ class Seconds:
 
 _SUMMED = (
     "prompt_tokens", "reused_tokens", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
-    "time_to_first_token", "total_seconds",
+    "engine_seconds", "time_to_first_token", "total_seconds",
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ class Stats:
     shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Cycles by (drafted nodes, depth) of what was verified; (0, 0) decoded one token plainly."""
     seconds: Seconds = field(default_factory=Seconds)
+    engine_seconds: float = 0.0
+    """Of the cycles' seconds, those inside the engine's calls; 0 on an engine that does not count them."""
     time_to_first_token: float = 0.0
     total_seconds: float = 0.0
 
@@ -168,6 +170,7 @@ class Stats:
             "tau": self.tau,
             "alpha": self.alpha,
             "alpha_by_depth": self.alpha_by_depth,
+            "engine_seconds": self.engine_seconds,
             "time_to_first_token": self.time_to_first_token,
             "decode_seconds": self.decode_seconds,
             "total_seconds": self.total_seconds,

@@ -347,6 +347,8 @@ def test_bench_reports_consistent_figures(tiny_bundle: Bundles, picture: Path, c
     assert bound["decode"] == pytest.approx(tokens * passes["plain"]["1"] / seconds)
     assert report["costs"] is None
     assert report["achieved"] == pytest.approx(report["speedup"]["decode"] / bound["decode"])
+    shares = [report[arm]["host_share"] for arm in ("plain", "speculative")]
+    assert all(0 < share < 1 for share in shares) and report["inside_engine"] > 0
 
 
 @pytest.mark.usefixtures("quick")
@@ -491,7 +493,7 @@ def test_bench_prints_a_table_and_writes_a_plot(
     drawn = tmp_path / f"bench{suffix}"
     assert main("bench", tiny_bundle("llama").path, *BENCH, "--plot", drawn) == 0
     shown = capsys.readouterr().out
-    for text in ("plain", "speculative", "Speed-up", "Bound", "Width cost", "Machine", "identical"):
+    for text in ("plain", "speculative", "Speed-up", "Bound", "Host", "Width cost", "Machine", "identical"):
         assert text in shown
     start = drawn.read_bytes()[:200]
     assert start.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")

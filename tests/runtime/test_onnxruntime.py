@@ -17,12 +17,12 @@ def public_only(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """ONNX Runtime's Python package without the attributes that the short way needs; the bindings that were run."""
     whole, seen = engine._BoundCall.__init__, []
 
-    def init(self: Any, file: str, session: Any, binding: Any, keep: Any) -> None:
+    def init(self: Any, owner: Any, file: str, session: Any, binding: Any, keep: Any) -> None:
         def run(given: Any) -> None:
             seen.append(given)
             session.run_with_iobinding(given)
 
-        whole(self, file, SimpleNamespace(run_with_iobinding=run), binding, keep)  # type: ignore[arg-type]
+        whole(self, owner, file, SimpleNamespace(run_with_iobinding=run), binding, keep)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine._BoundCall, "__init__", init)
     return seen

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.engines.onnxruntime import _BoundCall
 from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.session import Session
@@ -181,6 +182,28 @@ def test_a_tree_proposer_needs_no_change_elsewhere(
     assert result.stats.tau > 3, "tree paths were committed, not thrown away"
     forced = session.generate(**asked, draft=draft, draft_length=12, force_acceptance=0.7)
     assert len(forced.tokens) == 50 and forced.stats.accepted > 0
+
+
+def test_seconds_inside_the_engine_are_a_part_of_the_cycles(
+    sessions: Callable[[str], Session], monkeypatch
+) -> None:
+    """A clock that only a call's run moves forward: all of a cycle's time is then the engine's."""
+    now = [0.0]
+    monkeypatch.setattr("vlmexport.runtime.engines.onnxruntime.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("vlmexport.runtime.speculate.cycle.perf_counter", lambda: now[0])
+    whole = _BoundCall.run
+
+    def run(call: _BoundCall) -> None:
+        inner, call._run = call._run, lambda *given: (now.__setitem__(0, now[0] + 1.0), inner(*given))
+        try:
+            whole(call)
+        finally:
+            call._run = inner
+
+    monkeypatch.setattr(_BoundCall, "run", run)
+    stats = sessions("llama").generate_tokens(list(range(5, 12)), max_new_tokens=9, ignore_eos=True).stats
+    seconds = stats.seconds
+    assert stats.engine_seconds == seconds.draft + seconds.verify + seconds.head >= stats.cycles > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -51,6 +51,7 @@ class ToyDecoder:
     ) -> None:
         """`law(prefix)`: logits float32 [vocabulary] of the token after it."""
         self.law, self.embedding = law, SimpleNamespace(vocabulary=vocabulary)
+        self.engine = SimpleNamespace(busy=0.0)
         self.caches: list[list[int]] = []
         self.exit: list[tuple[int, ...]] = []
         self.passes: list[tuple[str, int]] = []
