@@ -32,7 +32,7 @@ from .speculate.policy import DraftPolicy
 from .speculate.proposer import Proposer
 from .speculate.sequence import Sequence as Request
 from .speculate.stats import Stats
-from .speculate.stored_acceptance import measured_trees
+from .speculate.stored_acceptance import measured_chains, measured_trees
 from .speculate.stored_costs import bundle_here, pick_costs
 from .speculate.typical import Typical
 
@@ -347,7 +347,9 @@ class Session:
             manifest = self.bundle.manifest
             costs = pick_costs(manifest, processor(), self.threads or 1)
             most = Budget.chain(manifest.limits.max_width - 1)
-            found = Adaptive(costs, most, learn, threshold, measured_trees(manifest))
+            found = Adaptive(
+                costs, most, learn, threshold, measured_trees(manifest), measured_chains(manifest)
+            )
             self._controllers[learn, threshold] = found
         return found
 

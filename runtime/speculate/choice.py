@@ -51,10 +51,18 @@ class Observed:
         return sum(self.shapes.values())
 
     @property
+    def evaluated(self) -> list[int]:
+        """Cycles of which the drafted token of depth 1, 2, … was judged, as many as `accepted` has: those drafted so deep
+        that accepted all before it."""
+        deep = [
+            sum(n for (_, depth), n in self.shapes.items() if depth > at) for at in range(len(self.accepted))
+        ]
+        return [min(pair) for pair in zip(deep, [self.cycles, *self.accepted], strict=False)]
+
+    @property
     def alpha(self) -> float:
         """Share of the first drafted tokens that were right; 0 where nothing was drafted."""
-        drafted = sum(count for (nodes, _), count in self.shapes.items() if nodes)
-        return self.accepted[0] / drafted if drafted and self.accepted else 0.0
+        return self.accepted[0] / self.evaluated[0] if self.accepted and self.evaluated[0] else 0.0
 
     def tokens_per_cycle(self, depth: int) -> float:
         """Tokens that a cycle kept, bonus included, had it drafted no deeper than `depth`."""

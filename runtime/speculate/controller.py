@@ -31,11 +31,12 @@ LOSS = 0.03
 """Most time that a request may lose against plain decoding, as a share of it."""
 
 FLOOR = 60
-"""Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain
-being rejected: a request must be allowed its first mistake, and no more."""
+"""Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain being
+rejected, and the shortest after it: a request must be allowed its first mistake and another try, and no more."""
 
 RISK = 0.7
-"""Share of a purse that one cycle may stake: a mistake leaves enough to go on with shorter drafts."""
+"""Share of a purse that a cycle of several drafted tokens may stake: a mistake leaves enough to go on with shorter drafts,
+and with nothing after the shortest."""
 
 PROBES = 0.01
 """Share of the time of plain decoding that probes may take."""
@@ -49,6 +50,10 @@ SESSION_MEMORY, REQUEST_MEMORY = 200.0, 12.0
 SESSION_WEIGHT, REQUEST_WEIGHT = 2.0, 6.0
 """Evaluated tokens that the prior of the session, and of a request, counts as."""
 
+SEEN_WEIGHT = 40.0
+"""Judged tokens that what `calibrate` saw of a draft counts as, at its first depth. A guess would give up a good draft whose
+first proposals of a request happen to be wrong."""
+
 NEGLIGIBLE = 1e-3
 """A depth that is reached less often is not considered."""
 
@@ -61,6 +66,17 @@ class Tree(NamedTuple):
     """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
 
 
+class Seen(NamedTuple):
+    """What `calibrate` saw of a draft's chains."""
+
+    accepted: Items[int]
+    """Drafted tokens that were right, by depth."""
+    evaluated: Items[int]
+    """Drafted tokens that were judged, by depth."""
+    found: float
+    """Share of the cycles in which the draft proposed anything."""
+
+
 class Drafting(Protocol):
     """What the controller sees of a sequence: which proposer drafts for it, if any."""
 
@@ -71,10 +87,15 @@ class Drafting(Protocol):
 class Acceptance:
     """Accepted and evaluated tokens by depth, fading with every drafted cycle."""
 
-    def __init__(self, memory: float):
+    def __init__(self, memory: float, seen: Seen | None = None):
+        """`seen` counts as `SEEN_WEIGHT` tokens at most, so that other requests than those are soon believed."""
         self._keep = 1 - 1 / memory
         self._accepted: list[float] = []
         self._evaluated: list[float] = []
+        if seen is not None and seen.evaluated:
+            part = min(1.0, SEEN_WEIGHT / max(seen.evaluated))
+            self._accepted = [part * count for count in seen.accepted]
+            self._evaluated = [part * count for count in seen.evaluated]
 
     def add(self, accepted: int, evaluated: int) -> None:
         """One drafted cycle: the first `accepted` of `evaluated` tokens were right."""
@@ -119,7 +140,7 @@ class _Learned:
     """Acceptance by depth."""
 
     def __post_init__(self) -> None:
-        self.rates = self.prior
+        self.rates = self.acceptance.rates(self.prior, SESSION_WEIGHT)
 
     def add(self, proposed: int, accepted: int, evaluated: int) -> None:
         """One cycle that had a budget."""
@@ -158,8 +179,8 @@ class _Request:
         return survival
 
     def purse(self, unit: float, mistake: float) -> float:
-        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: what the longest chain costs
-        when all of it is rejected."""
+        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: what a rejected chain of the most
+        costs, and one of the least after it."""
         return self.balance + LOSS * max(min(FLOOR * unit, mistake / LOSS), self.tokens * unit)
 
 
@@ -186,7 +207,8 @@ class Adaptive:
     `costs`: this machine's table or the default. `most`: the largest budget; its depth is the longest chain tried.
     `learn`: "session" keeps what was learned for later requests; "request" starts afresh at each one, so that its
     output and its counters are a function of the request alone. `confidence_threshold` ends a chain early, as in
-    `FixedLength`. `trees`: by draft, what may be allotted besides chains. Raises `OptionError` for another `learn`.
+    `FixedLength`. `trees`: by draft, what may be allotted besides chains. `seen`: by draft, where its learning starts. Raises
+    `OptionError` for another `learn`.
     """
 
     def __init__(
@@ -196,11 +218,12 @@ class Adaptive:
         learn: str = "session",
         confidence_threshold: float | None = None,
         trees: Mapping[str, Items[Tree]] | None = None,
+        seen: Mapping[str, Seen] | None = None,
     ):
         if learn not in ("session", "request"):
             raise OptionError(f"adaptive: {learn!r:.80} is not session or request")
         self._costs, self._most, self._learn = costs, most, learn
-        self._trees = trees or {}
+        self._trees, self._seen = trees or {}, seen or {}
         self.confidence_threshold = confidence_threshold
         self.needs_confidence = confidence_threshold is not None
         self._learned: dict[str, _Learned] = {}
@@ -248,13 +271,17 @@ class Adaptive:
     def _request(self, sequence: Drafting) -> _Request:
         found = self._requests.get(sequence)
         if found is None:
-            prior = [PRIOR] * self._most.depth
-            if self._learn == "request":
-                learned = _Learned(prior)
-            else:
-                learned = self._learned.setdefault(sequence.proposer.name, _Learned(prior))
+            name = sequence.proposer.name
+            known = None if self._learn == "request" else self._learned.get(name)
+            learned = self._learned[name] = known or self._beginner(name)
             found = self._requests[sequence] = _Request(learned)
         return found
+
+    def _beginner(self, name: str) -> _Learned:
+        seen, prior = self._seen.get(name), [PRIOR] * self._most.depth
+        if seen is None:
+            return _Learned(prior)
+        return _Learned(prior, Acceptance(SESSION_MEMORY, seen), seen.found)
 
     def _cycle_seconds(self, name: str, batch: int) -> list[float]:
         """Seconds of a cycle by chain length, from 0."""
@@ -298,7 +325,7 @@ class Adaptive:
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
-        mistake = (seconds[-1] - plain) / batch
+        mistake = (seconds[-1] + seconds[1] - 2 * plain) / batch
         purse = sum(request.purse(plain / batch, mistake) for request in group)
         found = learned.found
         some = found if batch == 1 else 1 - (1 - found) ** batch
@@ -308,7 +335,7 @@ class Adaptive:
         for depth, tokens in enumerate(reached, 1):
             expected += found * tokens
             cost = seconds[depth]
-            if cost - plain > RISK * purse:
+            if cost - plain > (RISK if depth > 1 else 1.0) * purse:
                 break
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:

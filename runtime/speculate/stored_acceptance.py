@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle.schema import Part, checked, integer, list_of, string
 from .budget import Budget
 from .choice import Observed
-from .controller import Tree
+from .controller import Seen, Tree
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -59,6 +59,19 @@ def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
         StoredAcceptance.parse(entry, f"acceptance[{at}]") for at, entry in enumerate(manifest.acceptance)
     ]
     return [entry for entry in found if manifest.draft(entry.draft) is not None]
+
+
+def measured_chains(manifest: Manifest) -> dict[str, Seen]:
+    """By draft, what its longest measured chain accepted, for the controller. Raises `BundleError`."""
+    chains: dict[str, Observed] = {}
+    for entry in stored_acceptance(manifest):
+        seen = entry.observed
+        if seen.is_chain and seen.cycles:
+            chains[seen.draft] = max(chains.get(seen.draft, seen), seen, key=lambda each: each.budget.depth)
+    return {
+        name: Seen(seen.accepted, seen.evaluated, sum(n for (nodes, _), n in seen.shapes.items() if nodes) / seen.cycles)
+        for name, seen in chains.items()
+    }  # fmt: skip
 
 
 def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:

@@ -16,7 +16,9 @@ from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import machine, timing
 from vlmexport.runtime.measure.calibration import TREES, budgets
-from vlmexport.runtime.speculate.stored_acceptance import measured_trees, stored_acceptance
+from vlmexport.runtime.speculate.controller import Adaptive
+from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speculate.stored_acceptance import measured_chains, measured_trees, stored_acceptance
 from vlmexport.runtime.speculate.stored_costs import StoredCosts
 
 if TYPE_CHECKING:
@@ -88,6 +90,26 @@ def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: P
     untouched = {"costs": [], "acceptance": [], "sha256": None}
     assert after.to_dict() | untouched == before.to_dict() | untouched
     assert set(measured_trees(after)) == {"medusa"} or not measured_trees(after)
+    chains = measured_chains(after)
+    assert set(chains) == {name for name, *_ in asked}
+    with Session.load(bundle) as session:
+        policy = session._controller("session", None)
+        assert isinstance(policy, Adaptive) and policy._seen == chains
+        picture = Image.fromarray(synthetic_image(50, 70))
+        again = Stats.total(
+            session.generate(
+                image=picture, prompt=text, max_new_tokens=12, draft="medusa", draft_length=budget.depth
+            ).stats
+            for text in ("describe", "the cup")
+            for budget in [
+                next(b for draft in before.drafts if draft.name == "medusa" for b in budgets(draft, 19))
+            ]
+        )
+    seen = chains["medusa"]
+    assert (
+        seen.accepted == again.accepted_by_depth
+        and seen.evaluated == again.evaluated_by_depth[: len(seen.accepted)]
+    )
     best = report["predictions"][0]
     assert (report["costs"]["choice"]["draft"] is None) == (best["speedup"] < 1.05)
 

@@ -16,7 +16,7 @@ from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import NOTHING, Budget
-from vlmexport.runtime.speculate.controller import LOSS, Acceptance, Adaptive, Tree
+from vlmexport.runtime.speculate.controller import LOSS, Acceptance, Adaptive, Seen, Tree
 from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
 from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY
@@ -38,6 +38,7 @@ TABLES = {
     "exit": CostTable(MEMORY, {"draft": exit_draft(MEMORY, 0.27, 0.2)}),
     "small exit": CostTable(CACHE, {"draft": exit_draft(CACHE, 0.22, 0.03)}),
     "small lookup": CostTable(CACHE, {"draft": FREE}),
+    "heads with a host": CostTable(CACHE, {"draft": DraftCosts(once=0.06, host=1.4)}, host=0.8),
 }
 EVERY = pytest.mark.parametrize("name", TABLES)
 
@@ -105,7 +106,8 @@ def test_steady_acceptance_gains_what_the_best_fixed_length_gains(name: str, alp
     table = TABLES[name]
     outcomes = lambda: [drawn(lambda at: alpha, seed) for seed in range(40)]  # noqa: E731
     found = total(run(Adaptive(table, MOST), table, outcomes())).speedup
-    assert found >= 0.95 * best_fixed(table, outcomes)
+    # Where the least draft has a high price, two rejected ones empty the purse of a request.
+    assert found >= (0.9 if name == "heads with a host" else 0.95) * best_fixed(table, outcomes)
 
 
 HISTORIES = st.lists(st.tuples(st.floats(0, 1), st.integers(10, 120)), max_size=4)
@@ -132,13 +134,15 @@ def test_no_request_is_slower_after_any_history(
 
 
 def shortest(table: CostTable) -> int:
-    """Tokens of a request that loses at most its share by one whole mistake, at most 60."""
-    mistake = table.cycle_seconds("draft", MOST.depth) / table.token_seconds() - 1
-    return min(60, math.ceil(mistake / LOSS))
+    """Tokens of a request that loses at most its share by a whole mistake and the least one, at most 60."""
+    mistakes = sum(
+        table.cycle_seconds("draft", depth) / table.token_seconds() - 1 for depth in (1, MOST.depth)
+    )
+    return min(60, math.ceil(mistakes / LOSS))
 
 
-def test_short_requests_are_slower_by_one_mistake_at_most():
-    assert [shortest(TABLES[name]) for name in ("lookup", "drafter", "small lookup")] == [13, 40, 49]
+def test_short_requests_are_slower_by_a_mistake_and_the_least_one_at_most():
+    assert [shortest(TABLES[name]) for name in ("lookup", "drafter", "small lookup")] == [13, 43, 56]
 
 
 @EVERY
@@ -348,3 +352,40 @@ def test_a_wrong_tree_costs_no_request_more_than_it_may() -> None:
     for _ in range(200):
         reading = play(policy, [Simulated(certain(lambda at: 0), 60, DRAFT)], table)
         assert reading.speedup >= LEAST
+
+
+GOOD = Seen([870, 770, 680, 600], [1000, 870, 770, 680], 1.0)
+"""A draft of which `calibrate` saw 1,000 cycles."""
+
+
+def test_what_calibrate_saw_outlasts_a_first_mistake() -> None:
+    """Heads that are right but for the first token of every text. A guess gives them up where drafting has a fixed price."""
+    table = TABLES["heads with a host"]
+    outcome = certain(lambda at: 4 if at > 1 else 0)
+    known = Adaptive(table, Budget.chain(4), "request", seen={"draft": GOOD})
+    best = best_fixed(table, lambda: [outcome])
+    assert total(run(known, table, [outcome] * 10)).speedup > 0.95 * best
+    assert total(run(Adaptive(table, Budget.chain(4), "request"), table, [outcome] * 10)).speedup < 0.9 * best
+
+
+@EVERY
+def test_what_calibrate_saw_may_be_wrong_here(name: str) -> None:
+    table = TABLES[name]
+    for learn in ("session", "request"):
+        policy = Adaptive(table, MOST, learn, seen={"draft": GOOD})
+        found = run(policy, table, [certain(lambda at: 0)] * 200, 60)
+        assert min(reading.speedup for reading in found) >= LEAST
+    assert (
+        run(Adaptive(table, MOST, seen={"draft": GOOD}), table, [certain(lambda at: 0)] * 200, 60)[-1].speedup
+        > 0.985
+    )
+
+
+def test_a_mistake_that_costs_half_the_purse_leaves_the_shortest_chain() -> None:
+    table = TABLES["heads with a host"]
+    policy = Adaptive(table, MOST, "request", seen={"draft": GOOD})
+    sequence = Simulated(lambda at, budget: (0, 0), 0, DRAFT)
+    (first,) = policy.allot([sequence])
+    policy.observe(sequence, first.nodes, Verdict([], 0, 1))
+    (second,) = policy.allot([sequence])
+    assert first.depth > second.depth > 0
