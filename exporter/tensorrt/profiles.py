@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.decode.passes import PREFILL_WIDTH
 from ...runtime.errors import ExportError
 from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of
@@ -79,7 +80,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
     """
     batch, alone = (1, 1, sizes.max_batch), (1, 1, 1)
     source = _range(1, sizes.usual_source, sizes.max_source)
-    prefill = _range(1, 128, sizes.max_length)
+    prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
     per_token = (1, 1, sizes.max_batch)

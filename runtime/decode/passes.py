@@ -155,7 +155,9 @@ class Decoder:
         """Positions of a chain, to slice from."""
         self._encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
         self._vision = Vision(engine)
-        self.embedding = Embedding(engine, tensor("embedding_table"), self._work[0], rows)
+        self.embedding = Embedding(
+            engine, tensor("embedding_table"), self._work[0], rows, min(rows, PREFILL_WIDTH, capacity)
+        )
         self._passes: dict[tuple[int, ...], Pass] = {}
         self._heads: dict[tuple[object, ...], TargetRows] = {}
         self._head_buffers: dict[str, Buffer] = {}
