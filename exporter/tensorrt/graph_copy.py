@@ -137,35 +137,32 @@ def add_answers(model: onnx.ModelProto) -> dict[str, int]:
     What is not a number counts as infinity, wherever it stands: of rows with one the order is anybody's guess. Returns
     the element types of the initializers that it adds.
     """
-    made: dict[str, int] = {}
-    for value in model.graph.output:
-        if value.name != "logits":
-            continue
-        rows = value.type.tensor_type.shape.dim[0]
-        shape = [rows.dim_param or rows.dim_value]
-        graph = model.graph
-
-        def constant(name: str, array: np.ndarray) -> None:
-            graph.initializer.append(numpy_helper.from_array(array, name))
-            made[name] = graph.initializer[-1].data_type
-
-        def add(kind: str, inputs: list[str], *outputs: str) -> None:
-            graph.node.append(helper.make_node(kind, inputs, list(outputs), name=outputs[0]))
-
-        constant("answers/infinity", np.array(np.inf, np.float32))
-        constant("answers/largest", np.array(np.finfo(np.float32).max, np.float32))
-        constant("answers/one", np.array([1], np.int64))
-        constant("answers/last", np.array([-1], np.int64))
-        add("Equal", ["logits", "logits"], "answers/numbers")  # NaN equals nothing
-        add("Where", ["answers/numbers", "logits", "answers/infinity"], "answers/seen")
-        add("TopK", ["answers/seen", "answers/one"], "answers/values", "answers/indices")
-        add("Squeeze", ["answers/indices", "answers/last"], "best")
-        add("Squeeze", ["answers/values", "answers/last"], "answers/value")
-        add("Abs", ["answers/value"], "answers/size")
-        add("LessOrEqual", ["answers/size", "answers/largest"], "finite")
-        graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, shape))
-        graph.output.append(helper.make_tensor_value_info("finite", TensorProto.BOOL, shape))
-    return made
+    graph = model.graph
+    logits = next((value for value in graph.output if value.name == "logits"), None)
+    if logits is None:
+        return {}
+    constants = {
+        "infinity": np.array(np.inf, np.float32),
+        "largest": np.array(np.finfo(np.float32).max, np.float32),
+        "one": np.array([1], np.int64),
+        "last": np.array([-1], np.int64),
+    }
+    made = [numpy_helper.from_array(array, f"answers/{name}") for name, array in constants.items()]
+    graph.initializer.extend(made)
+    for kind, inputs, outputs in (
+        ("Equal", "logits logits", "answers/numbers"),  # NaN equals nothing
+        ("Where", "answers/numbers logits answers/infinity", "answers/seen"),
+        ("TopK", "answers/seen answers/one", "answers/values answers/indices"),
+        ("Squeeze", "answers/indices answers/last", "best"),
+        ("Squeeze", "answers/values answers/last", "answers/value"),
+        ("Abs", "answers/value", "answers/size"),
+        ("LessOrEqual", "answers/size answers/largest", "finite"),
+    ):
+        graph.node.append(helper.make_node(kind, inputs.split(), outputs.split(), name=f"{outputs}/{kind}"))
+    rows = logits.type.tensor_type.shape.dim[0]
+    for name, kind in (("best", TensorProto.INT64), ("finite", TensorProto.BOOL)):
+        graph.output.append(helper.make_tensor_value_info(name, kind, [rows.dim_param or rows.dim_value]))
+    return {tensor.name: tensor.data_type for tensor in made}
 
 
 def external_place(tensor: onnx.TensorProto) -> tuple[str, int] | None:
