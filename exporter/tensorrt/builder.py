@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...runtime.engines.tensorrt_library import first_error
 from ...runtime.errors import ExportError
-from .api import TensorRT, first_error
+from .api import TensorRT
 from .graph_copy import CopyOptions, GraphCopy, copy_graph, symbolic_shapes
 from .network import NetworkSummary, ParsedNetwork, parse
 from .profiles import Profile

@@ -1,0 +1,87 @@
+"""The engine of TensorRT plans, as it is, on a CUDA and a TensorRT that are not there."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
+from vlmexport.exporter.tensorrt.compile import link_files
+from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.plans import choose_plans
+from vlmexport.runtime.bundle.widened import widened
+from vlmexport.runtime.engines.base import View
+from vlmexport.runtime.engines.tensorrt import TensorRTEngine
+
+from .device_memory import GARBAGE
+from .fake_cuda import FakeCuda
+from .fake_tensorrt import library
+from .memory import DTYPES
+from .stream import Counts
+
+TARGET = "sm87"
+
+
+def with_plans(path: Path, manifest: Manifest, folder: Path, lowering: str = "native") -> Bundle:
+    """The bundle at `path` once more in `folder`, with float32 plans of its graphs by the exporter and a builder that is
+    not there. Of a narrow bundle the graphs are those that compute in float32."""
+    link_files(path, folder, manifest)
+    bundle = Bundle(
+        folder, replace(widened(manifest), weights_dtype="float32", plans=[], files=dict(manifest.files))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tensorrt", library(FakeCuda()))
+        patch.setattr(api, "local_architecture", lambda: TARGET)
+        add_plans(bundle, PlanOptions("tensorrt", "native", "fp32", lowering))
+    return bundle
+
+
+class Emulated(TensorRTEngine):
+    """The real engine, and what a test asks of a device."""
+
+    def __init__(self, bundle: Bundle, folder: Any = None) -> None:
+        cuda = FakeCuda(TARGET)
+        plans = choose_plans(bundle.manifest, bundle.path, TARGET, lambda backend: True)
+        super().__init__(bundle, plans, library(cuda), cuda)  # type: ignore[arg-type]
+        self._bundle_with_plans, self._folder = bundle, folder
+
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest, lowering: str = "native") -> Emulated:
+        """On plans that are made now, in a folder beside the bundle that lives as long as the engine."""
+        folder = tempfile.TemporaryDirectory(prefix="plans-", dir=path.parent)
+        return cls(with_plans(path, manifest, Path(folder.name), lowering), folder)
+
+    @property
+    def counts(self) -> Counts:
+        """Waits, enqueues, launches and bytes so far."""
+        return self.cuda.counts  # type: ignore[attr-defined]
+
+    @property
+    def allocations(self) -> int:
+        """How many buffers were allocated so far."""
+        return self.cuda.allocations  # type: ignore[attr-defined]
+
+    def renewed(self) -> Emulated:
+        """An engine with nothing in its memory and its queue, on the same plans."""
+        return type(self)(self._bundle_with_plans, self._folder)
+
+    def settle(self) -> None:
+        """Do what is queued; not counted."""
+        self.cuda.queue.drain()  # type: ignore[attr-defined]
+
+    def spoil(self, cache: View, lengths: list[int]) -> None:
+        """Queue this: the rows of `cache` [batch, heads, rows, D] from `lengths[b]` on are garbage."""
+
+        def work() -> None:
+            data = self.cuda.bytes_at(cache.address, cache.nbytes)  # type: ignore[attr-defined]
+            values: np.ndarray = data.view(DTYPES[cache.dtype]).reshape(cache.shape)
+            for sequence, length in enumerate(lengths):
+                values[sequence, :, length:] = GARBAGE
+
+        self.cuda.queue.queue.append(work)  # type: ignore[attr-defined]
