@@ -21,6 +21,9 @@ from .cuda import DOWN, UP, WITHIN, Cuda
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo
 
+ALIGNMENT = 256
+"""Of addresses that a GPU engine binds."""
+
 STAGED = 8 << 20
 """Bytes that may be on their way at a time; more of them wait."""
 
@@ -28,13 +31,14 @@ STAGED = 8 << 20
 class DeviceEngine(Engine):
     """See the module. Subclasses execute graphs, on `stream`."""
 
-    alignment = 256
+    alignment = ALIGNMENT
     captures: ClassVar[bool] = True
     """Whether calls can be captured with others into one sequence."""
 
     def __init__(self, graphs: Mapping[str, GraphInfo], cuda: Cuda):
         super().__init__(graphs)
         self.cuda, self.gpu = cuda, cuda.gpu()
+        self.machine = self.gpu.name
         self.stream = cuda.create_stream()
         self.settled = 0
         """Changes when calls that were bound before are given other memory: they are run once more before a capture."""
