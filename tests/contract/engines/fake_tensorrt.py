@@ -295,9 +295,9 @@ class ExecutionContext:
         return [name for name in self._engine.inputs if name not in self._shapes]
 
     def update_device_memory_size_for_shapes(self) -> int:
-        """Wider shapes need more, so that the block has to grow now and then."""
+        """Larger shapes need more, so that the block has to grow now and then."""
         assert not self.infer_shapes(), "shapes are missing"
-        self._need = 512 + 4 * max(math.prod(shape[:2]) for shape in self._shapes.values())
+        self._need = 512 + 64 * math.prod(self._sizes().values())
         return self._need
 
     def set_device_memory(self, address: int, size: int) -> None:
@@ -335,15 +335,20 @@ class ExecutionContext:
         queue.enqueue(work)
         return True
 
+    def _sizes(self) -> dict[str, int]:
+        """Of the symbolic dimensions."""
+        return {
+            each: size
+            for name, shape in self._shapes.items()
+            for each, size in zip(self._engine.dimensions(name), shape, strict=True)
+            if isinstance(each, str)
+        }
+
     def _compute(self) -> None:
         engine, cuda = self._engine, self._cuda
         cuda.bytes_at(*self._memory)[...] = 0xA5
         if self._binding is None or self._binding[0] != (self._shapes, self._addresses):
-            sizes = {
-                each: size
-                for name, shape in self._shapes.items()
-                for each, size in zip(engine.dimensions(name), shape, strict=True)
-            }
+            sizes = self._sizes()
             binding = engine.session.io_binding()
             for name, value in engine.values.items():
                 shape = [sizes[each] if isinstance(each, str) else each for each in engine.dimensions(name)]
