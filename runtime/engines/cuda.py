@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ UP, DOWN, WITHIN = 1, 2, 3
 
 NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
 """The system's, newest first."""
+
+DRIVER = "libcuda.so.1"
 
 PACKAGES = (("cu13", "lib", "libcudart.so.13"), ("cuda_runtime", "lib", "libcudart.so.12"))
 """Where the pip packages nvidia-cuda-runtime and nvidia-cuda-runtime-cu12 have theirs, below `nvidia`."""
@@ -168,6 +170,31 @@ class Cuda:
         """Forget what was collected."""
         self._call("cudaGraphExecDestroy", captured)
 
+    # --- kernels, by the driver ---
+
+    def load_kernels(self, code: bytes, *names: str) -> dict[str, int]:
+        """Functions by name of a program in PTX, which the driver compiles for its GPU."""
+        driver = self._driver = _driver()
+        module, found = c_void_p(), {}
+        _check(driver, "cuModuleLoadData", driver.cuModuleLoadData(byref(module), code + b"\0"))
+        for name in names:
+            function = c_void_p()
+            code_of = driver.cuModuleGetFunction(byref(function), module, name.encode())
+            _check(driver, f"cuModuleGetFunction of {name}", code_of)
+            found[name] = function.value or 0
+        return found
+
+    def run_kernel(
+        self, function: int, blocks: tuple[int, int], threads: int, arguments: Sequence[Any], stream: int
+    ) -> None:
+        """Put a kernel over `blocks` (x, y) of `threads` each into the stream; `arguments` are ctypes numbers, which are
+        taken before this returns."""
+        places = (c_void_p * len(arguments))(*(ctypes.addressof(each) for each in arguments))
+        launched = self._driver.cuLaunchKernel(
+            c_void_p(function), *blocks, 1, threads, 1, 1, 0, c_void_p(stream), places, None
+        )
+        _check(self._driver, "cuLaunchKernel", launched)
+
     # --- private ---
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -208,6 +235,27 @@ class Cuda:
         raise DeviceError(
             f"no NVIDIA GPU was found{reason}; `nvidia-smi` lists them; use device 'cpu' without one"
         )
+
+
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError as error:
+        raise DeviceError(
+            f"the NVIDIA driver ({DRIVER}) cannot be loaded: install the GPU's driver"
+        ) from error
+    driver.cuModuleLoadData.argtypes = (POINTER(c_void_p), c_char_p)
+    driver.cuModuleGetFunction.argtypes = (POINTER(c_void_p), c_void_p, c_char_p)
+    driver.cuLaunchKernel.argtypes = (c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p))
+    return driver
+
+
+def _check(driver: Any, what: str, code: int) -> None:
+    if code:
+        words = c_char_p()
+        driver.cuGetErrorString(code, byref(words))
+        said = (words.value or b"unknown error").decode("utf-8", "replace")
+        raise DeviceError(f"CUDA: {what} failed: {said} ({code})")
 
 
 def _places() -> Iterator[str]:

@@ -12,16 +12,18 @@ import math
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..bundle.manifest import GraphInfo, ValueInfo
 from ..bundle.plans import Plan, choose_plans, compile_command
+from ..decode.appending import MASK, NEW_MASK, START, new_name
 from ..decode.floats import widen
 from ..errors import BundleError, DeviceError
 from . import tensorrt_library
+from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
 from .cuda import Cuda
 from .device import DeviceEngine
@@ -35,6 +37,8 @@ MAX_CALLS = 512
 """Bound calls kept, each with its context; the least recently used one is dropped beyond this."""
 
 UPDATED = "updated_"
+"""How the names of outputs begin that lie where their inputs do."""
+
 TABLE_ROWS = 1 << 14
 """Rows of a shared table that are converted at a time."""
 
@@ -65,11 +69,12 @@ class TensorRTEngine(DeviceEngine):
         self._runtime = library.Runtime(self._logger)
         self._interfaces = {name: _interface(info, plans[name]) for name, info in self.graphs.items()}
         self._loaded: dict[str, _Loaded] = {}
-        self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()
+        self._calls: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
         self._bound: weakref.WeakSet[_BoundCall] = weakref.WeakSet()
         self._activations: Buffer | None = None
         self._unread: dict[tuple[str, str], Buffer] = {}
         self._tables: dict[str, View] = {}
+        self._appending: Appending | None = None
 
     @classmethod
     def open(cls, bundle: Bundle) -> TensorRTEngine:
@@ -129,7 +134,11 @@ class TensorRTEngine(DeviceEngine):
         )
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = self._bound_call(graph, inputs, outputs)
+            portable = self._plans[graph].lowering == "portable" and any(
+                name.startswith(UPDATED) for name in outputs
+            )
+            bind = self._appending_call if portable else self._bound_call
+            call = self._calls[key] = bind(graph, inputs, outputs)
             if len(self._calls) > MAX_CALLS:
                 self.synchronise()  # its context may still be at work
                 self._calls.popitem(last=False)
@@ -160,6 +169,39 @@ class TensorRTEngine(DeviceEngine):
         self._bound.add(call)
         self._give_memory(call, context.update_device_memory_size_for_shapes())
         return call
+
+    def _appending_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        """A portable plan, which hands out new rows, between the split of its mask and their way into the caches."""
+        if self._appending is None:
+            self._appending = Appending(self)
+        plan, starts = self._plans[graph], inputs[START]
+        width = inputs["hidden" if "hidden" in inputs else "source_rows"].shape[1]
+        given = {name: view for name, view in inputs.items() if name in plan.inputs}
+        made = {name: view for name, view in outputs.items() if not name.startswith(UPDATED)}
+        steps: list[Call] = []
+        if MASK in inputs:
+            mask = inputs[MASK]
+            given[MASK] = before = self._passing("mask.before", mask.shape, mask.dtype)
+            given[NEW_MASK] = own = self._passing("mask.own", (*mask.shape[:3], width), mask.dtype)
+            steps.append(self._appending.split(mask, starts, before, own))
+        pairs: list[tuple[View, View]] = []
+        for name, cache in outputs.items():
+            if name.startswith(UPDATED):
+                batch, heads, _, size = cache.shape
+                rows = self._passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                made[new_name(name)] = rows
+                pairs.append((rows, cache))
+        steps.append(self._bound_call(graph, given, made))
+        steps.append(self._appending.append(pairs, starts))
+        return _Steps(steps)
+
+    def _passing(self, name: str, shape: tuple[int, ...], dtype: str) -> View:
+        """Memory that holds something from one step of a call to the next: the calls of a stream share it."""
+        nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+        buffer = self._unread.get(("", name))
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._unread["", name] = self.allocate(name, nbytes)
+        return buffer.view(shape, dtype)
 
     def _give_memory(self, call: _BoundCall, nbytes: int) -> None:
         """Let `call` have activation memory; where it needs more than there is, all calls that are not captured move. The
@@ -270,6 +312,22 @@ class _BoundCall:
         self._context = None
 
 
+class _Steps:
+    """Calls that are one call."""
+
+    def __init__(self, steps: Sequence[Call]):
+        self._steps = steps
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all of them can be captured."""
+        return all(getattr(step, "capturable", True) for step in self._steps)
+
+    def run(self) -> None:
+        for step in self._steps:
+            step.run()
+
+
 class _Loaded:
     """A deserialised plan, compared with its entry in the manifest."""
 
@@ -365,13 +423,13 @@ def _interface(info: GraphInfo, plan: Plan) -> GraphInfo:
     bindings = {each.name: each.value for each in plan.bindings}
 
     def bound(value: ValueInfo) -> ValueInfo:
-        found = bindings.get(value.name)
+        # An updated cache is of the type of the cache, whether the plan has it as an output or not.
+        found = bindings.get(value.name.removeprefix(UPDATED))
         return value if found is None else ValueInfo(name=value.name, dtype=found.dtype, shape=value.shape)
 
     outputs = [bound(value) for value in info.outputs]
-    more = [
-        each.value for name, each in plan.outputs.items() if name not in {value.name for value in outputs}
-    ]
+    known = {value.name for value in outputs} | {new_name(value.name) for value in outputs}
+    more = [each.value for name, each in plan.outputs.items() if name not in known]
     return GraphInfo(
         file=plan.file,
         role=info.role,

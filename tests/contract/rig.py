@@ -36,6 +36,7 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
         tiny.bundle.manifest, Portable(tiny.path, tiny.bundle.manifest)
     ),
     "tensorrt": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest),
+    "tensorrt-portable": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest, "portable"),
 }
 """The columns. A new engine is one line here."""
 

@@ -7,6 +7,8 @@ transfers from page-locked memory that changed on the way, allocations and waits
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from vlmexport.runtime.engines.cuda import DOWN, UP, WITHIN, Gpu
@@ -117,6 +119,62 @@ class FakeCuda:
     def free_captured(self, captured: int) -> None:
         self.queue.outside_a_capture("forgetting what was captured")
         self._captures[captured] = Captured(self.queue)
+
+    # --- kernels ---
+
+    def load_kernels(self, code: bytes, *names: str) -> dict[str, int]:
+        self.queue.outside_a_capture("loading kernels")
+        for name in names:
+            assert f".entry {name}(".encode() in code, f"there is no kernel {name}"
+        self._kernels = {100 + number: name for number, name in enumerate(names)}
+        return {name: number for number, name in self._kernels.items()}
+
+    def run_kernel(
+        self, function: int, blocks: tuple[int, int], threads: int, arguments: Sequence[Any], stream: int
+    ) -> None:
+        self._own(stream)
+        values = [each.value for each in arguments]
+        name = self._kernels[function]
+        assert blocks[0] * threads >= values[-1] > (blocks[0] - 1) * threads, "other blocks than elements"
+        self.queue.enqueue(lambda: getattr(self, f"_{name}")(blocks[1], *values))
+
+    def _split_mask(
+        self, _tensors: int, mask: int, before: int, own: int, starts: int, heads: int, width: int, cache: int,
+        item: int, hidden: int, count: int,
+    ) -> None:  # fmt: skip
+        """What the kernel does, in its own terms."""
+        rows = count // cache
+        given = self.bytes_at(mask, count * item).reshape(rows, cache, item)
+        out = self.bytes_at(before, count * item).reshape(rows, cache, item)
+        new = self.bytes_at(own, rows * width * item).reshape(rows, width, item)
+        first = self.bytes_at(starts, 8 * (rows // width // heads)).view(np.int64)
+        out[...] = given
+        for row in range(rows):
+            start = first[row // width // heads]
+            out[row, start:] = np.frombuffer(hidden.to_bytes(4, "little"), np.uint8)[:item]
+            new[row] = given[row, start : start + width]
+
+    def _append_rows(
+        self,
+        tensors: int,
+        table: int,
+        starts: int,
+        heads: int,
+        width: int,
+        capacity: int,
+        words: int,
+        count: int,
+    ) -> None:
+        """What the kernel does, in its own terms."""
+        batch = count // words // width // heads
+        first = self.bytes_at(starts, 8 * batch).view(np.int64)
+        for source, target in self.bytes_at(table, 16 * tensors).view(np.int64).reshape(tensors, 2):
+            rows = self.bytes_at(source, 4 * count).reshape(batch, heads, width, 4 * words)
+            cache = self.bytes_at(target, 4 * batch * heads * capacity * words)
+            cache = cache.reshape(batch, heads, capacity, 4 * words)
+            for sequence, start in enumerate(first):
+                assert 0 <= start <= capacity - width, f"rows from {start} on leave a cache of {capacity}"
+                cache[sequence, :, start : start + width] = rows[sequence]
 
     # --- private ---
 
