@@ -92,7 +92,7 @@ class DeviceEngine(Engine):
         address = self.cuda.allocate_host(name, nbytes)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         self._resources.hold(memory, self.cuda.free_host, address, outlives=True)
-        found = np.frombuffer(memory, np.uint8)
+        found = np.ctypeslib.as_array(memory)
         found[:] = 0
         return found
 

@@ -286,7 +286,8 @@ class _BoundCall:
     """An execution context with shapes and addresses that stay. `keep` holds what lies at the addresses."""
 
     def __init__(self, engine: TensorRTEngine, graph: str, context: Any, keep: tuple[View, ...]):
-        self._engine, self._graph, self._context, self._keep = engine, graph, context, keep
+        self._engine, self._graph, self._keep = engine, graph, keep
+        self._context: Any = context
         self._memory: Buffer | None = None
         self.captured = False
 
@@ -373,13 +374,14 @@ class _Loaded:
     def context(self, sizes: Mapping[str, int], views: Mapping[str, View], stream: int) -> Any:
         """A new execution context with these shapes. Raises `ValueError` for shapes outside every profile."""
         profile = self._profile(sizes)
-        context = self._engine.create_execution_context(
+        context: Any = self._engine.create_execution_context(
             self._library.ExecutionContextAllocationStrategy.USER_MANAGED
         )
-        done = context is not None and context.set_optimization_profile_async(profile, stream)
-        for name in self.plan.inputs:
-            done = done and context.set_input_shape(name, views[name].shape)
-        if not done:
+        if (
+            context is None
+            or not context.set_optimization_profile_async(profile, stream)
+            or not all(context.set_input_shape(name, views[name].shape) for name in self.plan.inputs)
+        ):
             raise DeviceError(
                 f"TensorRT takes no {dict(sizes)} of graph {self.plan.graph}; build the plans again with {self._command}"
             )

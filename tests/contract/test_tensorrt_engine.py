@@ -28,6 +28,7 @@ from vlmexport.runtime.decode.floats import widen
 from vlmexport.runtime.engines import DEVICES, create, tensorrt
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.errors import BundleError, DeviceError, OptionError
+from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +310,16 @@ def test_a_shorter_session_binds_the_whole_cache(planned: Bundle) -> None:
     decoder = Decoder(Emulated(planned), planned.manifest, planned.tensor, max_length=20)
     assert decoder.max_length == 20
     assert decoder.arena.rows == decoder.arena.capacity == limits.max_length + limits.max_width
+
+
+def test_passes_are_timed_to_their_end(planned: Bundle) -> None:
+    """On an engine with a queue a pass has not begun when `run` returns."""
+    engine = Emulated(planned)
+    timer = GraphTimer(planned, engine, cache=20, source=1)
+    calls = timer.calls(["segment.0", "head"], 2)
+    found = sampled_seconds({"pass": calls}, budget=0.0, wait=timer.wait)
+    assert not engine.cuda.queue.queue
+    assert engine.counts.synchronisations >= len(found["pass"]) == 15
 
 
 # --- from a bundle to text ---
