@@ -300,7 +300,10 @@ class _BoundCall:
     def use(self, memory: Buffer) -> None:
         """Keep activations in `memory`."""
         self._memory = memory
-        self._context.set_device_memory(memory.address, memory.nbytes)
+        if hasattr(self._context, "set_device_memory"):
+            self._context.set_device_memory(memory.address, memory.nbytes)
+        else:  # of an older TensorRT
+            self._context.device_memory = memory.address
 
     def run(self) -> None:
         engine = self._engine
@@ -374,9 +377,7 @@ class _Loaded:
     def context(self, sizes: Mapping[str, int], views: Mapping[str, View], stream: int) -> Any:
         """A new execution context with these shapes. Raises `ValueError` for shapes outside every profile."""
         profile = self._profile(sizes)
-        context: Any = self._engine.create_execution_context(
-            self._library.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
+        context: Any = self._engine.create_execution_context(self._strategy())
         if (
             context is None
             or not context.set_optimization_profile_async(profile, stream)
@@ -386,6 +387,18 @@ class _Loaded:
                 f"TensorRT takes no {dict(sizes)} of graph {self.plan.graph}; build the plans again with {self._command}"
             )
         return context
+
+    def _strategy(self) -> Any:
+        """What a context is made with: the engine brings its memory. TensorRT-RTX compiles kernels for the shapes at once:
+        those that it uses until then would be the ones that are captured."""
+        user_managed = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
+        specialising = getattr(self._library, "DynamicShapesKernelSpecializationStrategy", None)
+        if specialising is None:
+            return user_managed
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(user_managed)
+        config.dynamic_shapes_kernel_specialization_strategy = specialising.EAGER
+        return config
 
     def _profile(self, sizes: Mapping[str, int]) -> int:
         """The profile with these sizes, of several the one whose largest sizes are smallest."""

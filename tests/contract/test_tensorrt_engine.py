@@ -15,7 +15,7 @@ from typing import Any
 import lossless
 import numpy as np
 import pytest
-from engines import fake_tensorrt
+from engines import emulated, fake_tensorrt
 from engines.emulated import TARGET, Emulated, with_plans
 from engines.fake_cuda import FakeCuda
 from rig import Rig
@@ -283,6 +283,34 @@ def test_plans_of_another_precision(tiny_bundle: Callable, tmp_path: Path) -> No
     assert held is engine.constant("embedding_table", table) and held.dtype == "float16"
     assert np.array_equal(engine.read(held), widen(table, np.dtype(np.float16)))
     assert engine.note is not None and "computes and caches in float16" in engine.note
+
+
+def test_with_tensorrt_rtx(planned: Bundle, rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which compiles kernels for shapes when it likes to, unless it is told."""
+
+    def of_rtx(cuda: FakeCuda) -> Any:
+        found = fake_tensorrt.library(cuda)
+        found.DynamicShapesKernelSpecializationStrategy = fake_tensorrt.Specialising
+        return found
+
+    monkeypatch.setattr(emulated, "library", of_rtx)
+    rig: Rig = rigs("llama", "tensorrt").fresh()
+    request = rig.request(51)
+    run = lossless.generate(rig, request, 20, proposer=lossless.DRAFTS["early-exit"](rig, ()), length=3)
+    assert run.tokens == rig.oracle.greedy(request, 20) and rig.engine.counts.launches
+
+
+def test_an_older_tensorrt_has_memory_as_a_field(
+    planned: Bundle, rigs: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = fake_tensorrt.ExecutionContext.set_device_memory
+    monkeypatch.delattr(fake_tensorrt.ExecutionContext, "set_device_memory")
+    field = property(lambda self: self._memory[0], lambda self, address: taken(self, address, self._need))
+    monkeypatch.setattr(fake_tensorrt.ExecutionContext, "device_memory", field, raising=False)
+    rig: Rig = rigs("llama", "tensorrt").fresh()
+    request = rig.request(51)
+    run = lossless.generate(rig, request, 20, proposer=lossless.DRAFTS["early-exit"](rig, ()), length=3)
+    assert run.tokens == rig.oracle.greedy(request, 20) and rig.engine.counts.launches
 
 
 def test_a_plan_that_allocates_is_not_captured(

@@ -45,6 +45,11 @@ class Strategy(enum.Enum):
     USER_MANAGED = 2
 
 
+class Specialising(enum.Enum):
+    LAZY = 0
+    EAGER = 1
+
+
 class Mode(enum.Enum):
     INPUT = 1
     OUTPUT = 2
@@ -248,8 +253,26 @@ class Engine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self._head["aliases"].get(name)
 
-    def create_execution_context(self, strategy: Strategy = Strategy.STATIC) -> ExecutionContext:
+    def create_runtime_config(self) -> Any:
+        """Of TensorRT-RTX."""
+
+        def allocated_by(strategy: Strategy) -> None:
+            config.strategy = strategy
+
+        config = SimpleNamespace(
+            strategy=Strategy.STATIC,
+            set_execution_context_allocation_strategy=allocated_by,
+            dynamic_shapes_kernel_specialization_strategy=Specialising.LAZY,
+        )
+        return config
+
+    def create_execution_context(self, strategy: Any = Strategy.STATIC) -> ExecutionContext:
         self.cuda.queue.outside_a_capture("making an execution context")
+        if not isinstance(strategy, Strategy):
+            assert strategy.dynamic_shapes_kernel_specialization_strategy is Specialising.EAGER, (
+                "kernels of any shape would be captured"
+            )
+            strategy = strategy.strategy
         assert strategy is Strategy.USER_MANAGED, "a context that allocates for itself cannot be captured"
         return ExecutionContext(self)
 
