@@ -112,8 +112,8 @@ class Session:
         `generate_batch` are decoded together, each with a key/value cache of its own; `threads` is the size of the
         process's one thread pool, by default all cores, for small models only the caller's. `check`: "size" compares
         the manifest and small files with their checksums, "sha256" every byte, "once" every byte that was not compared
-        before, which it remembers in the user's cache folder (`Bundle.open`). `device`: "cpu", or "tensorrt", the plans
-        that the bundle has for the GPU of this machine (docs/tensorrt.md).
+        before, which it remembers in the user's cache folder (`Bundle.open`). `device`: "cpu"; on a GPU "cuda",
+        ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/tensorrt.md).
 
         Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """

@@ -18,7 +18,9 @@ Threads = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        "--device", metavar="|".join(DEVICES), help="What computes; tensorrt: the bundle's plans, on a GPU."
+        "--device",
+        metavar="|".join(DEVICES),
+        help="What computes; cuda: a GPU, by ONNX Runtime; tensorrt: the bundle's plans for it.",
     ),
 ]
 DraftLength = Annotated[

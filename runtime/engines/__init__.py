@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..bundle.folder import Bundle
     from .base import Engine
 
-DEVICES = ("cpu", "tensorrt")
+DEVICES = ("cpu", "cuda", "tensorrt")
 """Device names that `create` understands."""
 
 
@@ -30,6 +30,17 @@ def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
         raise OptionError(
             f"threads: {threads} asked for, but device {device!r} computes on a GPU; leave it out"
         )
+    if device == "cuda":
+        try:
+            from .onnxruntime_cuda import OnnxRuntimeCuda
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise
+            raise OptionError(
+                f"device {device!r}: ONNX Runtime is not installed: pip install onnxruntime-gpu"
+            ) from error
+
+        return OnnxRuntimeCuda.open(bundle.path, bundle.manifest)
     if device == "tensorrt":
         from .tensorrt import TensorRTEngine
 

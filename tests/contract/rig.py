@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from engines.emulated import Emulated
+from engines.emulated import Asked, Emulated, EmulatedCuda
 from engines.portable import Portable
 from engines.recording_device import GrowingDevice, RecordingDevice
 from engines.torch_reference import TorchReference
@@ -35,12 +35,13 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
     "portable": lambda tiny, oracle: RecordingDevice(
         tiny.bundle.manifest, Portable(tiny.path, tiny.bundle.manifest)
     ),
+    "cuda": lambda tiny, oracle: EmulatedCuda(tiny.path, tiny.bundle.manifest),
     "tensorrt": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest),
     "tensorrt-portable": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest, "portable"),
 }
 """The columns. A new engine is one line here."""
 
-DEVICES = (RecordingDevice, Emulated)
+DEVICES = (RecordingDevice, Asked)
 """Engines with a queue, whose memory a test can spoil."""
 
 FAMILIES = (

@@ -400,5 +400,7 @@ def test_a_machine_without_a_gpu_is_one_line(
         raise DeviceError("no NVIDIA GPU was found")
 
     monkeypatch.setattr(Cuda, "open", missing)
-    assert main(["run", str(tiny_bundle("llama").path), "--prompt", "a", "--device", "tensorrt"]) == 2
+    path = str(tiny_bundle("llama").path)
+    capsys.readouterr()
+    assert main(["run", path, "--prompt", "a", "--device", "tensorrt"]) == 2
     assert capsys.readouterr().err.strip().endswith("no NVIDIA GPU was found")

@@ -1,11 +1,13 @@
-"""The engine of TensorRT plans, as it is, on a CUDA and a TensorRT that are not there."""
+"""The engines on a GPU, as they are, on a CUDA and a TensorRT that are not there."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.engines.base import View
+from vlmexport.runtime.engines.base import Call, View
+from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
 
 from .device_memory import GARBAGE
@@ -42,8 +45,39 @@ def with_plans(path: Path, manifest: Manifest, folder: Path, lowering: str = "na
     return bundle
 
 
-class Emulated(TensorRTEngine):
-    """The real engine, and what a test asks of a device."""
+class Asked:
+    """What a test asks of an engine on a CUDA that is not there."""
+
+    cuda: Any
+
+    @property
+    def counts(self) -> Counts:
+        """Waits, enqueues, launches and bytes so far."""
+        return self.cuda.counts
+
+    @property
+    def allocations(self) -> int:
+        """How many buffers were allocated so far."""
+        return self.cuda.allocations
+
+    def settle(self) -> None:
+        """Do what is queued; not counted."""
+        self.cuda.queue.drain()
+
+    def spoil(self, cache: View, lengths: list[int]) -> None:
+        """Queue this: the rows of `cache` [batch, heads, rows, D] from `lengths[b]` on are garbage."""
+
+        def work() -> None:
+            data = self.cuda.bytes_at(cache.address, cache.nbytes)
+            values: np.ndarray = data.view(DTYPES[cache.dtype]).reshape(cache.shape)
+            for sequence, length in enumerate(lengths):
+                values[sequence, :, length:] = GARBAGE
+
+        self.cuda.queue.queue.append(work)
+
+
+class Emulated(Asked, TensorRTEngine):
+    """The real engine of plans."""
 
     def __init__(self, bundle: Bundle, folder: Any = None) -> None:
         cuda = FakeCuda(TARGET)
@@ -57,16 +91,6 @@ class Emulated(TensorRTEngine):
         folder = tempfile.TemporaryDirectory(prefix="plans-", dir=path.parent)
         return cls(with_plans(path, manifest, Path(folder.name), lowering), folder)
 
-    @property
-    def counts(self) -> Counts:
-        """Waits, enqueues, launches and bytes so far."""
-        return self.cuda.counts  # type: ignore[attr-defined]
-
-    @property
-    def allocations(self) -> int:
-        """How many buffers were allocated so far."""
-        return self.cuda.allocations  # type: ignore[attr-defined]
-
     def renewed(self) -> Emulated:
         """An engine with nothing in its memory and its queue, on the same plans."""
         return type(self)(self._bundle_with_plans, self._folder)
@@ -75,13 +99,27 @@ class Emulated(TensorRTEngine):
         """Do what is queued; not counted."""
         self.cuda.queue.drain()  # type: ignore[attr-defined]
 
-    def spoil(self, cache: View, lengths: list[int]) -> None:
-        """Queue this: the rows of `cache` [batch, heads, rows, D] from `lengths[b]` on are garbage."""
 
-        def work() -> None:
-            data = self.cuda.bytes_at(cache.address, cache.nbytes)  # type: ignore[attr-defined]
-            values: np.ndarray = data.view(DTYPES[cache.dtype]).reshape(cache.shape)
-            for sequence, length in enumerate(lengths):
-                values[sequence, :, length:] = GARBAGE
+class EmulatedCuda(Asked, OnnxRuntimeCuda):
+    """The real engine of the CUDA provider, whose graphs another provider computes when the stream gets there."""
 
-        self.cuda.queue.queue.append(work)  # type: ignore[attr-defined]
+    place = "cpu"
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        super().__init__(path, widened(manifest), FakeCuda())  # type: ignore[arg-type]
+        self._manifest = manifest
+
+    def renewed(self) -> EmulatedCuda:
+        """An engine with nothing in its memory and its queue, on the graphs that this one has loaded."""
+        made = type(self)(self._folder, self._manifest)
+        made._sessions = self._sessions
+        return made
+
+    def providers(self) -> list[Any]:
+        return ["CPUExecutionProvider"]
+
+    def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        for view in (*inputs.values(), *outputs.values()):
+            self.cuda.bytes_at(view.address, view.nbytes)
+        call = super()._bind(graph, inputs, outputs)
+        return SimpleNamespace(run=lambda: self.cuda.queue.enqueue(call.run))
