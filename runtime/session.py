@@ -126,9 +126,13 @@ class Session:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
         engine = engines.create(bundle, device, threads)
-        decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
-        session = cls(bundle, decoder, engine.threads)
-        session._load_graphs()
+        try:
+            decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
+            session = cls(bundle, decoder, engine.threads)
+            session._load_graphs()
+        except BaseException:
+            engine.close()  # memory of a device is nobody's garbage
+            raise
         return session
 
     @property
