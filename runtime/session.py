@@ -88,6 +88,7 @@ class Session:
             decoder,
             threads,
         )
+        self._machine = decoder.engine.machine
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
         self._proposers: dict[str, Proposer] = {}
@@ -349,7 +350,7 @@ class Session:
         found = self._controllers.get((learn, threshold))
         if found is None:
             manifest = self.bundle.manifest
-            costs = pick_costs(manifest, self.decoder.engine.machine, self.threads or 1)
+            costs = pick_costs(manifest, self._machine, self.threads or 1)
             most = Budget.chain(manifest.limits.max_width - 1)
             found = Adaptive(costs, most, learn, threshold, measured_trees(manifest))
             self._controllers[learn, threshold] = found
