@@ -13,7 +13,7 @@ SEED ?= 0
 FIRST ?= 0
 REQUESTS ?= 4000
 
-.PHONY: install demo test test-all lint format clean fuzz soak
+.PHONY: install demo test test-all test-gpu bench-gpu lint format clean fuzz soak
 
 install: $(STAMP)
 
@@ -37,6 +37,13 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# On a machine with an NVIDIA GPU and a TensorRT that builds for it (`pip install '.[tensorrt]'`; JetPack brings one).
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu -rs
+
+bench-gpu: install
+	$(BIN)/python benchmarks/gpu.py
 
 fuzz: install
 	$(BIN)/python tests/fuzz/campaign.py --seed $(SEED) --first $(FIRST) \

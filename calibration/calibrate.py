@@ -49,6 +49,7 @@ def calibrate(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and choose, write nothing.")] = False,
+    device: options.Device = "cpu",
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
@@ -83,7 +84,7 @@ def calibrate(
     named = " ".join(data) if data else None
     check_calibration(manifest, named, by)
     requests = _requests(manifest, data or [], limit, prompt)
-    with Session.load(opened, threads=threads) as session, showing(as_json) as progress:
+    with Session.load(opened, device, threads=threads) as session, showing(as_json) as progress:
         report = measure(
             session, requests, named, max_new_tokens=max_new_tokens, repeats=repeats,
             least=least, by=by, reward_weight=reward_weight, progress=progress,

@@ -31,6 +31,10 @@ class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 
 
+class DeviceError(VlmexportError):
+    """A GPU, its driver or a library for it is missing, or refused what it was asked."""
+
+
 class NumericsError(VlmexportError):
     """A graph gave NaN or infinity: a request ends rather than serve it."""
 

@@ -19,7 +19,6 @@ from .decode.passes import Decoder
 from .errors import ImageError, InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
 from .families.base import Prompt, View
-from .measure.machine import processor
 from .options import integer
 from .prefix import Prefix, kept, shared
 from .request import RequestOptions, Settings, request_options, resolve
@@ -85,10 +84,11 @@ class Session:
 
     def __init__(self, bundle: Bundle, decoder: Decoder, threads: int | None):
         self.bundle, self.decoder, self.threads = (
-            bundle_here(bundle, processor(), threads or 1),
+            bundle_here(bundle, decoder.engine.machine, threads or 1),
             decoder,
             threads,
         )
+        self._machine = decoder.engine.machine
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
         self._proposers: dict[str, Proposer] = {}
@@ -113,9 +113,10 @@ class Session:
         `generate_batch` are decoded together, each with a key/value cache of its own; `threads` is the size of the
         process's one thread pool, by default all cores, for small models only the caller's. `check`: "size" compares
         the manifest and small files with their checksums, "sha256" every byte, "once" every byte that was not compared
-        before, which it remembers in the user's cache folder (`Bundle.open`).
+        before, which it remembers in the user's cache folder (`Bundle.open`). `device`: "cpu"; on a GPU "cuda",
+        ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/tensorrt.md).
 
-        Raises `BundleError`, `OptionError`.
+        Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """
         if isinstance(bundle, Bundle):
             bundle.verify(check)
@@ -126,9 +127,13 @@ class Session:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
         engine = engines.create(bundle, device, threads)
-        decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
-        session = cls(bundle, decoder, engine.threads)
-        session._load_graphs()
+        try:
+            decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
+            session = cls(bundle, decoder, engine.threads)
+            session._load_graphs()
+        except BaseException:
+            engine.close()  # memory of a device is nobody's garbage
+            raise
         return session
 
     @property
@@ -345,7 +350,7 @@ class Session:
         found = self._controllers.get((learn, threshold))
         if found is None:
             manifest = self.bundle.manifest
-            costs = pick_costs(manifest, processor(), self.threads or 1)
+            costs = pick_costs(manifest, self._machine, self.threads or 1)
             most = Budget.chain(manifest.limits.max_width - 1)
             found = Adaptive(
                 costs, most, learn, threshold, measured_trees(manifest), measured_chains(manifest)

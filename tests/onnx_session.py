@@ -8,10 +8,11 @@ import onnxruntime as ort
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
 
 
-def onnx_session(path: Path) -> ort.InferenceSession:
-    """On the process's one pool of threads, silent."""
+def onnx_session(model: Path | bytes) -> ort.InferenceSession:
+    """On the process's one pool of threads, silent. `model` is a file, or what is in one."""
     use_global_pool()
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 4
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = model if isinstance(model, bytes) else str(model)
+    return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from ...runtime.commands.options import AsJson, Bundle
+from ...runtime.commands.options import AsJson, Bundle, Device
 from ...runtime.extras import need_extra
 from ..drafts import KINDS
 from ..memory import use_large_pages
@@ -219,6 +219,7 @@ def verify(
         None, "--image", metavar="FILE", help="Images to use instead of generated ones. Repeatable."
     ),
     parity_memory: str = typer.Option(None, "--parity-memory", metavar="SIZE", help="As in `build`."),
+    device: Device = "cpu",
     lossy: str = typer.Option(None, "--lossy", hidden=True),
     as_json: AsJson = False,
 ) -> None:
@@ -241,6 +242,7 @@ def verify(
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
             images=pictures, parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
+            device=device,
         )  # fmt: skip
     log.debug("%d files have their SHA-256", report.files_checked)
     if as_json:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ...runtime.decode.appending import MASK, NEW_MASK, START, new_name
 from ...runtime.errors import ExportError
 from .attention import Attentions, Rows
 from .rewriter import Rewriter, given, number_of, refuse_attributes
-
-START, MASK, NEW_MASK = "write_indices", "attn_mask", "new_mask"
 
 
 def output_rows(graph: ir.Graph, write: Rewriter, attentions: Attentions) -> None:
@@ -33,11 +32,6 @@ def output_rows(graph: ir.Graph, write: Rewriter, attentions: Attentions) -> Non
         _hand_out(graph, write, node)
     for value in [value for value in graph.inputs if value.name == START and not value.uses()]:
         graph.inputs.remove(value)
-
-
-def new_name(updated: str) -> str:
-    """`updated_key_cache.3` → `new_key.3`."""
-    return updated.replace("updated_", "new_", 1).replace("_cache", "", 1)
 
 
 def _check_update(node: ir.Node) -> None:

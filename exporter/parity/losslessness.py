@@ -79,6 +79,7 @@ def check_losslessness(
     max_new_tokens: int,
     images: Sequence[Any] = (),
     progress: Callable[[str, int, int], None] | None = None,
+    device: str = "cpu",
 ) -> list[LosslessRow]:
     """A row for every draft of the bundle, another for one that proposes trees, and one for a draft that is always
     wrong; none if it has no draft."""
@@ -94,7 +95,7 @@ def check_losslessness(
     done, total = 0, len(asked) * (1 + len(arms))
     budget = min(max_new_tokens, manifest.limits.max_length // 2)
     rows = []
-    with Session.load(bundle) as session:
+    with Session.load(bundle, device) as session:
 
         def generate(request: tuple[Any, Any], **options: Any) -> Any:
             nonlocal done

@@ -54,9 +54,11 @@ def verify_bundle(
     images: Sequence[Any] = (),
     parity_memory: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    device: str = "cpu",
 ) -> VerifyReport:
     """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
-    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes."""
+    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes; `device`: where losslessness is checked, as
+    `Session.load` has it (parity is a CPU's)."""
     return_large_buffers()
     bundle = Bundle.open(folder)
     report = VerifyReport(str(folder), model)
@@ -90,7 +92,7 @@ def verify_bundle(
     except ExportError as error:
         report.failures.append(str(error))
     if runnable:
-        rows = check_losslessness(bundle, prompts, max_new_tokens, images, progress)
+        rows = check_losslessness(bundle, prompts, max_new_tokens, images, progress, device)
         report.lossless = rows
         if not rows:
             report.notes.append("the bundle has no draft: losslessness was not checked")

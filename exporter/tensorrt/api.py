@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from ...runtime.engines.tensorrt_library import import_library, make_logger, numbers
 from ...runtime.errors import ExportError, OptionError
 from ...runtime.extras import install_command
 
@@ -61,11 +61,7 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
     if backend not in BACKENDS:
         raise OptionError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     try:
-        if backend == "tensorrt-rtx":
-            import_module("tensorrt_rtx_libs")  # loads the shared libraries that the bindings need
-            module = import_module("tensorrt_rtx_bindings")
-        else:
-            module = import_module("tensorrt")
+        module = import_library(backend, builds=True)
         version = str(module.__version__)
     except ModuleNotFoundError as error:
         raise ExportError(
@@ -76,16 +72,11 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
         raise ExportError(
             f"{backend} is installed but cannot be loaded: {str(error).splitlines()[0]}"
         ) from error
-    if backend == "tensorrt" and _numbers(version) < OLDEST:
+    if backend == "tensorrt" and numbers(version, 2) < OLDEST:
         raise ExportError(
             f"{backend} {version} is older than {'.'.join(map(str, OLDEST))}, the oldest that plans are made for; JetPack 6.2 has that"
         )
     return TensorRT(module, backend, version)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """`10.3.0.30` → (10, 3): major and minor."""
-    return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
 
 
 def resolve_target(library: TensorRT, target: str) -> tuple[str, Any]:
@@ -126,29 +117,3 @@ def local_architecture() -> str | None:
     cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
     return f"sm{major.value}{minor.value}"
-
-
-def make_logger(trt: Any) -> Any:
-    """A TensorRT logger that collects errors in `.errors` and prints nothing."""
-
-    class Collector(trt.ILogger):
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                self.errors.append(message)
-
-    return Collector()
-
-
-def first_error(messages: list[str]) -> str:
-    """The message that explains a failure, in one line; complaints about the missing GPU are not it."""
-    useful = [
-        m
-        for m in messages
-        if "cudaError" not in m and "Begin node" not in m and "End node" not in m and m.strip()
-    ]
-    text = (useful or messages or ["no reason given"])[0]
-    return " ".join(text.split())[:400]

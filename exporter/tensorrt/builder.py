@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...runtime.engines.tensorrt_library import first_error
 from ...runtime.errors import ExportError
-from .api import TensorRT, first_error
+from .api import TensorRT
 from .graph_copy import CopyOptions, GraphCopy, copy_graph, symbolic_shapes
 from .network import NetworkSummary, ParsedNetwork, parse
 from .profiles import Profile
@@ -80,6 +81,9 @@ def _serialize(
         config.set_compute_capability(capability, 0)
     if precision == "float32":
         config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+        # Without it TensorRT-RTX allocates while it runs, and what allocates cannot be captured.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     for profile in profiles:
         made = parsed.builder.create_optimization_profile()
         for name, shape in inputs.items():

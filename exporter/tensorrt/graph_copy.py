@@ -1,4 +1,4 @@
-"""The TensorRT copy of a bundle's graph: frozen cache, narrow types, an argmax beside the logits, perhaps lowered."""
+"""The TensorRT copy of a bundle's graph: frozen cache, narrow types, the best token beside the logits, perhaps lowered."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
     constants_to_initializers(model)
     freeze(model, {"cache": options.capacity, "distances": options.capacity + 1})
     offer_shared(model, options.shared_inputs)
-    add_argmax(model)
     retyped = (
         options.precision if options.source == "float32" else "float32"
     )  # what is narrow already is left as it is
     kinds = retype(model, retyped, wide_residual=options.wide_residual)
+    kinds |= add_answers(model)
     attentions = [node for node in model.graph.node if node.op_type == "Attention"]
     if options.decomposable:
         for node in attentions:
@@ -130,17 +130,39 @@ def offer_shared(model: onnx.ModelProto, shared: Mapping[tuple[str, int], str]) 
         model.graph.initializer.remove(tensor)
 
 
-def add_argmax(model: onnx.ModelProto) -> None:
-    """Adds `argmax` int64 [rows] beside an output `logits` [rows, V]: a device need not hand over whole rows."""
-    for value in model.graph.output:
-        if value.name == "logits":
-            model.graph.node.append(
-                helper.make_node("ArgMax", ["logits"], ["argmax"], name="argmax", axis=-1, keepdims=0)
-            )
-            rows = value.type.tensor_type.shape.dim[0]
-            shape = [rows.dim_param or rows.dim_value]
-            model.graph.output.append(helper.make_tensor_value_info("argmax", TensorProto.INT64, shape))
-            return
+def add_answers(model: onnx.ModelProto) -> dict[str, int]:
+    """Adds `best` int64 [rows] and `finite` bool [rows] beside an output `logits` float32 [rows, V]: the first of the
+    highest logits, and whether that one is a number. A device then need not hand over whole rows.
+
+    What is not a number counts as infinity, wherever it stands: of rows with one the order is anybody's guess. Returns
+    the element types of the initializers that it adds.
+    """
+    graph = model.graph
+    logits = next((value for value in graph.output if value.name == "logits"), None)
+    if logits is None:
+        return {}
+    constants = {
+        "infinity": np.array(np.inf, np.float32),
+        "largest": np.array(np.finfo(np.float32).max, np.float32),
+        "one": np.array([1], np.int64),
+        "last": np.array([-1], np.int64),
+    }
+    made = [numpy_helper.from_array(array, f"answers/{name}") for name, array in constants.items()]
+    graph.initializer.extend(made)
+    for kind, inputs, outputs in (
+        ("Equal", "logits logits", "answers/numbers"),  # NaN equals nothing
+        ("Where", "answers/numbers logits answers/infinity", "answers/seen"),
+        ("TopK", "answers/seen answers/one", "answers/values answers/indices"),
+        ("Squeeze", "answers/indices answers/last", "best"),
+        ("Squeeze", "answers/values answers/last", "answers/value"),
+        ("Abs", "answers/value", "answers/size"),
+        ("LessOrEqual", "answers/size answers/largest", "finite"),
+    ):
+        graph.node.append(helper.make_node(kind, inputs.split(), outputs.split(), name=f"{outputs}/{kind}"))
+    rows = logits.type.tensor_type.shape.dim[0]
+    for name, kind in (("best", TensorProto.INT64), ("finite", TensorProto.BOOL)):
+        graph.output.append(helper.make_tensor_value_info(name, kind, [rows.dim_param or rows.dim_value]))
+    return {tensor.name: tensor.data_type for tensor in made}
 
 
 def external_place(tensor: onnx.TensorProto) -> tuple[str, int] | None:

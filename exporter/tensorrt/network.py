@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...runtime.engines.tensorrt_library import DTYPES, first_error
 from ...runtime.errors import ExportError
-from .api import TensorRT, first_error, load_tensorrt
+from .api import TensorRT, load_tensorrt
 from .graph_copy import CopyOptions, copy_graph
 
 
@@ -48,12 +49,6 @@ class ParsedNetwork:
     network: Any
     parser: Any
     summary: NetworkSummary
-
-
-DTYPE_NAMES = {
-    "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64", "BOOL": "bool",
-    "INT8": "int8", "UINT8": "uint8",
-}  # fmt: skip
 
 
 def parse(library: TensorRT, path: Path) -> ParsedNetwork:
@@ -114,7 +109,7 @@ def summarize(network: Any) -> NetworkSummary:
 
 
 def _describe(tensor: Any) -> tuple[str, tuple[int, ...]]:
-    return DTYPE_NAMES.get(str(tensor.dtype).rpartition(".")[2], str(tensor.dtype)), tuple(tensor.shape)
+    return DTYPES.get(str(tensor.dtype).rpartition(".")[2], str(tensor.dtype)), tuple(tensor.shape)
 
 
 def inspect_network(

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.schema import ITEM_SIZES
+from ...runtime.decode.kv import rows_between
+from ...runtime.decode.passes import PREFILL_WIDTH
+from ...runtime.engines.device import ALIGNMENT
 from ...runtime.errors import ExportError
 from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of
@@ -45,13 +49,22 @@ class Sizes:
             limits.max_length,
             limits.max_batch,
             limits.max_width,
-            limits.max_source or 1,
+            _aligned_source(manifest),
             verify_width=manifest.policy.draft_length + 1,
             usual_source=(manifest.text.image_rows or 0) + 16,
             max_units=units,
             max_windows=windows,
             max_tiles=most_tiles,
         )
+
+
+def _aligned_source(manifest: Manifest) -> int:
+    """Most rows that cross-attention sees: what it keeps of sequences that are decoded together begins at aligned
+    addresses, in the narrowest type."""
+    limits, decoder = manifest.limits, manifest.decoder
+    unit = rows_between(ALIGNMENT, decoder.num_heads * decoder.head_dim * ITEM_SIZES["float16"])
+    most = limits.max_source or 1
+    return most if limits.max_batch == 1 else -(-most // unit) * unit
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
     """
     batch, alone = (1, 1, sizes.max_batch), (1, 1, 1)
     source = _range(1, sizes.usual_source, sizes.max_source)
-    prefill = _range(1, 128, sizes.max_length)
+    prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
     per_token = (1, 1, sizes.max_batch)

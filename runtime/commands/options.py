@@ -7,11 +7,21 @@ from typing import Annotated
 
 import typer
 
+from ..engines import DEVICES
+
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by `vlmexport build`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Processor threads. Default: all cores; one for small models."),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="|".join(DEVICES),
+        help="What computes; cuda: a GPU, by ONNX Runtime; tensorrt: the bundle's plans for it.",
+    ),
 ]
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")

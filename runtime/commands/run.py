@@ -83,6 +83,7 @@ def run(
     max_length: int = typer.Option(
         None, "--max-length", min=1, help="Positions of prompt and answer to allocate. Default: the bundle's."
     ),
+    device: options.Device = "cpu",
     threads: options.Threads = None,
     check: bool = typer.Option(False, "--check", help="First compare every file with its checksum."),
     check_once: bool = typer.Option(
@@ -137,7 +138,7 @@ def run(
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
-    with Session.load(opened, threads=threads, max_length=max_length) as session:
+    with Session.load(opened, device, threads=threads, max_length=max_length) as session:
         tell_session(session, time.perf_counter() - begin)
         if chat:
             converse(session, text, views, asked, video_fps)

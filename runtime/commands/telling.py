@@ -81,20 +81,21 @@ def tell_session(session: Session, seconds: float) -> None:
     """What a session computes with, and the memory that it took."""
     if not log.isEnabledFor(logging.DEBUG):
         return
-    from ..measure.machine import processor
-
     decoder, manifest = session.decoder, session.bundle.manifest
-    engine, machine = decoder.engine, processor()
+    engine = decoder.engine
     log.debug(
-        "engine: %s, %s thread%s of %s; loaded in %.2f s",
-        engine.name, engine.threads, "s" * (engine.threads != 1), machine, seconds,
-    )  # fmt: skip
+        "engine: %s, %s%s; loaded in %.2f s",
+        engine.name,
+        "" if engine.threads is None else f"{engine.threads} thread{'s' * (engine.threads != 1)} of ",
+        engine.machine,
+        seconds,
+    )
     log.debug(
         "key/value cache: %s for %d sequence%s of %d positions, in steps of %d",
         size(decoder.arena.nbytes), session.max_batch, "s" * (session.max_batch > 1), session.max_length,
         decoder.arena.rows,
     )  # fmt: skip
-    here = (machine, session.threads or 1)
+    here = (engine.machine, session.threads or 1)
     stored = [entry for entry in manifest.costs if (entry.get("machine"), entry.get("threads")) == here]
     log.debug(
         "pass times: %s",

@@ -12,6 +12,14 @@ import numpy as np
 
 from .masks import masked_value
 
+START, MASK, NEW_MASK = "write_indices", "attn_mask", "new_mask"
+"""Inputs: the first slot of every sequence (where the bundle's graph has one), and the mask in its two parts."""
+
+
+def new_name(updated: str) -> str:
+    """Of the output with the new rows: `updated_key_cache.3` → `new_key.3`."""
+    return updated.replace("updated_", "new_", 1).replace("_cache", "", 1)
+
 
 def split_mask(mask: np.ndarray, starts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The parts of a mask [batch, heads, width, cache], boolean or float, whose sequence b writes its rows from slot

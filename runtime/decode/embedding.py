@@ -22,10 +22,13 @@ class Embedding:
     (`lookup`) only on engines in host memory and when the graph is a plain look-up, which the first ids decide.
     """
 
-    def __init__(self, engine: Engine, table: np.ndarray, hidden: HostBuffer, most_rows: int):
-        """`table` [V, E] as stored; `hidden` receives rows, at most `most_rows` of them."""
+    def __init__(
+        self, engine: Engine, table: np.ndarray, hidden: HostBuffer, most_rows: int, most_of_prompt: int
+    ):
+        """`table` [V, E] as stored; `hidden` receives rows, at most `most_rows` of them, of a prompt `most_of_prompt` at
+        a time."""
         self._engine, self._table, self._hidden = engine, table, hidden
-        self._most = most_rows
+        self._most = most_of_prompt
         self.dtype = engine.dtype("embed", "hidden")
         self._constant = engine.constant("embedding_table", table)
         self._tokens = HostBuffer(engine, "token_ids", most_rows, "int64")

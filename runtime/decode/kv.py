@@ -23,6 +23,11 @@ BATCH_BUCKET = 32
 """The same where sequences are decoded together: they pay for unused rows each, and bind again once for all of them."""
 
 
+def rows_between(alignment: int, row_bytes: int) -> int:
+    """Rows of which every multiple ends at an address that is a multiple of `alignment`."""
+    return alignment // gcd(alignment, row_bytes)
+
+
 class KVArena:
     """K and V of some layers for the sequences of a batch, and how many rows of each sequence are valid.
 
@@ -48,7 +53,7 @@ class KVArena:
         rows, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
         begins at an address that the engine can bind."""
         row_bytes = heads * head_dim * DTYPES[dtype].itemsize
-        self._unit = 1 if max_batch == 1 else engine.alignment // gcd(engine.alignment, row_bytes)
+        self._unit = 1 if max_batch == 1 else rows_between(engine.alignment, row_bytes)
         capacity, bucket = self.aligned(capacity), self.aligned(bucket)
         self.capacity, self.max_batch = capacity, max_batch
         self.lengths = [0] * max_batch

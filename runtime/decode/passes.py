@@ -15,7 +15,7 @@ from ..bundle.interfaces import positions_shape
 from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
-from ..errors import BundleError, CapacityError, PromptError
+from ..errors import BundleError, CapacityError, OptionError, PromptError
 from .embedding import Embedding
 from .encoder import Encoder
 from .kv import BATCH_BUCKET, BUCKET, KVArena
@@ -104,12 +104,20 @@ class Decoder:
                 f"manifest field 'verify_width': {manifest.verify_width} is not supported by engine {engine.name}"
             )
         info = self._info = manifest.decoder
-        capacity = self.max_length + self.max_width
+        # A frozen cache is as long as the bundle's limits, however short the session's requests are.
+        longest = manifest.limits.max_length if engine.static_cache else self.max_length
+        capacity = longest + self.max_width
         cache = engine.dtype("segment.0", "key_cache.0")
         self.arena = KVArena(
             engine, info.num_layers, info.num_kv_heads, info.head_dim, cache, capacity, max_batch,
             bucket=BUCKET if max_batch == 1 else BATCH_BUCKET, static=engine.static_cache,
         )  # fmt: skip
+        if engine.static_cache and self.arena.capacity != capacity:
+            raise OptionError(
+                f"max_batch: of {max_batch} sequences with {capacity} cache rows not each begins at an address that engine "
+                f"{engine.name} can bind; load with max_batch=1, or build the bundle with a --max-length that makes "
+                f"{self.arena.aligned(capacity)} rows"
+            )
         capacity = self.arena.capacity
         self._shift = [0] * max_batch
         """Position less slot of each sequence's next row: not 0 after images with M-RoPE."""
@@ -155,7 +163,9 @@ class Decoder:
         """Positions of a chain, to slice from."""
         self._encoder = Encoder(engine, manifest, tensor, max_batch) if info.cross_attention else None
         self._vision = Vision(engine)
-        self.embedding = Embedding(engine, tensor("embedding_table"), self._work[0], rows)
+        self.embedding = Embedding(
+            engine, tensor("embedding_table"), self._work[0], rows, min(rows, PREFILL_WIDTH, capacity)
+        )
         self._passes: dict[tuple[int, ...], Pass] = {}
         self._heads: dict[tuple[object, ...], TargetRows] = {}
         self._head_buffers: dict[str, Buffer] = {}

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from ..bundle.folder import Bundle
     from .base import Engine
 
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda", "tensorrt")
 """Device names that `create` understands."""
 
 
 def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
-    """The engine for `device`. Raises `OptionError` for an unknown device, and for one whose package is missing."""
+    """The engine for `device`; `threads` are those of a CPU. Raises `OptionError` for an unknown device, and for one whose
+    package is missing, `DeviceError` without a GPU that is asked for."""
     if device == "cpu":
         try:
             from .onnxruntime import OnnxRuntimeCpu
@@ -25,4 +26,23 @@ def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
             raise OptionError(f"device {device!r}: {NO_ONNX_RUNTIME}") from error
 
         return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads=threads)
+    if device in DEVICES and threads is not None:
+        raise OptionError(
+            f"threads: {threads} asked for, but device {device!r} computes on a GPU; leave it out"
+        )
+    if device == "cuda":
+        try:
+            from .onnxruntime_cuda import OnnxRuntimeCuda
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise
+            raise OptionError(
+                f"device {device!r}: ONNX Runtime is not installed: pip install onnxruntime-gpu"
+            ) from error
+
+        return OnnxRuntimeCuda.open(bundle.path, bundle.manifest)
+    if device == "tensorrt":
+        from .tensorrt import TensorRTEngine
+
+        return TensorRTEngine.open(bundle)
     raise OptionError(f"unknown device {device!r}; choose one of: {', '.join(DEVICES)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from ..errors import BundleError
+from ..measure.machine import processor
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo
@@ -124,6 +125,8 @@ class Engine(ABC):
         self.graphs = graphs
         self.threads: int | None = None
         """Host threads that execute graphs; None where the host does not."""
+        self.machine = processor()
+        """Name of what computes: pass times are stored, and found, under it."""
         self.note: str | None = None
         """What a user should know of how this engine computes the bundle; None where it does as the manifest says."""
         self.busy = 0.0

@@ -19,7 +19,7 @@ from ..errors import BundleError, CapacityError, OptionError
 from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
 
 if TYPE_CHECKING:
-    from ..bundle.manifest import Manifest, ValueInfo
+    from ..bundle.manifest import GraphInfo, Manifest, ValueInfo
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,9 @@ MOST_THREADS = 16
 """Threads that may be asked for on any machine: far more than it has cores wait for each other without end."""
 
 _ALIGNMENT = 64
-_ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
+ELEMENT_TYPES: dict[str, Any] = {**{name: dtype.type for name, dtype in DTYPES.items()}, "bfloat16": 16}
+"""dtype name → what ONNX Runtime binds a value as."""
+
 _TYPE_NAMES = {f"tensor({name})": name for name in DTYPES} | {
     "tensor(float)": "float32",
     "tensor(double)": "float64",
@@ -99,7 +101,7 @@ class _BoundCall:
         try:
             self._run(self._binding, None)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
-            raise _failure("run", self._file, error) from error
+            raise failure("run", self._file, error) from error
         self._engine.busy += time.perf_counter() - begin
 
 
@@ -166,13 +168,11 @@ class OnnxRuntimeCpu(Engine):
         file = self.graphs[graph].file
         try:
             for name, view in inputs.items():
-                binding.bind_input(name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+                binding.bind_input(name, "cpu", 0, ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
             for name, view in outputs.items():
-                binding.bind_output(
-                    name, "cpu", 0, _ELEMENT_TYPES[view.dtype], list(view.shape), view.address
-                )
+                binding.bind_output(name, "cpu", 0, ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
         except Exception as error:
-            raise _failure("bind", file, error) from error
+            raise failure("bind", file, error) from error
         keep = tuple(view.buffer for view in (*inputs.values(), *outputs.values()))
         call = self._calls[key] = _BoundCall(self, file, session, binding, keep)
         if len(self._calls) > MAX_CALLS:
@@ -204,33 +204,38 @@ class OnnxRuntimeCpu(Engine):
         try:
             session = ort.InferenceSession(
                 str(self._folder / info.file),
-                # Once the process has a pool (another bundle's), sessions without it are refused.
-                _session_options(self._pooled or _pool_threads is not None),
+                session_options(self._pooled),
                 providers=["CPUExecutionProvider"],
             )
         except Exception as error:
-            raise _failure("load", info.file, error) from error
-        for kind, declared, found in (
-            ("inputs", info.inputs, session.get_inputs()),
-            ("outputs", info.outputs, session.get_outputs()),
-        ):
-            expected, actual = (
-                {value.name: value for value in declared},
-                {value.name: value for value in found},
-            )
-            odd = sorted(set(expected) ^ set(actual)) or [
-                name for name, value in expected.items() if not _same_kind(value, actual[name])
-            ]
-            if odd:
-                raise BundleError(
-                    f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {', '.join(odd[:4])}"
-                    f"{', …' if len(odd) > 4 else ''}; build the bundle again"
-                )
+            raise failure("load", info.file, error) from error
+        check_interface(graph, info, session)
         log.debug("loaded %s in %.2f s", info.file, time.perf_counter() - begin)
         return session
 
 
-def _failure(step: str, file: str, error: Exception) -> BundleError:
+def check_interface(graph: str, info: GraphInfo, session: ort.InferenceSession) -> None:
+    """Raise `BundleError` unless a session's inputs and outputs are those of the manifest's `info`."""
+    for kind, declared, found in (
+        ("inputs", info.inputs, session.get_inputs()),
+        ("outputs", info.outputs, session.get_outputs()),
+    ):
+        expected, actual = (
+            {value.name: value for value in declared},
+            {value.name: value for value in found},
+        )
+        odd = sorted(set(expected) ^ set(actual)) or [
+            name for name, value in expected.items() if not _same_kind(value, actual[name])
+        ]
+        if odd:
+            raise BundleError(
+                f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {', '.join(odd[:4])}"
+                f"{', …' if len(odd) > 4 else ''}; build the bundle again"
+            )
+
+
+def failure(step: str, file: str, error: Exception) -> BundleError:
+    """What ONNX Runtime says when it cannot `step` a file."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return BundleError(
         f"ONNX Runtime cannot {step} {file}: {reason}; build the bundle again with `vlmexport build`"
@@ -250,8 +255,12 @@ def _same_kind(declared: ValueInfo, found: Any) -> bool:
     )
 
 
-def _session_options(pooled: bool) -> ort.SessionOptions:
+def session_options(pooled: bool) -> ort.SessionOptions:
+    """Of any provider; `pooled`: with the process's one pool of threads."""
     options = ort.SessionOptions()
+    pooled = (
+        pooled or _pool_threads is not None
+    )  # once there is one (another bundle's), sessions without it are refused
     options.use_per_session_threads = not pooled
     if not pooled:
         options.intra_op_num_threads = 1  # no pool at all

@@ -22,6 +22,7 @@ from .virtual_clock import decoding
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
+    from ..engines.base import Engine
     from ..session import Result, Session
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -247,7 +248,7 @@ def _report(
         "achieved": None if bound is None else achieved / bound["decode"],
         "inside_engine": inside,
         "predicted": predicted,
-        "machine": machine.describe(),
+        "machine": machine.describe(_engine(session).machine),
     }
 
 
@@ -267,7 +268,7 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
     """What `calibrate` predicts of a draft here, with the caller's length or with its fastest; None where this device or
     what was asked was not measured."""
     manifest = session.bundle.manifest
-    costs = find_costs(manifest, machine.processor(), session.threads or 1)
+    costs = find_costs(manifest, _engine(session).machine, session.threads or 1)
     seen = [entry.observed for entry in stored_acceptance(manifest) if entry.draft == draft.name]
     if costs is None or costs.choice is None:
         return None
@@ -303,7 +304,7 @@ def time_passes(
     rows = round(tokens) // 2
     if not manifest.decoder.cross_attention:
         rows += round(prompt)
-    engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
+    engine = _engine(session)
     timer = GraphTimer(session.bundle, engine, cache=rows, source=round(prompt))
     return timer.costs(drafts, widths), rows
 
@@ -324,4 +325,8 @@ def _bound(table: CostTable, draft: str, total: Stats) -> dict[str, Any] | None:
 def measured_costs(session: Session, table: CostTable, rows: int) -> StoredCosts:
     """An entry for the manifest: the table, when and where it was measured, and at how many key/value rows."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return StoredCosts.of(table, machine.processor(), session.threads or 1, date, rows)
+    return StoredCosts.of(table, _engine(session).machine, session.threads or 1, date, rows)
+
+
+def _engine(session: Session) -> Engine:
+    return session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]

@@ -150,7 +150,7 @@ def calibrate(
         "by": by,
         "costs": costs.to_json(),
         "acceptance": [entry.to_dict() for entry in entries],
-        "machine": machine.describe(),
+        "machine": machine.describe(session.decoder.engine.machine),
     }
 
 

@@ -14,8 +14,8 @@ from ..cores import cores
 PACKAGES = ("vlmexport", "numpy", "onnxruntime", "onnxruntime-gpu")
 
 
-def describe() -> dict[str, Any]:
-    """Processor, cores, load at the moment, system and versions."""
+def describe(computes: str | None = None) -> dict[str, Any]:
+    """Processor, cores, load at the moment, system and versions; `gpu` where what `computes` is not the processor."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -33,6 +33,7 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
+        **({} if computes in (None, processor()) else {"gpu": computes}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +49,7 @@ class GraphTimer:
             "source": max(source, 1),
         }
         self._views: dict[Any, View] = {}
+        self._mark: View | None = None
         self._rng = np.random.default_rng(0)
 
     def calls(self, graphs: Iterable[str], width: int) -> list[Call]:
@@ -85,7 +86,14 @@ class GraphTimer:
         # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
         made_of = passes(self._manifest, found, widths, embed=not self._engine.host_memory)
         arms = {each: self.calls(graphs, each[2]) for each, graphs in made_of.items()}
-        return cost_table(found, median_seconds(arms))
+        return cost_table(found, median_seconds(arms, wait=self.wait))
+
+    def wait(self) -> None:
+        """Return when everything that was run is done: an engine with a queue does it later."""
+        if not self._engine.host_memory:
+            if self._mark is None:
+                self._mark = self._engine.allocate("timing.mark", 1, zeroed=True).view((1,), "uint8")
+            self._engine.read(self._mark)
 
     def _view(
         self,
@@ -102,23 +110,32 @@ class GraphTimer:
         key = (name, dtype, actual, sizes["width"] if dtype == "int64" else None)
         if key not in self._views:
             nbytes = prod(actual) * DTYPES[dtype].itemsize
-            view = self._engine.allocate(f"timing.{name}.{len(self._views)}", nbytes).view(actual, dtype)
             content = stand_in(name, dtype, actual, sizes, self._rng) if given is None else given
+            buffer = self._engine.allocate(
+                f"timing.{name}.{len(self._views)}", nbytes, zeroed=content is None
+            )
+            view = buffer.view(actual, dtype)
             if content is not None:
                 self._engine.write(view, content)
             self._views[key] = view
         return self._views[key]
 
 
-def median_seconds(arms: Mapping[Arm, list[Call]], budget: float = BUDGET) -> dict[Arm, float]:
+def median_seconds(
+    arms: Mapping[Arm, list[Call]], budget: float = BUDGET, wait: Callable[[], None] | None = None
+) -> dict[Arm, float]:
     """Median of `sampled_seconds` by arm."""
-    return {arm: statistics.median(taken) for arm, taken in sampled_seconds(arms, budget).items()}
+    sampled = sampled_seconds(arms, budget, wait=wait)
+    return {arm: statistics.median(taken) for arm, taken in sampled.items()}
 
 
 def sampled_seconds(
-    arms: Mapping[Arm, list[Call]], budget: float = BUDGET, most: int = 40
+    arms: Mapping[Arm, list[Call]],
+    budget: float = BUDGET,
+    most: int = 40,
+    wait: Callable[[], None] | None = None,
 ) -> dict[Arm, list[float]]:
-    """Seconds of running each arm's calls in order, several times.
+    """Seconds of running each arm's calls in order, several times, until `wait` returns.
 
     The arms take turns, so that a machine that slows down slows all of them; 2 rounds of `BLOCK` runs warm up, then 3 to
     `most` rounds are measured within the budget.
@@ -132,6 +149,8 @@ def sampled_seconds(
                 begin = time.perf_counter()
                 for call in calls:
                     call.run()
+                if wait is not None:
+                    wait()
                 seconds[arm].append(time.perf_counter() - begin)
         return time.perf_counter() - start
 

@@ -22,5 +22,5 @@ def time_here(session: Session, points: Sequence[Point], cache: int, budget: flo
     }
     return [
         Timing(point.graph, point.profile, point.width, [1e3 * second for second in taken])
-        for point, taken in sampled_seconds(arms, budget).items()
+        for point, taken in sampled_seconds(arms, budget, wait=timer.wait).items()
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from engines.emulated import Asked
 from engines.recording_device import RecordingDevice
 from engines.stream import Counts
 from vlmexport.runtime.speculate.cycle import Cycle
@@ -29,7 +30,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[dict[str, Tally]]:
 
     def counting(cycle: Cycle) -> Any:
         device = cycle.decoder.engine
-        if not isinstance(device, RecordingDevice):
+        if not isinstance(device, RecordingDevice | Asked):
             return run(cycle)
         before = device.counts.copy()
         result = run(cycle)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from engines.emulated import Asked, Emulated, EmulatedCuda
 from engines.portable import Portable
 from engines.recording_device import GrowingDevice, RecordingDevice
 from engines.torch_reference import TorchReference
@@ -34,8 +35,14 @@ ENGINES: dict[str, Callable[[TinyBundle, Oracle], Any]] = {
     "portable": lambda tiny, oracle: RecordingDevice(
         tiny.bundle.manifest, Portable(tiny.path, tiny.bundle.manifest)
     ),
+    "cuda": lambda tiny, oracle: EmulatedCuda(tiny.path, tiny.bundle.manifest),
+    "tensorrt": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest),
+    "tensorrt-portable": lambda tiny, oracle: Emulated.of(tiny.path, tiny.bundle.manifest, "portable"),
 }
 """The columns. A new engine is one line here."""
+
+DEVICES = (RecordingDevice, Asked)
+"""Engines with a queue, whose memory a test can spoil."""
 
 FAMILIES = (
     "t5",
@@ -87,19 +94,19 @@ class Rig:
     def fresh(self) -> Rig:
         """A new decoder (new buffers) on the same engine."""
         limits = self.manifest.limits
-        if isinstance(self.engine, RecordingDevice):
+        if isinstance(self.engine, DEVICES):
             self.engine = self.engine.renewed()
         self.decoder = Decoder(
             self.engine, self.manifest, self.tiny.bundle.tensor, max_batch=limits.max_batch
         )
-        if isinstance(self.engine, RecordingDevice):
+        if isinstance(self.engine, DEVICES):
             spoil_scratch(self.decoder, self.engine)
         return self
 
     def settle(self) -> None:
         """Let a device do what is still queued, so that its checks have seen everything."""
-        if isinstance(self.engine, RecordingDevice):
-            self.engine.stream.drain()
+        if isinstance(self.engine, DEVICES):
+            self.engine.settle()
 
     @property
     def limits(self) -> Any:

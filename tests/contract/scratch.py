@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engines.emulated import Asked
 from engines.recording_device import RecordingDevice
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.passes import Decoder
 
 
-def spoil_scratch(decoder: Decoder, device: RecordingDevice) -> None:
+def spoil_scratch(decoder: Decoder, device: RecordingDevice | Asked) -> None:
     """From now on the device overwrites what `decoder` has given up, as soon as it has."""
     arenas = [decoder.arena]
     if decoder._encoder is not None:

@@ -13,6 +13,7 @@ from device_mutants import not_finite, same_drafts
 from engines.recording_device import RecordingDevice
 from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
+from pairs import in_pairs
 from rig import ENGINES, FAMILIES, Rig
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 from vlmexport.runtime.session import Session
@@ -39,12 +40,12 @@ def test_the_trunk_runs_once_per_token_and_the_tail_once_per_cycle(rigs: Callabl
     assert not [call for call in after if call.graph in ("commit", "encoder", "cross_kv", "vision")]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@in_pairs(family=FAMILIES, engine=("device", "tensorrt"))
 def test_the_host_waits_once_for_a_cycle(
-    rigs: Callable, family: str, monkeypatch: pytest.MonkeyPatch
+    rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an end token that may come, alone: one launch, one wait, and no more than 4 KB to the host."""
-    rig: Rig = rigs(family, "device")
+    rig: Rig = rigs(family, engine)
     request = rig.request(53)
     truth = rig.oracle.greedy(request, 40)
     end = next(token for token in range(3, 200) if token not in truth)
@@ -84,6 +85,7 @@ def test_where_the_host_must_choose_it_waits_for_every_token(
 def test_a_device_drafts_what_the_host_would(rigs: Callable, family: str) -> None:
     same_drafts(rigs(family, "device"))
     same_drafts(rigs(family, "growing-device"))
+    same_drafts(rigs(family, "tensorrt"))
 
 
 def _counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Counts, int]]:
@@ -127,7 +129,7 @@ def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
     assert len(set.union(*seen.values())) == len(seen), "two caches at one address"
 
 
-@pytest.mark.parametrize("engine", ("device", "growing-device"))
+@pytest.mark.parametrize("engine", ("device", "growing-device", "cuda", "tensorrt"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, alone and in a ragged batch of five with three places, greedy and sampled."""
@@ -162,7 +164,7 @@ def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, en
     assert len({tuple(tokens) for tokens, *_ in said[engine]}) == 5, "the requests must differ"
 
 
-@pytest.mark.parametrize("engine", ("onnxruntime", "device"))
+@pytest.mark.parametrize("engine", ("onnxruntime", "device", "tensorrt"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_that_are_not_finite_end_a_request(rigs: Callable, family: str, engine: str) -> None:
     not_finite(rigs(family, engine))

@@ -13,6 +13,7 @@ import device_mutants as device
 import lossless
 import numpy as np
 import pytest
+import tensorrt_mutants as plans
 from rig import Rig
 from rows import ROWS
 from vlmexport.runtime.decode import appending, masks
@@ -21,7 +22,7 @@ from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.masks import CausalMask, Seen
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import NumericsError, PromptError
+from vlmexport.runtime.errors import DeviceError, NumericsError, PromptError
 from vlmexport.runtime.proposers import medusa
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.proposers.rank_tree import within
@@ -373,6 +374,17 @@ def generation(draft: str, *lengths: int, engine: str = "onnxruntime") -> Guard:
     return lambda rigs, family: lossless.greedy(rigs(family, engine), draft, (41, 42, 47), lengths, (40,))
 
 
+@functools.cache
+def on_plans(name: str) -> Guard:
+    """A row of the contract table, on the engine that runs TensorRT plans."""
+    return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "tensorrt"), family)
+
+
+def longer_prompt(rigs: Callable, family: str) -> None:
+    """Captured cycles, and a prompt that needs more memory than those before."""
+    plans.a_longer_prompt(rigs(family, "tensorrt"))
+
+
 def matrix(rigs: Callable, family: str) -> None:
     """Bushy trees of a batch at a temperature."""
     lossless.matrix(rigs(family, "onnxruntime"), "bushy", "tree of 8", "limit", 3, 1.0)
@@ -610,6 +622,50 @@ MUTANTS = {
     "finite always true": Mutant(device.finite_always_true, {"not finite": not_finite}),
     "finite not asked": Mutant(device.finite_not_asked, {"not finite": not_finite}),
     "finite not asked in cycles": Mutant(device.finite_not_asked_in_cycles, {"not finite": not_finite}),
+    # The engine that runs TensorRT plans.
+    "plans: missing synchronisation": Mutant(
+        plans.missing_synchronisation,
+        {"table": on_plans("one_token"), "generation": generation("early-exit", 3, engine="tensorrt")},
+        refused_by=(NumericsError, PromptError),
+    ),
+    "plans: wait forgotten": Mutant(
+        plans.wait_forgotten,
+        {"draft": generation("early-exit", 3, engine="tensorrt")},
+        refused_by=(NumericsError,),
+    ),
+    "plans: updated cache elsewhere": Mutant(
+        plans.updated_cache_elsewhere, {"table": on_plans("one_token")}, refused_by=(ValueError,)
+    ),
+    "plans: aliases not compared": Mutant(plans.aliases_not_compared, {"table": on_plans("one_token")}),
+    "plans: context of a graph": Mutant(
+        plans.context_of_a_graph,
+        {"table": on_plans("chain"), "draft": generation("early-exit", 3, engine="tensorrt")},
+        refused_by=(NumericsError,),
+    ),
+    "plans: staging memory reused": Mutant(plans.staging_memory_reused, {"table": on_plans("chain")}),
+    "plans: upload reused": Mutant(
+        plans.upload_reused, {"draft": generation("early-exit", 3, engine="tensorrt")}
+    ),
+    "plans: first profile always": Mutant(
+        plans.first_profile_always,
+        {"ragged": on_plans("ragged_batch")},
+        refused_by=(DeviceError,),
+    ),
+    "plans: activations freed": Mutant(plans.activations_freed, {"longer prompt": longer_prompt}, ("llama",)),
+    "plans: activations too small": Mutant(
+        plans.activations_too_small, {"longer prompt": longer_prompt}, ("llama",)
+    ),
+    "plans: captured at once": Mutant(
+        plans.captured_at_once, {"draft": generation("early-exit", 3, engine="tensorrt")}
+    ),
+    "plans: captured before it moved": Mutant(
+        plans.captured_before_it_moved, {"longer prompt": longer_prompt}, ("llama",)
+    ),
+    "plans: NaN logits": Mutant(
+        plans.nan_logits,
+        {"table": on_plans("one_token"), "generation": generation("perfect", 3, engine="tensorrt")},
+        refused_by=(NumericsError,),
+    ),
     "best of the row before": Mutant(
         device.best_of_the_row_before,
         {

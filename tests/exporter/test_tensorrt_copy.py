@@ -70,7 +70,7 @@ def test_float16_copies_compute_the_same(
                 output,
             )
         if "logits" in found:
-            assert (found["argmax"] == found["logits"].argmax(-1)).all()
+            assert (found["best"] == found["logits"].argmax(-1)).all() and found["finite"].all()
             assert found["logits"].dtype == np.float32
         for tensor in (t for t in session.get_inputs() if t.name.startswith("key_cache")):
             assert tensor.type == "tensor(float16)" and tensor.shape[2] == SIZES["cache"]
@@ -180,3 +180,23 @@ def test_an_operator_that_tensorrt_lacks_is_named(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10), path)
     with pytest.raises(ExportError, match=r"cannot parse odd\.onnx: .*Unique"):
         parse(load_tensorrt(), path)
+
+
+def test_the_head_says_which_token_is_best_and_whether_it_is_a_number(tmp_path: Path) -> None:
+    rows = np.array(
+        [[1, 5, 5, 2], [1, np.nan, 9, 2], [1, 2, np.inf, 9], [-np.inf, 3, 1, 0], [-np.inf] * 4], np.float32
+    )
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 4]) for name in ("given", "logits")
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["given"], ["logits"])], "head", *([v] for v in values)
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    (tmp_path / "head.onnx").write_bytes(model.SerializeToString())
+    for lowering in ("native", "portable"):
+        options = CopyOptions("float32", 8, lowering=lowering)
+        copied = copy_graph(tmp_path / "head.onnx", tmp_path / lowering, options)
+        _, best, finite = onnx_session(copied.path).run(None, {"given": rows})
+        assert best.dtype == np.int64 and best.tolist() == [1, 1, 2, 1, 0], lowering
+        assert finite.tolist() == [True, False, False, True, False], lowering

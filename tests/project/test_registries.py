@@ -81,8 +81,9 @@ def _engines() -> list[str]:
 
 
 def _engine_columns() -> set[str]:
-    """Modules of runtime/engines that the contract's rig makes engines from."""
-    text = Path(rig.__file__).read_text("utf-8")
+    """Modules of runtime/engines that the contract's rig makes engines from, itself or on a device that is not there."""
+    folder = Path(rig.__file__).parent
+    text = "".join((folder / name).read_text("utf-8") for name in ("rig.py", "engines/emulated.py"))
     return {name for name in _engines() if f"runtime.engines.{name} import" in text}
 
 

@@ -57,11 +57,11 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def modules() -> list[str]:
-    """Every module of the runtime; not the engine of ONNX Runtime where that has no wheels (Python 3.10)."""
+    """Every module of the runtime; not the engines of ONNX Runtime where that has no wheels (Python 3.10)."""
     names = (path.relative_to(RUNTIME).with_suffix("").parts for path in RUNTIME.rglob("*.py"))
     found = {".".join(("vlmexport.runtime", *name)).removesuffix(".__init__") for name in names}
     if sys.version_info < (3, 11) and importlib.util.find_spec("onnxruntime") is None:
-        found.remove("vlmexport.runtime.engines.onnxruntime")
+        found -= {f"vlmexport.runtime.engines.{name}" for name in ("onnxruntime", "onnxruntime_cuda")}
     return sorted(found)
 
 

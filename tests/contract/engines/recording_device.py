@@ -85,6 +85,10 @@ class RecordingDevice(Engine):
         """A device with nothing in its memory and its queue, on the graphs that the backend has loaded."""
         return type(self)(self.manifest, self.backend)
 
+    def settle(self) -> None:
+        """Do what is queued; not counted."""
+        self.stream.drain()
+
     # --- memory ---
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:

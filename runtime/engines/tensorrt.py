@@ -1,0 +1,473 @@
+"""TensorRT plans of a bundle on a GPU: one execution context per bound call, caches updated where they lie.
+
+Contexts share one block of memory for activations, since the calls of a stream follow each other; it is allocated here, so
+that nothing is allocated while work is captured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..bundle.manifest import GraphInfo, ValueInfo
+from ..bundle.plans import Plan, choose_plans, compile_command
+from ..decode.appending import MASK, NEW_MASK, START, new_name
+from ..decode.floats import widen
+from ..errors import BundleError, DeviceError
+from . import tensorrt_library
+from .appending import Appending
+from .base import DTYPES, Buffer, Call, View
+from .cuda import Cuda
+from .device import DeviceEngine
+
+if TYPE_CHECKING:
+    from ..bundle.folder import Bundle
+
+log = logging.getLogger(__name__)
+
+MAX_CALLS = 512
+"""Bound calls kept, each with its context; the least recently used one is dropped beyond this."""
+
+UPDATED = "updated_"
+"""How the names of outputs begin that lie where their inputs do."""
+
+TABLE_ROWS = 1 << 14
+"""Rows of a shared table that are converted at a time."""
+
+
+class TensorRTEngine(DeviceEngine):
+    """`Engine` on the plans that a bundle has for this GPU. They are deserialised when first bound, or by `load`.
+
+    It computes and caches in the precision of the plans. The cache is as long as they were built for.
+    """
+
+    name = "tensorrt"
+    static_cache = True
+
+    def __init__(self, bundle: Bundle, plans: Mapping[str, Plan], library: Any, cuda: Cuda):
+        """`plans` has one of every graph, `library` is the module of their TensorRT. Raises `BundleError` for plans of
+        another version."""
+        first = next(iter(plans.values()))
+        self._command = compile_command(bundle.path, first.backend, first.target)
+        _check_version(plans, str(library.__version__), self._command)
+        super().__init__(bundle.manifest.graphs, cuda)
+        self._bundle, self._plans, self._library = bundle, plans, library
+        if first.precision != bundle.manifest.compute_dtype:
+            self.note = (
+                f"TensorRT plans of {first.precision}: this engine computes and caches in {first.precision}, "
+                f"the bundle's graphs in {bundle.manifest.compute_dtype}"
+            )
+        self._logger = tensorrt_library.make_logger(library)
+        self._runtime = library.Runtime(self._logger)
+        self._interfaces = {name: _interface(info, plans[name]) for name, info in self.graphs.items()}
+        self._loaded: dict[str, _Loaded] = {}
+        self._calls: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
+        self._bound: weakref.WeakSet[_BoundCall] = weakref.WeakSet()
+        self._activations: Buffer | None = None
+        self._unread: dict[tuple[str, str], Buffer] = {}
+        self._tables: dict[str, View] = {}
+        self._appending: Appending | None = None
+
+    @classmethod
+    def open(cls, bundle: Bundle) -> TensorRTEngine:
+        """The engine for the GPU of this machine.
+
+        Raises `DeviceError` without a GPU, its driver or TensorRT, `OptionError` where the bundle has no plans for it, and
+        `BundleError` for plans that cannot be trusted or are of another version.
+        """
+        cuda = Cuda.open()
+        plans = choose_plans(
+            bundle.manifest, bundle.path, cuda.gpu().architecture, tensorrt_library.installed
+        )
+        backend = next(iter(plans.values())).backend
+        try:
+            library = tensorrt_library.import_library(backend)
+        except ModuleNotFoundError as error:
+            raise DeviceError(
+                f"the plans of {bundle.path} are of {backend}, and the module {error.name} is missing: "
+                f"{_install(backend)}"
+            ) from error
+        except (ImportError, OSError, RuntimeError) as error:
+            raise DeviceError(f"{backend} is installed but cannot be loaded: {_first(error)}") from error
+        return cls(bundle, plans, library, cuda)
+
+    def interface(self, graph: str) -> GraphInfo:
+        return self._interfaces.get(graph) or super().interface(graph)
+
+    def load(self, *graphs: str) -> None:
+        for graph in graphs:
+            self._load(graph)
+
+    def constant(self, name: str, array: np.ndarray) -> View:
+        """Tensors of the bundle that plans take as inputs are held once, in the type that these bind."""
+        if (
+            any(name in plan.inputs for plan in self._plans.values())
+            and name in self._bundle.manifest.tensors
+        ):
+            return self._table(name)
+        return super().constant(name, array)
+
+    def close(self) -> None:
+        if self.stream:
+            self.synchronise()
+        self._calls.clear()
+        for call in list(self._bound):
+            call.forget()
+        self._loaded.clear()
+        super().close()
+
+    # --- calls ---
+
+    def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        key = (
+            graph,
+            *((name, view.address, view.shape) for name, view in inputs.items()),
+            *((name, view.address, view.shape) for name, view in outputs.items()),
+        )
+        call = self._calls.get(key)
+        if call is None:
+            portable = self._plans[graph].lowering == "portable" and any(
+                name.startswith(UPDATED) for name in outputs
+            )
+            bind = self._appending_call if portable else self._bound_call
+            call = self._calls[key] = bind(graph, inputs, outputs)
+            if len(self._calls) > MAX_CALLS:
+                self.synchronise()  # its context may still be at work
+                self._calls.popitem(last=False)
+        else:
+            self._calls.move_to_end(key)
+        return call
+
+    def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
+        loaded = self._load(graph)
+        given = dict(inputs)
+        for name in loaded.plan.inputs.keys() - inputs.keys():
+            given[name] = self._table(name)
+        sizes = loaded.sizes(given)
+        views = given | dict(outputs)
+        for name, binding in loaded.plan.outputs.items():
+            if name not in views:
+                views[name] = self._scratch(graph, binding.value, sizes)
+        for name, alias in loaded.aliases.items():
+            if views[name].address != views[alias].address:
+                raise ValueError(f"graph {graph}: {name} must be bound at the address of {alias}")
+        context = loaded.context(sizes, given, self.stream)
+        for name, view in views.items():
+            if not context.set_tensor_address(name, view.address):
+                raise self._failed("bind", f"{name} of {graph}")
+        if missing := context.infer_shapes():
+            raise self._failed("bind", f"{', '.join(missing)} of {graph}")
+        call = _BoundCall(self, graph, context, tuple(views.values()))
+        self._bound.add(call)
+        self._give_memory(call, context.update_device_memory_size_for_shapes())
+        return call
+
+    def _appending_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        """A portable plan, which hands out new rows, between the split of its mask and their way into the caches."""
+        if self._appending is None:
+            self._appending = Appending(self)
+        plan, starts = self._plans[graph], inputs[START]
+        width = inputs["hidden" if "hidden" in inputs else "source_rows"].shape[1]
+        given = {name: view for name, view in inputs.items() if name in plan.inputs}
+        made = {name: view for name, view in outputs.items() if not name.startswith(UPDATED)}
+        steps: list[Call] = []
+        if MASK in inputs:
+            mask = inputs[MASK]
+            given[MASK] = before = self._passing("mask.before", mask.shape, mask.dtype)
+            given[NEW_MASK] = own = self._passing("mask.own", (*mask.shape[:3], width), mask.dtype)
+            steps.append(self._appending.split(mask, starts, before, own))
+        pairs: list[tuple[View, View]] = []
+        for name, cache in outputs.items():
+            if name.startswith(UPDATED):
+                batch, heads, _, size = cache.shape
+                rows = self._passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                made[new_name(name)] = rows
+                pairs.append((rows, cache))
+        steps.append(self._bound_call(graph, given, made))
+        steps.append(self._appending.append(pairs, starts))
+        return _Steps(steps)
+
+    def _passing(self, name: str, shape: tuple[int, ...], dtype: str) -> View:
+        """Memory that holds something from one step of a call to the next: the calls of a stream share it."""
+        nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+        buffer = self._unread.get(("", name))
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._unread["", name] = self.allocate(name, nbytes)
+        return buffer.view(shape, dtype)
+
+    def _give_memory(self, call: _BoundCall, nbytes: int) -> None:
+        """Let `call` have activation memory; where it needs more than there is, all calls that are not captured move. The
+        others keep the block whose address was captured."""
+        block = self._activations
+        if block is None or block.nbytes < nbytes:
+            self.synchronise()
+            block = self._activations = self.allocate("activations", max(nbytes, self.alignment))
+            for other in self._bound:
+                if not other.captured:
+                    other.use(block)
+            self.settled += 1
+        call.use(block)
+
+    def _scratch(self, graph: str, value: ValueInfo, sizes: Mapping[str, int]) -> View:
+        """Memory for an output that nobody reads; every output of a plan needs an address."""
+        shape = tuple(sizes[size] if isinstance(size, str) else size for size in value.shape)
+        nbytes = math.prod(shape) * DTYPES[value.dtype].itemsize
+        buffer = self._unread.get((graph, value.name))
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._unread[graph, value.name] = self.allocate(f"{graph}.{value.name}.unread", nbytes)
+        return buffer.view(shape, value.dtype)
+
+    def _table(self, name: str) -> View:
+        if name not in self._tables:
+            stored = self._bundle.tensor(name)
+            kinds = {plan.inputs[name].dtype for plan in self._plans.values() if name in plan.inputs}
+            if len(kinds) != 1:
+                raise BundleError(
+                    f"plans bind {name} as {' and '.join(sorted(kinds))}; build them again with {self._command}"
+                )
+            kind = kinds.pop()
+            view = self.allocate(name, stored.size * DTYPES[kind].itemsize).view(stored.shape, kind)
+            width = stored.shape[-1]
+            for start in range(0, len(stored), TABLE_ROWS):
+                part = widen(stored[start : start + TABLE_ROWS], DTYPES[kind])
+                self.write(view.buffer.view(part.shape, kind, start * width), part)
+            self._tables[name] = view
+        return self._tables[name]
+
+    # --- plans ---
+
+    def _load(self, graph: str) -> _Loaded:
+        found = self._loaded.get(graph)
+        if found is None:
+            super().interface(graph)
+            begin, plan = time.perf_counter(), self._plans[graph]
+            self._logger.errors.clear()
+            engine = self._runtime.deserialize_cuda_engine(self._checked_bytes(plan))
+            if engine is None:
+                raise BundleError(
+                    f"{plan.backend} {self._library.__version__} cannot load {plan.file}: "
+                    f"{tensorrt_library.first_error(self._logger.errors)}; build it again with {self._command}"
+                )
+            found = self._loaded[graph] = _Loaded(plan, engine, self._library, self._command)
+            log.debug("loaded %s in %.2f s", plan.file, time.perf_counter() - begin)
+        return found
+
+    def _checked_bytes(self, plan: Plan) -> bytes:
+        """A plan's file: TensorRT is given what was compared with its checksum, and nothing else."""
+        path = self._bundle.path / plan.file
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
+        digest, listed = hashlib.sha256(data).hexdigest(), self._bundle.manifest.files[plan.file].sha256
+        if digest != listed:
+            raise BundleError(
+                f"{path}: SHA-256 is {digest[:12]}…, the manifest says {listed[:12]}…: the file was changed; build it again "
+                f"with {self._command}"
+            )
+        return data
+
+    def _failed(self, step: str, what: str) -> DeviceError:
+        reason = tensorrt_library.first_error(self._logger.errors)
+        return DeviceError(
+            f"TensorRT cannot {step} {what}: {reason}; build the plans again with {self._command}"
+        )
+
+
+class _BoundCall:
+    """An execution context with shapes and addresses that stay. `keep` holds what lies at the addresses."""
+
+    def __init__(self, engine: TensorRTEngine, graph: str, context: Any, keep: tuple[View, ...]):
+        self._engine, self._graph, self._keep = engine, graph, keep
+        self._context: Any = context
+        self._memory: Buffer | None = None
+        self.captured = False
+
+    @property
+    def capturable(self) -> bool:
+        """Whether TensorRT would let a stream capture this call."""
+        asked = getattr(self._context, "is_stream_capturable", None)  # of TensorRT-RTX
+        return asked is None or asked(self._engine.stream)
+
+    def use(self, memory: Buffer) -> None:
+        """Keep activations in `memory`."""
+        self._memory = memory
+        if hasattr(self._context, "set_device_memory"):
+            self._context.set_device_memory(memory.address, memory.nbytes)
+        else:  # of an older TensorRT
+            self._context.device_memory = memory.address
+
+    def run(self) -> None:
+        engine = self._engine
+        self.captured = self.captured or engine.capturing
+        if not self._context.execute_async_v3(engine.stream):
+            raise engine._failed("run", self._graph)
+
+    def forget(self) -> None:
+        """Let the context go before its plan."""
+        self._context = None
+
+
+class _Steps:
+    """Calls that are one call."""
+
+    def __init__(self, steps: Sequence[Call]):
+        self._steps = steps
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all of them can be captured."""
+        return all(getattr(step, "capturable", True) for step in self._steps)
+
+    def run(self) -> None:
+        for step in self._steps:
+            step.run()
+
+
+class _Loaded:
+    """A deserialised plan, compared with its entry in the manifest."""
+
+    def __init__(self, plan: Plan, engine: Any, library: Any, command: str):
+        self.plan, self._engine, self._library, self._command = plan, engine, library, command
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        kinds = {name: engine.get_tensor_dtype(name).name for name in names}
+        modes = {name: engine.get_tensor_mode(name).name.lower() for name in names}
+        declared = {each.name: (each.mode, each.dtype) for each in plan.bindings}
+        found = {name: (modes[name], tensorrt_library.DTYPES.get(kinds[name], kinds[name])) for name in names}
+        odd = sorted(name for name in declared.keys() | found.keys() if declared.get(name) != found.get(name))
+        if odd:
+            raise BundleError(
+                f"{plan.file}: inputs or outputs differ from manifest field 'plans': {', '.join(odd[:4])}; build it again "
+                f"with {command}"
+            )
+        self.aliases = {each.name: each.alias_of for each in plan.bindings if each.alias_of is not None}
+        for name, alias in self.aliases.items():
+            if engine.get_aliased_input_tensor(name) != alias:
+                raise BundleError(
+                    f"{plan.file}: {name} does not share the memory of {alias}, as the manifest says; build it again with "
+                    f"{command}"
+                )
+        self._profiles = [self._ranges(number) for number in range(engine.num_optimization_profiles)]
+
+    def sizes(self, views: Mapping[str, View]) -> dict[str, int]:
+        """What every symbolic dimension of the inputs is. Raises `ValueError` for shapes that do not fit the plan."""
+        sizes: dict[str, int] = {}
+        for name, binding in self.plan.inputs.items():
+            shape = views[name].shape
+            fits = len(shape) == len(binding.shape)
+            for size, wanted in zip(shape, binding.shape, strict=False):
+                fits = fits and size == (
+                    sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+                )
+            if not fits:
+                raise ValueError(
+                    f"graph {self.plan.graph}: {name} is {binding.shape} in {self.plan.file}, bound {shape}; build the plans "
+                    f"again with {self._command}"
+                )
+        return sizes
+
+    def context(self, sizes: Mapping[str, int], views: Mapping[str, View], stream: int) -> Any:
+        """A new execution context with these shapes. Raises `ValueError` for shapes outside every profile."""
+        profile = self._profile(sizes)
+        context: Any = self._engine.create_execution_context(self._strategy())
+        if (
+            context is None
+            or not context.set_optimization_profile_async(profile, stream)
+            or not all(context.set_input_shape(name, views[name].shape) for name in self.plan.inputs)
+        ):
+            raise DeviceError(
+                f"TensorRT takes no {dict(sizes)} of graph {self.plan.graph}; build the plans again with {self._command}"
+            )
+        return context
+
+    def _strategy(self) -> Any:
+        """What a context is made with: the engine brings its memory. TensorRT-RTX compiles kernels for the shapes at once:
+        those that it uses until then would be the ones that are captured."""
+        user_managed = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
+        specialising = getattr(self._library, "DynamicShapesKernelSpecializationStrategy", None)
+        if specialising is None:
+            return user_managed
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(user_managed)
+        config.dynamic_shapes_kernel_specialization_strategy = specialising.EAGER
+        return config
+
+    def _profile(self, sizes: Mapping[str, int]) -> int:
+        """The profile with these sizes, of several the one whose largest sizes are smallest."""
+        fitting = [
+            (math.prod(high for _, high in ranges.values()), number)
+            for number, ranges in enumerate(self._profiles)
+            if all(low <= sizes[name] <= high for name, (low, high) in ranges.items())
+        ]
+        if fitting:
+            return min(fitting)[1]
+        has = "; ".join(
+            ", ".join(f"{name} {low} to {high}" for name, (low, high) in ranges.items())
+            for ranges in self._profiles
+        )
+        asked = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"graph {self.plan.graph}: no profile of {self.plan.file} has {asked}; it has {has}; build a bundle with larger "
+            f"limits, and its plans with {self._command}"
+        )
+
+    def _ranges(self, number: int) -> dict[str, tuple[int, int]]:
+        """Smallest and largest size of every symbolic dimension in a profile."""
+        ranges: dict[str, tuple[int, int]] = {}
+        for name, binding in self.plan.inputs.items():
+            if not any(isinstance(size, str) for size in binding.shape):
+                continue
+            low, _, high = self._engine.get_tensor_profile_shape(name, number)
+            for size, least, most in zip(binding.shape, low, high, strict=True):
+                if isinstance(size, str):
+                    before = ranges.get(size, (least, most))
+                    ranges[size] = (max(before[0], least), min(before[1], most))
+        return ranges
+
+
+def _interface(info: GraphInfo, plan: Plan) -> GraphInfo:
+    """A graph as its plan binds it: the types are the plan's, and what it offers beside the graph's outputs."""
+    bindings = {each.name: each.value for each in plan.bindings}
+
+    def bound(value: ValueInfo) -> ValueInfo:
+        # An updated cache is of the type of the cache, whether the plan has it as an output or not.
+        found = bindings.get(value.name.removeprefix(UPDATED))
+        return value if found is None else ValueInfo(name=value.name, dtype=found.dtype, shape=value.shape)
+
+    outputs = [bound(value) for value in info.outputs]
+    known = {value.name for value in outputs} | {new_name(value.name) for value in outputs}
+    more = [each.value for name, each in plan.outputs.items() if name not in known]
+    return GraphInfo(
+        file=plan.file,
+        role=info.role,
+        inputs=[bound(value) for value in info.inputs],
+        outputs=[*outputs, *more],
+        layers=info.layers,
+    )
+
+
+def _check_version(plans: Mapping[str, Plan], version: str, command: str) -> None:
+    for plan in plans.values():
+        if tensorrt_library.numbers(plan.version, 3) != tensorrt_library.numbers(version, 3):
+            raise BundleError(
+                f"{plan.file}: built by {plan.backend} {plan.version}, here is {version}, which cannot run it; build the plans "
+                f"again with {command}"
+            )
+
+
+def _install(backend: str) -> str:
+    from ..extras import install_command
+
+    return install_command(backend) + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

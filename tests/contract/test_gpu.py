@@ -1,0 +1,136 @@
+"""What only a GPU can show: `make test-gpu`. Skipped, with what is missing, everywhere else. No machine has run it yet."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lossless
+import numpy as np
+import pytest
+from vlmexport.exporter.tensorrt import PlanOptions
+from vlmexport.exporter.tensorrt.compile import compile_bundle
+from vlmexport.runtime.decode.appending import append_rows, split_mask
+from vlmexport.runtime.engines import tensorrt_library
+from vlmexport.runtime.engines.appending import Appending
+from vlmexport.runtime.engines.base import DTYPES
+from vlmexport.runtime.engines.cuda import Cuda
+from vlmexport.runtime.engines.device import DeviceEngine
+from vlmexport.runtime.errors import DeviceError
+from vlmexport.runtime.session import Session
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Cuda:
+    try:
+        return Cuda.open()
+    except DeviceError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+
+
+@pytest.fixture(scope="module")
+def planned(
+    cuda: Cuda, tiny_bundle: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """`planned(name, lowering)`: a bundle with float32 plans for this GPU, built here."""
+    if not tensorrt_library.installed("tensorrt"):
+        pytest.skip("needs the module tensorrt: pip install '.[tensorrt]'")
+    made: dict[tuple[str, str], Path] = {}
+
+    def get(name: str, lowering: str = "native") -> Path:
+        if (name, lowering) not in made:
+            folder = tmp_path_factory.mktemp("gpu") / "bundle"
+            shutil.copytree(tiny_bundle(name).path, folder)
+            compile_bundle(folder, PlanOptions("tensorrt", "native", "fp32", lowering))
+            made[name, lowering] = folder
+        return made[name, lowering]
+
+    return get
+
+
+class _Device(DeviceEngine):
+    """Memory and transfers alone."""
+
+    name = "memory"
+
+    def _bind(self, graph: str, inputs: Any, outputs: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def device(cuda: Cuda) -> Any:
+    engine = _Device({}, cuda)
+    yield engine
+    engine.close()
+
+
+def test_what_is_written_is_read(device: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 255, (3, 5 << 20), np.uint8)
+    view = device.allocate("bytes", values.nbytes).view(values.shape, "uint8")
+    device.write(view, values)
+    other = device.allocate("copy", values.nbytes, zeroed=True).view(values.shape, "uint8")
+    device.copy(other, view).run()
+    assert np.array_equal(device.read(other), values)
+
+
+def test_a_program_does_the_same_again(device: Any) -> None:
+    up, down = (device.allocate(name, 256).view((256,), "uint8") for name in ("up", "down"))
+    program = device.program([device.copy(down, up)], up, down)
+    for number in range(4):
+        program.upload[:] = number
+        program.launch()
+        program.wait()
+        assert (program.download == number).all()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16", "float32", "bfloat16"])
+def test_the_kernels_do_what_numpy_does(device: Any, dtype: str) -> None:
+    rng, kind = np.random.default_rng(1), DTYPES[dtype]
+
+    def some(*shape: int) -> np.ndarray:
+        return rng.integers(0, 2 if dtype == "bool" else 1000, shape).astype(kind)
+
+    def held(array: np.ndarray, as_dtype: str = dtype) -> Any:
+        view = device.allocate("x", array.nbytes).view(array.shape, as_dtype)
+        device.write(view, array)
+        return view
+
+    appending, starts = Appending(device), [3, 0, 17]
+    at = held(np.array(starts, np.int64), "int64")
+    mask = some(3, 2, 5, 40)
+    before, own = held(np.zeros_like(mask)), held(some(3, 2, 5, 5))
+    appending.split(held(mask), at, before, own).run()
+    wanted = split_mask(mask, starts)
+    assert np.array_equal(device.read(before), wanted[0]) and np.array_equal(device.read(own), wanted[1])
+    rows, caches = [some(3, 2, 5, 8) for _ in range(3)], [some(3, 2, 40, 8) for _ in range(3)]
+    views = [held(cache) for cache in caches]
+    appending.append([(held(one), view) for one, view in zip(rows, views, strict=True)], at).run()
+    for one, cache, view in zip(rows, caches, views, strict=True):
+        append_rows(cache, one, starts)
+        assert np.array_equal(device.read(view), cache)
+
+
+@pytest.mark.parametrize("lowering", ["native", "portable"])
+@pytest.mark.parametrize("family", ["t5", "llama", "vit-gpt2", "qwen2.5-vl"])
+def test_drafts_change_no_token(planned: Callable, family: str, lowering: str) -> None:
+    """Every draft on the GPU says what plain decoding on it says, and nearly always what a CPU says."""
+    folder = planned(family, lowering)
+    said: dict[tuple[str, str], list[list[int]]] = {}
+    for where in ("cpu", "tensorrt"):
+        with Session.load(folder, device=where) as session:
+            picture = session.bundle.manifest.image is not None
+            for name in ("none", *(draft.name for draft in session.bundle.manifest.drafts)):
+                said[where, name] = [
+                    session.generate(
+                        lossless.image_array(seed) if picture else None, prompt, max_new_tokens=24, draft=name
+                    ).tokens
+                    for seed, prompt in enumerate(("the red cup", "describe it", "a"))
+                ]
+    plain = said["tensorrt", "none"]
+    assert all(tokens == plain for (where, _), tokens in said.items() if where == "tensorrt")
+    first = [tokens[0] for tokens in said["cpu", "none"]]
+    assert [tokens[0] for tokens in plain] == first, "float32 on both: the first token is no near-tie"
