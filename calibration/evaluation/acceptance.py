@@ -158,10 +158,10 @@ class Counted:
     ) -> None:
         """Counts `cycles(right, draft_length, ended)` of every record; `right` has an entry for each of `records` and
         `tokens` int64 [N], whose each and what it says."""
-        owner, tokens = records.cpu().numpy(), tokens.cpu().numpy()
+        owner, said = records.cpu().numpy(), tokens.cpu().numpy()
         for record in np.unique(owner):
             mine = owner == record
-            one = cycles(right[mine].tolist(), self.draft_length, int(tokens[mine][-1]) in self.eos)
+            one = cycles(right[mine].tolist(), self.draft_length, int(said[mine][-1]) in self.eos)
             self.cycles = Stats.total([self.cycles, one])
             self.tokens += int(mine.sum())
 

@@ -8,9 +8,10 @@ teacher-forced pass with the layer unrolled from every place (`training/texts.py
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...exporter.drafts.eagle_network import EagleNetwork
 from ..targets.target import Texts
@@ -23,8 +24,9 @@ class LayerCount(Counted):
     """Collects the acceptance of a layer; `agreement` and `overlap` are of the first drafted token."""
 
     def __init__(
-        self, network: EagleNetwork, lm_head: nn.Linear, draft_length: int, eos_token_ids: Collection[int]
+        self, network: EagleNetwork, lm_head: Any, draft_length: int, eos_token_ids: Collection[int]
     ) -> None:
+        """`lm_head` is the target's linear layer [V, E]."""
         super().__init__(draft_length, eos_token_ids)
         self._network, self._head = network.eval(), lm_head
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -15,7 +16,7 @@ from ...exporter.drafts.base import Draft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
 from ..targets.target import Target
-from .features import CachedFeatures, FeatureSource, LiveFeatures, build_cache
+from .features import CachedFeatures, FeatureSource, LiveFeatures, Source, build_cache
 from .objectives import objective_for
 from .options import LoopOptions, Options
 from .texts import TextFeatures
@@ -112,7 +113,7 @@ def source_for(
     kind_options: Options,
     cache: Path | None = None,
     cache_dtype: str = "float16",
-) -> FeatureSource | TextFeatures:
+) -> Source[Any]:
     """What a draft of these options learns from."""
     if kind_options.whole_texts:
         return TextFeatures(target, records)

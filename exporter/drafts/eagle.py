@@ -101,7 +101,7 @@ class EagleDraft(TrainedDraft):
         layer = _traced(self.network)
         graph = Composer(ROLE, store, ROLE)
         given = {name: graph.input(name) for name in layer.inputs if name not in ("embedded", "features")}
-        hidden, source, drafted = (graph.input(name) for name in ("hidden", "source_rows", "drafted"))
+        hidden, source, drafted = (graph.input(name) for name in ("hidden", "feature_index", "drafted"))
         rows = graph.node("Gather", [hidden, source], "rows", axis=0)
         features = graph.node("Where", [drafted, rows, norm.applied(graph, rows)], "features")
         given |= {"embedded": embedded_rows(graph, "next_ids"), "features": features}
@@ -161,7 +161,7 @@ class EagleDraft(TrainedDraft):
             found = run(
                 {
                     "hidden": rows.reshape(-1, width),
-                    "source_rows": source,
+                    "feature_index": source,
                     "drafted": np.array([drafted]),
                     "next_ids": captured.token_ids[:, start:end].copy(),
                     "positions": np.broadcast_to(places, (batch, end - start)).copy(),

@@ -75,26 +75,22 @@ def _config(path: Path, document: dict[str, Any], bias: bool) -> EagleConfig:
         raise ExportError(f"{path}: hidden_act {activation!r:.40} is not supported, only silu")
     heads: Any = document.get("num_attention_heads")
     width: Any = document.get("hidden_size")
-    size = document.get("head_dim")
+    size: Any = document.get("head_dim")
     if size is None and type(heads) is int and type(width) is int and heads > 0:
         size = width // heads
-    own: Any = {
+    given: dict[str, Any] = {
+        "hidden_size": width,
+        "vocab_size": document.get("vocab_size"),
+        "num_heads": heads,
         "num_kv_heads": document.get("num_key_value_heads") or heads,
+        "head_dim": size,
+        "intermediate_size": document.get("intermediate_size"),
         "rope_theta": document.get("rope_theta", 10000.0),
         "norm_eps": document.get("rms_norm_eps", 1e-6),
+        "fc_bias": bias,
     }
-    vocabulary: Any = document.get("vocab_size")
-    inner: Any = document.get("intermediate_size")
     try:
-        return EagleConfig(
-            width,
-            vocabulary,
-            heads,
-            head_dim=size,
-            intermediate_size=inner,
-            fc_bias=bias,
-            **own,  # type: ignore[arg-type]
-        )
+        return EagleConfig(**given)
     except (OptionError, TypeError) as error:
         raise ExportError(f"{path}: {error}") from error
 

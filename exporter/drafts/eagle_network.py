@@ -125,10 +125,10 @@ class EagleNetwork(nn.Module):
                 head_dim=config.head_dim,
                 rms_norm_eps=config.norm_eps,
                 num_hidden_layers=1,
-                attn_implementation="sdpa",
             ),
             0,
         )
+        layer.self_attn.config._attn_implementation = "sdpa"
         layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
         self.layers = nn.ModuleList([layer])
         if config.head != "shared":

@@ -130,7 +130,7 @@ def _eagle(manifest: Manifest) -> tuple[Values, Values]:
     caches = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
     inputs: Values = {
         "hidden": (dtype, ("sources", width)),
-        "source_rows": ("int64", ("batch", "width")),
+        "feature_index": ("int64", ("batch", "width")),
         "drafted": ("bool", (1,)),
         "next_ids": ("int64", ("batch", "width")),
         "embedding_table": (table.dtype, tuple(table.shape)),

@@ -43,7 +43,7 @@ class EaglePass:
         def host(what: str, size: int, dtype: str = "int64") -> HostBuffer:
             return HostBuffer(engine, f"{name}.{what}", size, dtype)
 
-        self._sources, self._next = host("source_rows", rows), host("next_ids", rows)
+        self._sources, self._next = host("feature_index", rows), host("next_ids", rows)
         self._positions, self._indices = host("positions", rows), host("write_indices", batch)
         self._asked, self._mask = (
             host("row_index", rows),
@@ -114,7 +114,7 @@ class EaglePass:
         ids, scores = self._ids.view(ranked, "int64"), self._scores.view(ranked, "float32")
         inputs = {
             "hidden": features,
-            "source_rows": self._sources.view(shape),
+            "feature_index": self._sources.view(shape),
             "drafted": self._kinds[drafted].view((1,)),
             "next_ids": self._next.view(shape),
             "embedding_table": self._table,

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rig import Rig
+from vlmexport.exporter.drafts.eagle import D2T
 from vlmexport.runtime.proposers.eagle import Eagle
 from vlmexport.runtime.proposers.eagle_pass import EaglePass
 from vlmexport.runtime.proposers.growth import Growth
@@ -96,13 +98,14 @@ def d2t_left_out(patch: Patch) -> None:
         expand(self, node, [places[token] for token in tokens], scores)
 
     places: dict[int, int] = {}
-    made = Eagle.__init__
+    fresh = Rig.fresh
 
-    def init(self: Any, draft: Any, decoder: Any) -> None:
-        made(self, draft, decoder)
-        places.update({int(token): place for place, token in enumerate(decoder.d2t)})
+    def learned(self: Any) -> Any:
+        d2t = self.tiny.bundle.tensor(D2T)
+        places.update({int(token): place for place, token in enumerate(d2t)})
+        return fresh(self)
 
-    patch.setattr(Eagle, "__init__", init)
+    patch.setattr(Rig, "fresh", learned)
     patch.setattr(Growth, "expand", wrong)
 
 

@@ -102,7 +102,7 @@ class _Model:
 
     def eagle(self, io: Tensors) -> Tensors:
         network: Any = self.networks["eagle"]
-        shape, rows = io["source_rows"].shape, io["hidden"][io["source_rows"]]
+        shape, rows = io["feature_index"].shape, io["hidden"][io["feature_index"]]
         if not io["drafted"].item():
             rows = self.normed({"hidden": rows, "row_index": torch.arange(shape.numel())}).view_as(rows)
         embedded = self.embed({"token_ids": io["next_ids"], "embedding_table": io["embedding_table"]})[
