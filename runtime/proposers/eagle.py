@@ -108,9 +108,10 @@ class Eagle(Proposer):
             self._open.index(sequence): Growth(sequence.tokens[-1], budget, sequence.limits.eos_token_ids)
             for sequence, budget in zip(sequences, budgets, strict=True)
         }
+        lasts = [max(count - 1, 0) for count in self._waiting]
         ids, scores, width = self._catch_up(max(sum(growth.widths) for growth in growths.values()))
         trees = {
-            place: _Growing(self._open[place], growth, {0: place * width + self._last[place]}, {})
+            place: _Growing(self._open[place], growth, {0: place * width + lasts[place]}, {})
             for place, growth in growths.items()
         }
         for place, tree in trees.items():
@@ -160,7 +161,6 @@ class Eagle(Proposer):
             for length, count in zip(arena.lengths, waiting, strict=False)
         )
         arena.reserve(min(needed, arena.capacity) - arena.length)
-        self._last = [max(count - 1, 0) for count in waiting]
         rows = [
             range(place * self._slots, place * self._slots + count) for place, count in enumerate(waiting)
         ]

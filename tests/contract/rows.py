@@ -236,9 +236,9 @@ def eagle(rig_for: RigFor, family: str) -> None:
     network = rig.tiny.networks()["eagle"]
     assert asked.ranks == 10
     requests = [rig.request(seed, length) for seed, length in ((52, 5), (53, 11), (54, 8))]
-    want = [rig.oracle.greedy(request, 40) for request in requests]
+    want = [rig.oracle.greedy(request, 48) for request in requests]
     sequences = [
-        Sequence(rig.first_ids(request), SequenceLimits(40), Stats(), proposer=proposer)
+        Sequence(rig.first_ids(request), SequenceLimits(48), Stats(), proposer=proposer)
         for request in requests
     ]
     rig.decoder.reset(0)
@@ -272,6 +272,19 @@ def eagle(rig_for: RigFor, family: str) -> None:
             proposer.advance(sequence, trees[i], Verdict(paths[i], token, len(paths[i])), rows)
             sequence.tokens += [*(trees[i].tokens[node] for node in paths[i]), token]
         rig.decoder.accept_all(trees, paths)
+    for _ in range(3):  # more rows wait than have room, and nobody asks for a tree
+        trees = [
+            TokenTree.chain(tokens[len(sequence.tokens) - 1 :][:8])
+            for sequence, tokens in zip(sequences, want, strict=True)
+        ]
+        rig.full(*trees)
+        path = list(range(1, 8))
+        for i, sequence in enumerate(sequences):
+            done = len(sequence.tokens)
+            rows = rig.decoder.verified_rows(i, 8)
+            proposer.advance(sequence, trees[i], Verdict(path, want[i][done + 7], 7), rows)
+            sequence.tokens += want[i][done : done + 8]
+        rig.decoder.accept_all(trees, [path] * 3)
     proposer.end(sequences[0])
     (found,) = proposer.propose(sequences[2:], [Budget(7, 3)])
     layer = EagleOracle(rig, network, requests[2], sequences[2].tokens)

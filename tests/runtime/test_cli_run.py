@@ -548,6 +548,8 @@ def test_timing_leaves_the_session_as_it_was(tiny_bundle: Bundles, family: str) 
         found = costs.drafts[draft.name]
         if draft.heads is not None:
             assert found == DraftCosts(once=found.once) and found.once > 0
+        elif draft.cache is not None:
+            assert found == DraftCosts(propose=found.propose) and found.propose > 0
         elif draft.layer is None:
             assert found == FREE
         else:
