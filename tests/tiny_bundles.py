@@ -12,6 +12,8 @@ import tiny_models
 import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+from vlmexport.exporter.drafts.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
@@ -27,7 +29,7 @@ class Recipe:
     the bundle and of the checkpoint's numbers.
 
     At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, and
-    three Medusa heads, random too, with a projection as `head` says.
+    three Medusa heads, random too, with a projection as `head` says; an EAGLE layer as well, with the same `head`.
     """
 
     checkpoint: str
@@ -112,6 +114,7 @@ class TinyBundle:
     path: Path
     draft_folders: dict[int, Path]
     medusa: Path
+    eagle: Path
 
     @cached_property
     def bundle(self) -> Bundle:
@@ -125,7 +128,10 @@ class TinyBundle:
             f"imitation.{n}": ImitationDraft.load(folder).stored_as(precision).network
             for n, folder in self.draft_folders.items()
         }
-        return found | {"medusa": MedusaDraft.load(self.medusa).stored_as(precision).network}
+        return found | {
+            "medusa": MedusaDraft.load(self.medusa).stored_as(precision).network,
+            "eagle": EagleDraft.load(self.eagle).stored_as(precision).network,
+        }
 
 
 def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
@@ -169,10 +175,34 @@ def untrained_heads(checkpoint: Path, folder: Path, head: str = "own", seed: int
     return folder
 
 
+def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: int = 13) -> Path:
+    """Writes an EAGLE layer for `checkpoint` with random weights; its shape is not that of the target's layers."""
+    source = open_checkpoint(str(checkpoint))
+    language = family_for(source).language
+    vocabulary, width = language.head.shape
+    trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
+    network = EagleNetwork(EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head, trimmed=trimmed))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+        if trimmed is not None:
+            network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
+    target = {
+        "name": checkpoint.name,
+        "fingerprint": fingerprint(source),
+        "num_layers": language.decoder.num_layers,
+    }
+    EagleDraft(network=network.eval(), target=target).save(folder)
+    return folder
+
+
 def load(name: str, folder: Path) -> TinyBundle | None:
     """The bundle that `build` left in `folder`, or None when there is none."""
     drafts = {n: folder / f"draft-{n}" for n in BUNDLES[name].draft_layers}
-    made = TinyBundle(name, folder / "checkpoint", folder / "bundle", drafts, folder / "medusa")
+    made = TinyBundle(
+        name, folder / "checkpoint", folder / "bundle", drafts, folder / "medusa", folder / "eagle"
+    )
     return made if (made.path / "manifest.json").is_file() else None
 
 
@@ -185,6 +215,7 @@ def build(name: str, folder: Path) -> TinyBundle:
     )
     drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
+    drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head)))
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
         BuildRequest(

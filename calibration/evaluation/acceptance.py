@@ -99,6 +99,27 @@ def greedy_cycles(matches: Sequence[bool], draft_length: int, ended: bool = True
     return stats
 
 
+def chain_cycles(hits: Sequence[Sequence[bool]], draft_length: int, ended: bool = True) -> Stats:
+    """Replays chains of a draft that proposes several tokens at once over one answer, as the runtime counts them.
+
+    Args:
+        hits: [n][depth], n tokens after the first: with r + 1 tokens emitted, whether the token that is proposed at each
+            depth is right, given that those before it were. What is behind the last one is not proposed.
+        draft_length: d. ended: as for `greedy_cycles`.
+    """
+    stats, at = Stats(tokens=1 + len(hits)), 0
+    while at < len(hits):
+        left = len(hits) - at
+        depth = min(draft_length, len(hits[at]), left if ended else left - 1)
+        run = 0
+        while run < depth and hits[at][run]:
+            run += 1
+        stats.count(depth, run, min(run + 1, depth))
+        stats.discarded += max(0, run + 1 - left)
+        at += run + 1
+    return stats
+
+
 class _Head(Protocol):
     """What is needed of a target."""
 
@@ -132,12 +153,15 @@ class Counted:
         np.add.at(self.hits, positions, right)
         np.add.at(self.answers, positions, 1)
 
-    def _replay(self, rows: Rows, right: np.ndarray, cycles: Callable[[Any, int, bool], Stats]) -> None:
-        """Counts `cycles(right, draft_length, ended)` of every record; `right` has an entry for each of `rows`."""
-        owner, tokens = rows.records.cpu().numpy(), rows.tokens.cpu().numpy()
+    def _replay(
+        self, records: Tensor, tokens: Tensor, right: np.ndarray, cycles: Callable[[Any, int, bool], Stats]
+    ) -> None:
+        """Counts `cycles(right, draft_length, ended)` of every record; `right` has an entry for each of `records` and
+        `tokens` int64 [N], whose each and what it says."""
+        owner, said = records.cpu().numpy(), tokens.cpu().numpy()
         for record in np.unique(owner):
             mine = owner == record
-            one = cycles(right[mine].tolist(), self.draft_length, int(tokens[mine][-1]) in self.eos)
+            one = cycles(right[mine].tolist(), self.draft_length, int(said[mine][-1]) in self.eos)
             self.cycles = Stats.total([self.cycles, one])
             self.tokens += int(mine.sum())
 
@@ -152,7 +176,7 @@ class Count(Counted):
         self.shared += overlap(drafted, target).sum().item()
         matches = agreement(drafted, target).cpu().numpy()
         self._place(rows.positions.cpu().numpy(), matches)
-        self._replay(rows, matches, greedy_cycles)
+        self._replay(rows.records, rows.tokens, matches, greedy_cycles)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...runtime.speculate.stats import Stats
 from ..targets.target import Rows
 from ..training.losses import overlap
-from .acceptance import Counted
+from .acceptance import Counted, chain_cycles
 
 
 def head_cycles(hits: Sequence[Sequence[bool]], draft_length: int, ended: bool = True) -> Stats:
@@ -26,17 +26,7 @@ def head_cycles(hits: Sequence[Sequence[bool]], draft_length: int, ended: bool =
         draft_length: d; heads propose no more than they are.
         ended: the last token is an end token; otherwise the limit cut the answer (see `greedy_cycles`).
     """
-    stats, at = Stats(tokens=1 + len(hits)), 0
-    while at < len(hits):
-        left = len(hits) - at
-        depth = min(draft_length, len(hits[at - 1]), left if ended else left - 1) if at else 0
-        run = 0
-        while run < depth and hits[at - 1][run]:
-            run += 1
-        stats.count(depth, run, min(run + 1, depth))
-        stats.discarded += max(0, run + 1 - left)
-        at += run + 1
-    return stats
+    return chain_cycles([[], *hits][: len(hits)], draft_length, ended)
 
 
 class HeadCount(Counted):
@@ -50,4 +40,4 @@ class HeadCount(Counted):
         places = np.flatnonzero((wanted[:, 0] >= 0).cpu().numpy())
         self.shared += overlap(first[places], target[places + 1]).sum().item()
         self._place(rows.positions.cpu().numpy()[places] + 1, right[places, 0])
-        self._replay(rows, right, head_cycles)
+        self._replay(rows.records, rows.tokens, right, head_cycles)

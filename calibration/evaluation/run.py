@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
 from ...exporter.drafts.base import SelfDraft
+from ...exporter.drafts.eagle import EagleDraft
 from ...exporter.drafts.medusa import MedusaDraft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
-from ..targets.target import Rows, Target
+from ..targets.target import Rows, Target, Texts
 from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
 from .acceptance import Acceptance, Count
 from .heads import HeadCount
+from .layers import LayerCount
 
 _BATCH = 64
 
@@ -54,15 +56,26 @@ def evaluate_drafts(
     check_writer(target, records)
     if max_new_tokens is not None:
         records = answered(target, records, max_new_tokens, say)
-    layers = sorted({measured.layer for measured in found.values()})
+    by_row = [measured for measured in found.values() if isinstance(measured, MeasuredRows)]
+    by_text = [measured for measured in found.values() if isinstance(measured, MeasuredLayer)]
+    layers = sorted({measured.layer for measured in by_row})
     for at in range(0, len(records), _BATCH):
-        rows, trunks = target.rows(records[at : at + _BATCH], layers)
-        if len(rows):
-            own = target.head(rows.residuals[:, -1])
-            for measured in found.values():
-                measured.add(trunks[measured.layer], own, rows)
+        chunk = records[at : at + _BATCH]
+        if by_row:
+            _add_rows(target, by_row, *target.rows(chunk, layers))
+        if by_text:
+            texts = target.texts(chunk)
+            for measured in by_text:
+                measured.add(texts)
         say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
     return {name: measured.result() for name, measured in found.items()}
+
+
+def _add_rows(target: Target, drafts: Sequence[MeasuredRows], rows: Rows, trunks: dict[int, Tensor]) -> None:
+    if len(rows):
+        own = target.head(rows.residuals[:, -1])
+        for measured in drafts:
+            measured.add(trunks[measured.layer], own, rows)
 
 
 def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Report) -> RecordSet:
@@ -84,16 +97,21 @@ def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Re
 
 
 class Measured(Protocol):
-    """A draft that is being measured: it reads the rows after `layer`."""
+    """A draft that is being measured."""
+
+    def result(self) -> Acceptance:
+        """The figures over everything that was added."""
+        ...
+
+
+@runtime_checkable
+class MeasuredRows(Measured, Protocol):
+    """A draft that reads the rows after `layer`, each by itself."""
 
     layer: int
 
     def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
         """Rows [N, E] after `layer`, the target's logits [N, V], and what they belong to."""
-        ...
-
-    def result(self) -> Acceptance:
-        """The figures over everything that was added."""
         ...
 
 
@@ -131,6 +149,20 @@ class MeasuredHeads:
         self._count.add(best, ahead(rows, network.config.heads), first, own, rows)
 
 
+class MeasuredLayer:
+    """An EAGLE layer, which reads whole texts; chains of its likeliest tokens."""
+
+    def __init__(self, target: Target, draft: EagleDraft, draft_length: int) -> None:
+        self._target = target
+        network = draft.network.to(target.device)
+        self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
+        self.result = self._count.result
+
+    def add(self, texts: Texts) -> None:
+        """Whole texts."""
+        self._count.add(texts, self._target.features)
+
+
 def open_measured(target: Target, name: str, draft_length: int) -> Measured:
     """A draft folder, or `KIND@N` of an untrained kind, checked against the target and on its device."""
     kind, at, layer = name.partition("@")
@@ -148,6 +180,8 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
     if isinstance(draft, MedusaDraft):
         return MeasuredHeads(target, draft, draft_length)
+    if isinstance(draft, EagleDraft):
+        return MeasuredLayer(target, draft, draft_length)
     if isinstance(draft, SelfDraft):
         return MeasuredSelfDraft(target, draft, draft_length)
     raise OptionError(

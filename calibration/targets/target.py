@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...exporter.build.generation import describe_generation
 from ...exporter.build.text import end_tokens
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ...exporter.families.base import Family, ReferencePrompt
+from ...exporter.families.base import DecoderShape, Family, ReferencePrompt
 from ...exporter.families.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
 from ...runtime.errors import InputError, OptionError
@@ -43,6 +43,24 @@ class Rows:
         return len(self.tokens)
 
 
+@dataclass
+class Texts:
+    """Whole texts of B records, prompts included: for drafts that look back at what they read.
+
+    Place t of a record is the target's row at position t with the token that follows it there; places behind its end are
+    zero. A draft may learn from place t where the token after that one is the target's to say and not the first of an
+    answer, which prefill emits.
+    """
+
+    hidden: Tensor  # [B, T, E] after the last layer, before the final norm
+    embedded: Tensor  # [B, T, E] the embedding of the token that follows
+    tokens: Tensor  # int64 [B, T] that token
+    learned: Tensor  # bool [B, T] places whose next row, and the token that it says, are known and part of an answer
+
+    def __len__(self) -> int:
+        return int(self.learned.sum())
+
+
 class Target:
     """A trained model of any supported family; frozen, unless a training asks for `changing`.
 
@@ -59,7 +77,7 @@ class Target:
         self.tokenizer = checkpoint.tokenizer
         parts = family.parts(self.model)
         self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
-        self.logit_scale = parts.logit_scale
+        self.logit_scale, self.embed = parts.logit_scale, parts.embed
 
     @property
     def fingerprint(self) -> str:
@@ -75,6 +93,11 @@ class Target:
     def hidden_size(self) -> int:
         """E."""
         return self.lm_head.in_features  # type: ignore[return-value]
+
+    @property
+    def decoder(self) -> DecoderShape:
+        """Sizes of its decoder."""
+        return self.family.decoder
 
     def check_layer(self, layer: int) -> None:
         """OptionError unless 1 <= layer < L."""
@@ -218,6 +241,30 @@ class Target:
             torch.tensor(positions, dtype=torch.long, device=self.device),
         )
         return rows, trunks
+
+    def texts(self, records: Sequence[Record]) -> Texts:
+        """The records' texts behind their prompts, teacher-forced."""
+        answers = [self.answer(r) for r in records]
+        kept: dict[int, Tensor] = {}
+        handles = [
+            self.layers[-1].register_forward_hook(_keep(kept, 0)),
+            self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)),
+        ]
+        try:
+            with torch.no_grad():
+                starts = self._forward(records, answers)
+        finally:
+            for handle in handles:
+                handle.remove()
+        hidden = kept[0].clone()
+        tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=self.device)
+        learned = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=self.device)
+        for b, (record, answer, start) in enumerate(zip(records, answers, starts, strict=True)):
+            ids = (*decoder_prefix(self.prompt(record)), *answer)[1:]
+            tokens[b, : len(ids)] = torch.tensor(ids, device=self.device)
+            hidden[b, len(ids) :] = 0
+            learned[b, start : len(ids) - 1] = True
+        return Texts(hidden, self.embed(tokens), tokens, learned)
 
     def _forward(self, records: Sequence[Record], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per record."""

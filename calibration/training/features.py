@@ -12,9 +12,9 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,19 +28,26 @@ from ..targets.target import FUSED, Rows, Target
 CACHE_DTYPES = ("float16", "float32")
 
 
-class FeatureSource(Protocol):
-    """Rows of records by index."""
+Batch = TypeVar("Batch", bound=Sized, covariant=True)
+
+
+class Source(Protocol[Batch]):
+    """What a draft learns from, by the index of its record."""
 
     def __len__(self) -> int:
         """How many records there are."""
         ...
 
-    def rows(self, indices: Sequence[int]) -> Rows:
-        """Rows of these records, float32; `Rows.records` counts within `indices`."""
+    def rows(self, indices: Sequence[int]) -> Batch:
+        """What there is of these records; its length counts what is learned from it."""
         ...
 
 
-def in_batches(source: FeatureSource, size: int) -> Iterator[Rows]:
+class FeatureSource(Source[Rows], Protocol):
+    """Rows of records by index, float32; `Rows.records` counts within `indices`."""
+
+
+def in_batches(source: Source[Batch], size: int) -> Iterator[Batch]:
     """All rows of a source, `size` records at a time; records without a row give nothing."""
     for at in range(0, len(source), size):
         rows = source.rows(range(at, min(at + size, len(source))))

@@ -17,14 +17,16 @@ from .options import LoopOptions, Options, flag_of
 def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:
     """`command`, whose parameter `options` (a mapping of names to values or None) becomes one flag per option.
 
-    A flag that several kinds have is one flag; its help is the first kind's.
+    A flag that several kinds have is one flag; its help is the first kind's, and names the defaults of others that differ.
     """
     signature = inspect.signature(command, eval_str=True)
-    flags: dict[str, inspect.Parameter] = {}
-    for owner in (LoopOptions, *map(options_of, KINDS)):
-        hints = get_type_hints(owner)
+    owners: dict[str, dict[str, Field[Any]]] = {}
+    hints: dict[str, Any] = {}
+    for kind, owner in (("", LoopOptions), *((kind, options_of(kind)) for kind in KINDS)):
+        hints = get_type_hints(owner) | hints
         for one in fields(owner):  # type: ignore[arg-type]
-            flags.setdefault(one.name, _flag(one, hints[one.name]))
+            owners.setdefault(one.name, {})[kind] = one
+    flags = {name: _flag(kinds, hints[name]) for name, kinds in owners.items()}
 
     def run(**values: Any) -> None:
         options = {name: values.pop(name) for name in flags}
@@ -56,9 +58,13 @@ def read_flags(kind: str, given: Mapping[str, Any], preset: str | None = None) -
     )
 
 
-def _flag(one: Field[Any], hint: Any) -> inspect.Parameter:
+def _flag(kinds: Mapping[str, Field[Any]], hint: Any) -> inspect.Parameter:
+    """The flag of an option, from its fields by draft kind."""
+    one = next(iter(kinds.values()))
     name = flag_of(one.name, one.metadata)
-    shown = "" if one.default is None else f" (default: {'on' if one.default is True else one.default})"
+    others = {kind: each.default for kind, each in kinds.items() if each.default != one.default}
+    shown = "" if one.default is None else f" (default: {'on' if one.default is True else one.default}"
+    shown += "".join(f", {kind}: {default}" for kind, default in others.items()) + ")" if shown else ""
     text = f"{one.metadata['help'].rstrip('.')}{shown}."
     declared = f"{name}/--no-{name[2:]}" if hint is bool else name
     return inspect.Parameter(

@@ -62,6 +62,11 @@ class Options:
         return target.num_layers
 
     @property
+    def whole_texts(self) -> bool:
+        """Whether the draft learns from whole texts (`Texts`), prompts included, in place of single rows."""
+        return False
+
+    @property
     def changes_target(self) -> bool:
         """Whether the target learns too, so that its rows are others after every step."""
         return False

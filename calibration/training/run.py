@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -15,9 +16,10 @@ from ...exporter.drafts.base import Draft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
 from ..targets.target import Target
-from .features import CachedFeatures, FeatureSource, LiveFeatures, build_cache
+from .features import CachedFeatures, FeatureSource, LiveFeatures, Source, build_cache
 from .objectives import objective_for
 from .options import LoopOptions, Options
+from .texts import TextFeatures
 from .trainer import Trainer
 
 
@@ -53,8 +55,11 @@ def train_draft(
         raise OptionError(
             "--cache-features keeps rows of a target that stays as it is, and this training changes it: leave it out"
         )
+    if kind_options.whole_texts and cache is not None:
+        raise OptionError(
+            "--cache-features keeps the rows of answers, and this draft learns from whole texts: leave it out"
+        )
     with full_disk_in(out):
-        layer = kind_options.feature_layer(target)
         if validation is None:
             records, validation = records.split(0.05)
         records, validation = (usable_records(target, part) for part in (records, validation))
@@ -62,8 +67,8 @@ def train_draft(
             partial(objective_for, kind_options, counts=lambda: token_counts(target, records)),
             options,
             target,
-            feature_source(target, records, layer, cache, cache_dtype, changes),
-            feature_source(target, validation, layer, cache, cache_dtype, changes),
+            source_for(target, records, kind_options, cache, cache_dtype),
+            source_for(target, validation, kind_options, cache, cache_dtype),
             records.identity() + validation.identity(),
             out,
             eval_every=eval_every,
@@ -100,6 +105,20 @@ def usable_records(target: Target, records: RecordSet) -> RecordSet:
             f"{len(records) - len(long)} text(s) of one token are left out of {records.name}", file=sys.stderr
         )
     return replace(records, records=long)
+
+
+def source_for(
+    target: Target,
+    records: RecordSet,
+    kind_options: Options,
+    cache: Path | None = None,
+    cache_dtype: str = "float16",
+) -> Source[Any]:
+    """What a draft of these options learns from."""
+    if kind_options.whole_texts:
+        return TextFeatures(target, records)
+    layer = kind_options.feature_layer(target)
+    return feature_source(target, records, layer, cache, cache_dtype, kind_options.changes_target)
 
 
 def feature_source(

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
 from ...runtime.errors import OptionError
-from .features import FeatureSource, in_batches
+from .features import Source, in_batches
 from .objectives.base import LearnedTarget, Objective
 from .options import LoopOptions
 from .provenance import provenance
@@ -69,8 +69,8 @@ class Trainer:
         build: Callable[[LearnedTarget], Objective],
         options: LoopOptions,
         target: LearnedTarget,
-        source: FeatureSource,
-        validation: FeatureSource,
+        source: Source[Any],
+        validation: Source[Any],
         data: str,
         out: Path,
         eval_every: int = 250,

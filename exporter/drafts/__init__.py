@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, tuple[str, str]] = {
     "imitation": ("imitation", "ImitationKind"),
     "medusa": ("medusa", "MedusaKind"),
+    "eagle": ("eagle", "EagleKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
 }

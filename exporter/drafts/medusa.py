@@ -23,6 +23,7 @@ from .base import Run, TrainedKind
 from .files import DESCRIPTION
 from .medusa_checkpoint import is_published, read_published
 from .medusa_network import MedusaConfig, MedusaHeads
+from .ranked import compare_ranked, ranked
 from .tensors import DraftTensors
 from .trained import TrainedDraft
 
@@ -122,15 +123,11 @@ class MedusaDraft(TrainedDraft):
             logits = graph.node("Gemm", [own, graph.weight(table)], f"head.{k}/logits", transB=1)
             found.append(graph.node("Unsqueeze", [logits, axis], f"head.{k}/one"))
         logits = found[0] if len(found) == 1 else graph.node("Concat", found, "heads", axis=1)
-        count = graph.constant(np.array([self.ranks], np.int64))
-        values, ids = graph.nodes("TopK", [logits, count], 2, "ranked", axis=-1, largest=1, sorted=1)
-        last = graph.constant(np.array([-1], np.int64))
-        total = graph.node("ReduceLogSumExp", [logits, last], "total", keepdims=1)
+        d2t = None
         if config.trimmed is not None:
-            d2t = WeightRef((f"{tensors.prefix}d2t",), False, (config.trimmed,), "int64")
-            ids = graph.node("Gather", [graph.weight(d2t), ids], "d2t", axis=0)
-        graph.output("token_ids", ids)
-        graph.output("log_probabilities", graph.node("Sub", [values, total], "log_softmax"))
+            d2t = graph.weight(WeightRef((f"{tensors.prefix}d2t",), False, (config.trimmed,), "int64"))
+        for name, value in ranked(graph, logits, self.ranks, d2t).items():
+            graph.output(name, value)
         return [GraphSpec(ROLE, ROLE, graph.model())]
 
     def parity(
@@ -146,19 +143,10 @@ class MedusaDraft(TrainedDraft):
             rows, differs = captured.final(index)
             likely = lambda net, *given: net(*given).log_softmax(-1)  # noqa: E731
             logits, off = with_error(self.network, likely, [rows, table], [differs])
-            wanted, error = logits.numpy(), off.numpy()
-            # Near-ties may be ranked otherwise: the best values must agree, and each id must have its value.
-            best, exact = (
-                -np.sort(-v, -1)[..., : self.ranks] for v in (wanted, wanted - error.astype(float))
-            )
-            yield "best", found["log_probabilities"], best, best - exact
-            ids = found["token_ids"]
-            if self.network.config.trimmed is not None:
-                places = np.full(self.network.config.vocab_size or 0, -1)
-                places[self.network.d2t.numpy()] = np.arange(self.network.config.trimmed)
-                ids = places[ids]
-            value, differs = (np.take_along_axis(values, ids, -1) for values in (wanted, error))
-            yield "ids", found["log_probabilities"], value, differs
+            config = self.network.config
+            d2t = None if config.trimmed is None else self.network.d2t.numpy()
+            words = config.vocab_size or logits.shape[-1]
+            yield from compare_ranked(found, logits.numpy(), off.numpy(), d2t, words)
 
 
 class MedusaKind(TrainedKind):

@@ -9,16 +9,14 @@ read with `weights_only=True`.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...runtime.errors import ExportError, OptionError
-from .files import read_json
 from .medusa_network import MedusaConfig, MedusaHeads
+from .published import read_config, read_weights
 
 CONFIG = "config.json"
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -32,10 +30,10 @@ def is_published(folder: Path) -> bool:
 
 def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any]]:
     """(the heads in float32, `config.json`). Raises ExportError naming the first thing that does not fit."""
-    document = _document(folder / CONFIG)
+    document = read_config(folder / CONFIG)
     path = _weights(folder)
     assert path is not None, "ask is_published first"
-    tensors = {name.removeprefix(PREFIX): value for name, value in _tensors(path).items()}
+    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
     heads: Any = document.get("medusa_num_heads")
     layers: Any = document.get("medusa_num_layers", 1)
     first = tensors.get("0.0.linear.weight")
@@ -64,37 +62,3 @@ def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any]]:
 
 def _weights(folder: Path) -> Path | None:
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path, "configuration")
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read ({error.strerror})") from error
-    if not isinstance(found, dict):
-        raise ExportError(f"{path} is not a JSON object")
-    return found
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        OSError,
-        EOFError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-    ) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ExportError(f"{path} cannot be read: {reason:.200}") from error
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise ExportError(f"{path} is not a mapping of names to tensors")
-    return {str(name): value for name, value in found.items()}

@@ -10,8 +10,10 @@ import torch
 class DraftTensors:
     """Tensors under names that cannot collide with the target's: `draft.` and the draft's name before each."""
 
+    PREFIX = "draft."
+
     def __init__(self, draft: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.prefix = f"draft.{draft}."
+        self.prefix = f"{self.PREFIX}{draft}."
         self._tensors = {self.prefix + k: v.detach() for k, v in tensors.items()}
 
     def __contains__(self, name: str) -> bool:

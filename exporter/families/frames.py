@@ -108,12 +108,19 @@ def build_cross_kv(
 def build_embed(store: WeightStore) -> GraphSpec:
     """The `embed` graph; the table is an input as it is stored, bound from the weights file."""
     graph = Composer("embed", store, "embed")
-    ids, table = graph.input("token_ids"), graph.input("embedding_table")
-    rows = graph.node("Gather", [table, ids], "gather", axis=0)
-    if table.dtype != ir.DataType.FLOAT:
-        rows = graph.node("Cast", [rows], "widened", to=ir.DataType.FLOAT)
-    graph.output("hidden", rows)
+    graph.output("hidden", embedded_rows(graph))
     return GraphSpec("embed", "embed", graph.model())
+
+
+def embedded_rows(graph: Composer, ids: str = "token_ids") -> ir.Value:
+    """Declares the inputs `ids` and `embedding_table`; the rows [batch, width, E] of the ids."""
+    tokens, table = graph.input(ids), graph.input("embedding_table")
+    rows = graph.node("Gather", [table, tokens], "gather", axis=0)
+    return (
+        rows
+        if table.dtype == ir.DataType.FLOAT
+        else graph.node("Cast", [rows], "widened", to=ir.DataType.FLOAT)
+    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,10 @@ class FinalNorm:
         """Declares the inputs `hidden` and `row_index`; the rows that those select, [rows, width], normalised."""
         hidden, index = graph.input("hidden"), graph.input("row_index")
         flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, self.width], np.int64))], "flat")
-        rows = graph.node("Gather", [flat, index], "rows", axis=0)
+        return self.applied(graph, graph.node("Gather", [flat, index], "rows", axis=0))
+
+    def applied(self, graph: Composer, rows: ir.Value) -> ir.Value:
+        """`rows` [.., width], normalised and scaled."""
         normed = graph.call(self.template, "norm", {"hidden": rows}, self.names)["hidden_out"]
         if self.scale == 1.0:
             return normed

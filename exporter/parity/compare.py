@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -45,7 +45,7 @@ def compare_graphs(
             reference = "numpy"
             _WITHOUT_MODEL[graph.role](bundle, runner, graph, tally)
         elif name in owners:
-            run = partial(runner.run, graph.file)
+            run = partial(_run_with_tensors, bundle, runner, graph)
             for compared in owners[name].parity(name, run, captures):
                 tally.add(*compared)
         elif graph.role not in _COMPARERS:
@@ -62,6 +62,14 @@ def compare_graphs(
     if progress:
         progress("", len(graphs), len(graphs))
     return rows
+
+
+def _run_with_tensors(
+    bundle: Bundle, runner: GraphRunner, graph: GraphInfo, feeds: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """A draft's graph on `feeds`, and on the tensors of the bundle that it takes beside them."""
+    names = {value.name for value in graph.inputs} & bundle.manifest.tensors.keys() - feeds.keys()
+    return runner.run(graph.file, {**feeds, **{name: bundle.tensor(name) for name in names}})
 
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:

@@ -111,7 +111,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
         return [Profile("request", ranges)]
     if role == "commit":
         widths = [("verify", verify, rows)]
-    elif role not in ("embed", "segment", "head"):
+    elif role not in ("embed", "segment", "head", "eagle"):
         widths = widths[1:]  # a draft's graph sees no prompt, and a prompt's mask comes from the host
     found = [
         Profile(
@@ -121,6 +121,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
                 "source": source,
                 "width": width,
                 "span": verify,
+                "sources": prefill if name == "prefill" else rows,
                 "rows": wanted,
             },
         )

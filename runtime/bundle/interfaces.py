@@ -18,7 +18,19 @@ Shape: TypeAlias = "tuple[int | str, ...]"
 Values: TypeAlias = "dict[str, tuple[str, Shape]]"
 """Name → (dtype, shape)."""
 
-ROLES = ("vision", "encoder", "cross_kv", "embed", "segment", "head", "imitation", "medusa", "commit", "mask")
+ROLES = (
+    "vision",
+    "encoder",
+    "cross_kv",
+    "embed",
+    "segment",
+    "head",
+    "imitation",
+    "medusa",
+    "eagle",
+    "commit",
+    "mask",
+)
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
 
@@ -80,6 +92,8 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
             {"token_ids": ("int64", found), "log_probabilities": ("float32", found)},
         )
+    if role == "eagle":
+        return _eagle(manifest)
     if role == "mask":
         return _mask(manifest)
     if role == "imitation":
@@ -98,6 +112,40 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
         inputs |= _cross(manifest, (first, end))
     return inputs, outputs | {"hidden_out": (dtype, hidden)}
+
+
+def _eagle(manifest: Manifest) -> tuple[Values, Values]:
+    """Of a draft's own layer over embeddings and features (docs/architecture.md)."""
+    draft = next((draft for draft in manifest.drafts if "eagle" in draft.graphs), None)
+    if draft is None or draft.cache is None or draft.cache.num_layers != 1 or draft.ranks is None:
+        raise BundleError(
+            "manifest field 'drafts': no draft names ranks and the cache of one layer of the graph 'eagle'"
+        )
+    dtype, width, table = (
+        manifest.compute_dtype,
+        manifest.decoder.hidden_size,
+        manifest.tensors["embedding_table"],
+    )
+    shape: Shape = ("batch", draft.cache.num_kv_heads, "cache", draft.cache.head_dim)
+    caches = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
+    inputs: Values = {
+        "hidden": (dtype, ("sources", width)),
+        "feature_index": ("int64", ("batch", "width")),
+        "drafted": ("bool", (1,)),
+        "next_ids": ("int64", ("batch", "width")),
+        "embedding_table": (table.dtype, tuple(table.shape)),
+        "positions": ("int64", ("batch", "width")),
+        "write_indices": ("int64", ("batch",)),
+        "attn_mask": ("bool", ("batch", 1, "width", "cache")),
+        **caches,
+        "row_index": ("int64", ("rows",)),
+    }
+    outputs: Values = {
+        "hidden_out": (dtype, ("batch", "width", width)),
+        "token_ids": ("int64", ("rows", draft.ranks)),
+        "log_probabilities": ("float32", ("rows", draft.ranks)),
+    }
+    return inputs, outputs | {f"updated_{name}": value for name, value in caches.items()}
 
 
 def _mask(manifest: Manifest) -> tuple[Values, Values]:

@@ -30,7 +30,8 @@ class Embedding:
         self._engine, self._table, self._hidden = engine, table, hidden
         self._most = most_of_prompt
         self.dtype = engine.dtype("embed", "hidden")
-        self._constant = engine.constant("embedding_table", table)
+        self.constant = engine.constant("embedding_table", table)
+        """The table [V, E] as stored, where the engine has it."""
         self._tokens = HostBuffer(engine, "token_ids", most_rows, "int64")
         self.lookup = False
         self.table: np.ndarray | None = None
@@ -72,7 +73,7 @@ class Embedding:
 
     def bind(self, tokens: View) -> Call:
         """The graph on ids int64 [batch, width] that lie with the engine; the rows are then in `hidden`."""
-        inputs = {"token_ids": tokens, "embedding_table": self._constant}
+        inputs = {"token_ids": tokens, "embedding_table": self.constant}
         return self._engine.bind("embed", inputs, {"hidden": self._view(tokens.shape)})
 
     def _view(self, shape: tuple[int, ...]) -> View:

@@ -62,7 +62,7 @@ class _Arm:
 def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
     """What a draft is observed under, at most `widest` drafted tokens."""
     depth = min(CHAIN if draft.heads is None else draft.heads, widest)
-    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and draft.heads is not None]
+    trees = [Budget(nodes, depth) for nodes in TREES if depth < nodes <= widest and draft.ranks is not None]
     return [Budget.chain(depth), *trees]
 
 

@@ -19,8 +19,8 @@ def passes(
 ) -> dict[Pass, list[str]]:
     """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
-    Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle; a draft
-    without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
+    Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle, a layer with
+    a cache of its own once per drafted token; a draft without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
     graphs.
     """
     segments = manifest.segments
@@ -38,12 +38,14 @@ def passes(
             found["propose", draft.name, 1] = [*draft.graphs.values(), "head"]
         elif draft.heads:
             found["once", draft.name, 1] = list(draft.graphs.values())
+        elif draft.cache is not None:
+            found["propose", draft.name, 1] = list(draft.graphs.values())
     return found
 
 
 def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> CostTable:
-    """The table of these passes. A draft that neither branches off, nor has heads, but has graphs, is left out: its
-    default share stands."""
+    """The table of these passes. A draft that neither branches off, nor has heads or a cache, but has graphs, is left out:
+    its default share stands."""
 
     def curve(what: str, which: int | str | None) -> Curve:
         return Curve({at[2]: value for at, value in seconds.items() if at[:2] == (what, which)})
@@ -55,4 +57,6 @@ def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> Co
             costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose)
         elif draft.heads:
             costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
+        elif draft.cache is not None:
+            costs[draft.name] = DraftCosts(propose=seconds["propose", draft.name, 1])
     return CostTable(curve("plain", None), costs)

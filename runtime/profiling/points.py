@@ -83,7 +83,7 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found.append(Point(name, "request", source, fixed))
         elif graph.role == "commit":
             found += [_at(name, "verify", width, fixed) for width in wide]
-        elif graph.role in ("embed", "segment", "head"):
+        elif graph.role in ("embed", "segment", "head", "eagle"):
             # A prompt's last row alone gets logits.
             found.append(_at(name, "prefill", chunk, fixed, rows=1))
             found.append(_at(name, "token", 1, fixed))
@@ -96,7 +96,12 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
 
 
 def _at(graph: str, profile: str, width: int, fixed: Mapping[str, int], rows: int | None = None) -> Point:
-    return Point(graph, profile, width, {**fixed, "width": width, "span": width, "rows": rows or width})
+    return Point(
+        graph,
+        profile,
+        width,
+        {**fixed, "width": width, "span": width, "sources": width, "rows": rows or width},
+    )
 
 
 def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..speculate.proposer import Proposer
 
 KINDS = {
+    "eagle": ("eagle", "Eagle"),
     "early-exit": ("self_draft", "SelfDraft"),
     "imitation": ("self_draft", "SelfDraft"),
     "medusa": ("medusa", "Medusa"),

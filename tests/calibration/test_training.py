@@ -19,7 +19,7 @@ from vlmexport.calibration.training.objectives import objective_for, options_of
 from vlmexport.calibration.training.objectives.imitation import ImitationObjective
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
@@ -143,7 +143,7 @@ def test_every_kind_learns_resumes_exactly_and_comes_back(
 ):
     """What the table of kinds must show of each: see `objectives.base.Objective`."""
     own, loop = options_of(kind)(**TRAINED[kind]), LoopOptions(steps=8, batch_size=6, lr=3e-3, warmup=1)
-    source = LiveFeatures(target, records, own.feature_layer(target))
+    source = source_for(target, records, own)
 
     def run(folder: str, stop: int | None = None):
         made = Trainer(

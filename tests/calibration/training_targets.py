@@ -55,6 +55,7 @@ def options(layer: int, **values: Any) -> tuple[ImitationOptions, LoopOptions]:
 TRAINED: dict[str, dict[str, Any]] = {
     "imitation": {"layer": 2, "cosine": 1.0},
     "medusa": {"heads": 3},
+    "eagle": {"own_steps": 1},
 }
 """The training table: draft kind → options with which it learns something in a few steps. A new kind is one line."""
 

@@ -133,6 +133,13 @@ def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def _growing(rig: Rig, truth: Items[int]) -> Any:
+    """EAGLE with room for branches."""
+    proposer = _bundled("eagle")(rig, truth)
+    proposer.nodes = NODES
+    return proposer
+
+
 def _wrong(rig: Rig, truth: Items[int]) -> Any:
     return Wrong(_early_exit(rig), rig.manifest.text.vocab_size)
 
@@ -147,6 +154,8 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "medusa": _bundled("medusa"),
     "medusa-tree": _branching(tree=True),
     "medusa-likeliest": _branching(tree=False),
+    "eagle": _bundled("eagle"),
+    "eagle-tree": _growing,
     "prompt-lookup": _bundled("prompt-lookup"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
@@ -166,6 +175,9 @@ SHARED = (
     "medusa",
     "medusa-tree",
     "medusa-likeliest",
+    "eagle",
+    "eagle-tree",
+    "eagle-wrong",
     "always-wrong",
     "prompt-lookup",
 )
@@ -367,13 +379,15 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
         "imitation",
         "medusa-tree",
         "medusa-likeliest",
+        "eagle",
         "prompt-lookup",
         "always-wrong",
     )
 } | {
+    "eagle-wrong": lambda rig, truth: Wrong(DRAFTS["eagle"](rig, truth), rig.manifest.text.vocab_size),
     "bushy": lambda rig, truth: Bushy(
         rig, None, lambda i: _at(truth, i) if i % 5 else wrong_token(_at(truth, i))
-    )
+    ),
 }
 
 

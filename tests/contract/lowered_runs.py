@@ -21,7 +21,7 @@ from vlmexport.runtime.engines.base import DTYPES
 
 Arrays = dict[str, np.ndarray]
 
-SIZES = {"source": 11, "rows": 5, "units": 6, "windows": 3, "tiles": 3}
+SIZES = {"source": 11, "rows": 5, "units": 6, "windows": 3, "tiles": 3, "sources": 7}
 """Of what is no part of a pass; `units` of 4 patches each are cut into `windows`."""
 
 GARBAGE = 1e3
@@ -66,13 +66,15 @@ def lowered_file(bundle: Path, file: str, folder: Path) -> Path:
     return path
 
 
-def causal_mask(manifest: Manifest, bundle: TinyBundle, run: Pass) -> np.ndarray:
-    """What the runtime fills in, [batch, heads, width, cache]."""
+def causal_mask(manifest: Manifest, bundle: TinyBundle, graph: GraphInfo, run: Pass) -> np.ndarray:
+    """What the runtime fills in, [batch, heads, width, cache]; the layer of a draft has no bias."""
     decoder, bias = manifest.decoder, manifest.decoder.relative_bias
-    dtype = DTYPES[decoder.mask_dtype]
+    heads, dtype = decoder.mask_heads, DTYPES[decoder.mask_dtype]
+    if graph.role != "segment":
+        heads, dtype, bias = 1, DTYPES["bool"], None
     table = None if bias is None else np.asarray(bundle.bundle.tensor(bias.tensor))
-    made = CausalMask(run.cache, decoder.mask_heads, dtype, table, bias.max_distance if bias else 128)
-    mask = np.empty((len(run.starts), decoder.mask_heads, run.width, run.cache), dtype)
+    made = CausalMask(run.cache, heads, dtype, table, bias.max_distance if bias else 128)
+    mask = np.empty((len(run.starts), heads, run.width, run.cache), dtype)
     for row, (start, tree) in enumerate(zip(run.starts, run.trees, strict=True)):
         made.chain(mask, row, start, run.width) if tree.is_chain else made.tree(mask, row, start, tree)
     return mask
@@ -88,7 +90,7 @@ def inputs(manifest: Manifest, tiny: TinyBundle, graph: GraphInfo, run: Pass, se
         shape = tuple(sizes[d] if isinstance(d, str) else d for d in value.shape)
         dtype = DTYPES[value.dtype]
         if value.name == "attn_mask":
-            array = causal_mask(manifest, tiny, run)
+            array = causal_mask(manifest, tiny, graph, run)
         elif value.name == "write_indices":
             array = np.array(run.starts, np.int64)
         elif value.name == "positions":
@@ -113,7 +115,7 @@ def inputs(manifest: Manifest, tiny: TinyBundle, graph: GraphInfo, run: Pass, se
             array = rng.standard_normal(shape, np.float32).astype(dtype)
         found[value.name] = array
     for name, array in found.items():
-        if "_cache." in name and graph.role == "segment":
+        if "_cache." in name and graph.role != "commit":
             spoil(array, run.starts, GARBAGE)
     return found
 

@@ -151,6 +151,11 @@ class Oracle:
 
     def final_row(self, request: Request, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the LM head reads for the token after `tokens`, [1, E], and its table [V, E]."""
+        rows, table = self.final_rows(request, tokens)
+        return rows[-1:].clone(), table
+
+    def final_rows(self, request: Request, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the LM head reads at every position up to the last of `tokens`, [n, E], and its table [V, E]."""
         seen: list[torch.Tensor] = []
         hook = self.text.lm_head.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
         try:
@@ -158,7 +163,7 @@ class Oracle:
                 self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
         finally:
             hook.remove()
-        return seen[0][0, -1:].clone(), self.text.lm_head.weight
+        return seen[0][0].clone(), self.text.lm_head.weight
 
     def judge(self, rows: torch.Tensor) -> np.ndarray:
         """Rows [n, E] through the final norm and the head; float32 [n, V]."""

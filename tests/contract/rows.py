@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from eagle_oracle import EagleOracle, paths_of
 from oracle import Request
 from rig import Rig, close
 from vlmexport.runtime import proposers
@@ -223,6 +224,71 @@ def medusa(rig_for: RigFor, family: str) -> None:
     (found,) = likeliest.propose([alone], [Budget(6, 3)])
     assert found.tokens[1:] == ids[depths, ranks].tolist()
     assert found.parents[1:] == [parent + 1 for parent in parents]
+
+
+@row
+def eagle(rig_for: RigFor, family: str) -> None:
+    """The layer goes on from the target's features of everything that was accepted, whatever it had drafted; its tree is
+    that of its own probabilities, with nothing in sight of a node but its path."""
+    rig = rig_for(family)
+    asked = next(draft for draft in rig.manifest.drafts if draft.kind == "eagle")
+    proposer = proposers.create(asked, rig.decoder)
+    network = rig.tiny.networks()["eagle"]
+    assert asked.ranks == 10
+    requests = [rig.request(seed, length) for seed, length in ((52, 5), (53, 11), (54, 8))]
+    want = [rig.oracle.greedy(request, 48) for request in requests]
+    sequences = [
+        Sequence(rig.first_ids(request), SequenceLimits(48), Stats(), proposer=proposer)
+        for request in requests
+    ]
+    rig.decoder.reset(0)
+    for request, sequence, tokens in zip(requests, sequences, want, strict=True):
+        rig.join(request, sequence)
+        proposer.begin(sequence)
+        sequence.tokens.append(tokens[0])
+    # The third sequence is not asked for a while, and one that was asked leaves.
+    for keep, budgets in (
+        (0, (Budget.chain(3), Budget(7, 3))),
+        (3, (Budget(9, 4), Budget.chain(2), Budget.chain(4))),
+        (4, (Budget(6, 2), Budget(8, 3))),
+        (1, (Budget.chain(1), Budget(5, 3))),
+        (2, (Budget(7, 3), Budget.chain(3), Budget(9, 4))),
+    ):
+        proposed = proposer.propose(sequences[: len(budgets)], budgets)
+        for i, (tree, budget) in enumerate(zip(proposed, budgets, strict=True)):
+            layer = EagleOracle(rig, network, requests[i], sequences[i].tokens)
+            assert tree.tokens[0] == sequences[i].tokens[-1]
+            assert paths_of(tree) == layer.paths(budget, asked.ranks), f"sequence {i}, {budget}"
+        trees, paths = [], []
+        for i, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+            done = len(sequence.tokens) - 1
+            nodes, path = branching(rig, request, want[i][:done], want[i][done])
+            trees.append(nodes)
+            paths.append(path[: max(0, keep - i)])
+        rig.full(*trees)
+        for i, sequence in enumerate(sequences):
+            token = want[i][len(sequence.tokens) + len(paths[i])]
+            rows = rig.decoder.verified_rows(i, len(trees[i]))
+            proposer.advance(sequence, trees[i], Verdict(paths[i], token, len(paths[i])), rows)
+            sequence.tokens += [*(trees[i].tokens[node] for node in paths[i]), token]
+        rig.decoder.accept_all(trees, paths)
+    for _ in range(3):  # more rows wait than have room, and nobody asks for a tree
+        trees = [
+            TokenTree.chain(tokens[len(sequence.tokens) - 1 :][:8])
+            for sequence, tokens in zip(sequences, want, strict=True)
+        ]
+        rig.full(*trees)
+        path = list(range(1, 8))
+        for i, sequence in enumerate(sequences):
+            done = len(sequence.tokens)
+            rows = rig.decoder.verified_rows(i, 8)
+            proposer.advance(sequence, trees[i], Verdict(path, want[i][done + 7], 7), rows)
+            sequence.tokens += want[i][done : done + 8]
+        rig.decoder.accept_all(trees, [path] * 3)
+    proposer.end(sequences[0])
+    (found,) = proposer.propose(sequences[2:], [Budget(7, 3)])
+    layer = EagleOracle(rig, network, requests[2], sequences[2].tokens)
+    assert paths_of(found) == layer.paths(Budget(7, 3), asked.ranks), "in the place of one that left"
 
 
 @row

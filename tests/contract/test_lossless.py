@@ -68,7 +68,7 @@ def test_the_matrix(
     lossless.matrix(rig.fresh(), draft, shape, end, together, temperature)
 
 
-@in_pairs(family=FAMILIES, engine=ENGINES, draft=("early-exit", "prompt-lookup", "tree"))
+@in_pairs(family=FAMILIES, engine=ENGINES, draft=("early-exit", "prompt-lookup", "eagle", "tree"))
 def test_who_fails_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
     lossless.one_ends(rigs(family, engine), draft)
 

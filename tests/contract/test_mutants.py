@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import device_mutants as device
+import eagle_mutants as eagle
 import lossless
 import numpy as np
 import pytest
@@ -512,6 +513,18 @@ MUTANTS = {
     ),
     "heads read another sequence's row": Mutant(heads_of_another_sequence, {"medusa": table("medusa")}),
     "siblings in another order": Mutant(siblings_in_another_order, {"medusa": table("medusa")}),
+    "rows of rejected nodes in the layer's cache": Mutant(
+        eagle.rows_of_rejected_nodes, {"eagle": table("eagle")}, ("t5", "llama", "qwen2.5-vl")
+    ),
+    "features off by one": Mutant(eagle.feature_off_by_one, {"eagle": table("eagle")}),
+    "slots of the last growth seen": Mutant(
+        eagle.scratch_rows_seen, {"eagle": table("eagle"), "device": on_device("eagle")}
+    ),
+    "siblings seen in growth": Mutant(eagle.siblings_seen, {"eagle": table("eagle")}),
+    "growth one position late": Mutant(eagle.growth_one_position_late, {"eagle": table("eagle")}),
+    "features normed twice": Mutant(eagle.normed_twice, {"eagle": table("eagle")}),
+    "d2t left out": Mutant(eagle.d2t_left_out, {"eagle": table("eagle")}, ("llama",)),
+    "waiting rows of who left": Mutant(eagle.rows_of_who_left_kept, {"eagle": table("eagle")}),
     "growth without moving rows": Mutant(
         rows_left_over_by_growth,
         {"last positions": table("last_positions"), "growing device": growing("last_positions")},

@@ -18,7 +18,16 @@ from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.exporter.tensorrt.network import parse
 from vlmexport.runtime.errors import ExportError
 
-SIZES = {"batch": 1, "width": 3, "cache": 20, "source": 9, "rows": 2, "span": 3, "distances": 21}
+SIZES = {
+    "batch": 1,
+    "width": 3,
+    "cache": 20,
+    "source": 9,
+    "rows": 2,
+    "span": 3,
+    "distances": 21,
+    "sources": 4,
+}
 
 
 def _feeds(graph: dict, rng: np.random.Generator) -> dict[str, np.ndarray]:

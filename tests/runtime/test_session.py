@@ -288,7 +288,7 @@ def test_deadline(sessions: Callable[[str], Session], monkeypatch) -> None:
     ("options", "named"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"draft": "eagle"}, "eagle"),
+        ({"draft": "phantom"}, "phantom"),
         ({"draft": "early-exit", "draft_length": 20}, "draft_length: 20 is above 19"),
         ({"draft": "early-exit", "draft_length": -1}, "draft_length"),
         ({"temperature": -0.1}, "temperature"),

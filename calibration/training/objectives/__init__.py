@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, tuple[str, str, str]] = {
     "imitation": ("imitation", "ImitationObjective", "ImitationOptions"),
     "medusa": ("medusa", "medusa_objective", "MedusaOptions"),
+    "eagle": ("eagle", "EagleObjective", "EagleOptions"),
 }
 """Kind → (module, what makes its objective, options class in `<module>_options`). Options are read without importing
 PyTorch."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from ....exporter.drafts.base import Draft
+from ....exporter.families.base import DecoderShape
 from ...targets.changing import ChangingDecoder
 from ...targets.target import Rows
 from ..features import FeatureSource
@@ -30,6 +31,8 @@ class LearnedTarget(Protocol):
     def fingerprint(self) -> str: ...
     @property
     def num_layers(self) -> int: ...
+    @property
+    def decoder(self) -> DecoderShape: ...
     @property
     def hidden_size(self) -> int: ...
     def head(self, rows: Tensor) -> Tensor:

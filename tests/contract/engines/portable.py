@@ -58,7 +58,7 @@ class Portable(Engine):
         caches = {name: view for name, view in inputs.items() if f"updated_{name}" in outputs}
         if not caches:
             return self._lowered._bind(graph, inputs, outputs)
-        width = inputs["hidden" if "hidden" in inputs else "source_rows"].shape[1]
+        width = inputs["attn_mask"].shape[2] if "attn_mask" in inputs else inputs["source_rows"].shape[1]
         rows: dict[str, View] = {}
         for name, cache in caches.items():
             batch, heads, _, size = cache.shape

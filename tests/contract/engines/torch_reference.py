@@ -79,8 +79,8 @@ class _Model:
         self.model, self.networks = model.eval(), dict(networks)
 
     def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
-        if name == "medusa":
-            return self.medusa
+        if name in ("medusa", "eagle"):
+            return getattr(self, name)
         if name in self.networks:
             network = self.networks[name]
             return lambda io: {"hidden_out": network(io["hidden"])}
@@ -88,14 +88,38 @@ class _Model:
             return lambda io: self.segment(io, *layers)
         return getattr(self, name)
 
-    def medusa(self, io: Tensors) -> Tensors:
+    def normed(self, io: Tensors) -> torch.Tensor:
+        """What the LM head reads of the rows that `io` names, [rows, E]."""
         rows: list[torch.Tensor] = []
-        head = self.lm_head
-        hook = head.register_forward_pre_hook(lambda _module, given: rows.append(given[0]))
+        hook = self.lm_head.register_forward_pre_hook(lambda _module, given: rows.append(given[0]))
         self.head(io)
         hook.remove()
+        return rows[0]
+
+    def medusa(self, io: Tensors) -> Tensors:
         network = self.networks["medusa"]
-        logits = network(rows[0], head.weight)
+        return self.ranked(network, network(self.normed(io), self.lm_head.weight))
+
+    def eagle(self, io: Tensors) -> Tensors:
+        network: Any = self.networks["eagle"]
+        shape, rows = io["feature_index"].shape, io["hidden"][io["feature_index"]]
+        if not io["drafted"].item():
+            rows = self.normed({"hidden": rows, "row_index": torch.arange(shape.numel())}).view_as(rows)
+        embedded = self.embed({"token_ids": io["next_ids"], "embedding_table": io["embedding_table"]})[
+            "hidden"
+        ]
+        features = network.layers[0](
+            network.joined(embedded, rows),
+            attention_mask=_additive(io["attn_mask"]),
+            position_embeddings=tuple(half.repeat(1, 1, 2) for half in network.angles(io["positions"])),
+            past_key_values=_Rows(io),
+        )
+        asked = features.flatten(0, 1)[io["row_index"]]
+        found = self.ranked(network, network.logits(asked, self.lm_head.weight))
+        return {"hidden_out": features, **found}
+
+    @staticmethod
+    def ranked(network: Any, logits: torch.Tensor) -> Tensors:
         values, ids = logits.log_softmax(-1).topk(10)
         d2t = getattr(network, "d2t", None)
         return {"token_ids": ids if d2t is None else d2t[ids], "log_probabilities": values}

@@ -1,0 +1,57 @@
+"""Acceptance of EAGLE layers on held-out data: what chains of their likeliest tokens would reach.
+
+Such a draft has a state, but what it holds when a chain begins are the target's own features, whatever was drafted
+before. A chain is only followed as far as it says the text's tokens. So on text that the target wrote greedily one
+teacher-forced pass with the layer unrolled from every place (`training/texts.py`) knows every cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...exporter.drafts.eagle_network import EagleNetwork
+from ..targets.target import Texts
+from ..training.losses import overlap
+from ..training.texts import shifted, unrolled
+from .acceptance import Counted, chain_cycles
+
+
+class LayerCount(Counted):
+    """Collects the acceptance of a layer; `agreement` and `overlap` are of the first drafted token."""
+
+    def __init__(
+        self, network: EagleNetwork, lm_head: Any, draft_length: int, eos_token_ids: Collection[int]
+    ) -> None:
+        """`lm_head` is the target's linear layer [V, E]."""
+        super().__init__(draft_length, eos_token_ids)
+        self._network, self._head = network.eval(), lm_head
+
+    @torch.no_grad()
+    def add(self, texts: Texts, features: Callable[[Tensor], Tensor]) -> None:
+        """`features` maps the target's last rows to what its LM head reads."""
+        if not len(texts):
+            return
+        network, learned, given = self._network, texts.learned, features(texts.hidden)
+        own = self._head(shifted(given, 1)[learned])
+        hits: list[Tensor] = []
+        for step, rows in enumerate(unrolled(network, texts.embedded, given, self.draft_length)):
+            logits = network.logits(rows[learned], self._head.weight)
+            best = logits.argmax(-1)
+            if network.config.trimmed is not None:
+                best = network.d2t[best]
+            if step == 0:
+                if network.config.trimmed is not None:
+                    logits = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, logits)
+                self.shared += overlap(logits, own).sum().item()
+            inside, said = shifted(learned, step)[learned], shifted(texts.tokens, step + 1)[learned]
+            hits.append((best == said) & inside)
+        right = torch.stack(hits, 1).cpu().numpy()
+        records = torch.arange(len(learned), device=learned.device)[:, None].expand(learned.shape)[learned]
+        # Of each record the first learned place says token 1 of its answer.
+        positions = learned.long().cumsum(1)[learned].cpu().numpy()
+        self._place(positions, right[:, 0])
+        self._replay(records, shifted(texts.tokens, 1)[learned], right, chain_cycles)

@@ -1,0 +1,99 @@
+"""EAGLE-1 and EAGLE-2 checkpoints as they are published (github.com/SafeAILab/EAGLE): `config.json` of a Llama with one
+layer, and `model.safetensors` or `pytorch_model.bin`.
+
+Keys are `fc.weight [E, 2E]` (with `fc.bias`), `layers.0.self_attn.{q,k,v,o}_proj.weight`,
+`layers.0.mlp.{gate,up,down}_proj.weight` and `layers.0.post_attention_layernorm.weight`, sometimes below `model.`; there is
+no norm before attention or at the end, and no LM head: it is the target's. `embed_tokens.weight [V, E]` is a copy of the
+target's table, which is read in its place. `config.json` has the target's V; it says nothing else of the target.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...runtime.errors import ExportError, OptionError
+from .eagle_network import EagleConfig, EagleNetwork
+from .published import read_config, read_weights
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+PREFIX = "model."
+TABLE = "embed_tokens.weight"
+BUFFERS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
+"""Older versions of transformers stored the frequencies of rotary positions, which follow from `config.json`."""
+
+
+def is_published(folder: Path) -> bool:
+    """Whether `folder` looks like such a checkpoint: a Llama of one layer."""
+    path = folder / CONFIG
+    if _weights(folder) is None or not path.is_file():
+        return False
+    return read_config(path).get("num_hidden_layers") == 1
+
+
+def read_published(folder: Path) -> EagleNetwork:
+    """The layer in float32. Raises ExportError naming the first thing that does not fit."""
+    document = read_config(folder / CONFIG)
+    path = _weights(folder)
+    assert path is not None, "ask is_published first"
+    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
+    tensors = {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
+    table = tensors.pop(TABLE, None)
+    joined = tensors.get("fc.weight")
+    if joined is None or joined.dim() != 2:
+        raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of EAGLE-1 or EAGLE-2")
+    config = _config(folder / CONFIG, document, "fc.bias" in tensors)
+    if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
+        raise ExportError(
+            f"{path}: {TABLE} has shape {list(table.shape)}, config.json implies {[config.vocab_size, config.hidden_size]}"
+        )
+    with torch.device("meta"):
+        network = EagleNetwork(config)
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        what = "misses" if name in wanted else "holds, beside one layer of EAGLE-1 or EAGLE-2,"
+        raise ExportError(f"{path}: {what} the tensor {name:.80}")
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ExportError(f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
+    network.load_state_dict({name: tensors[name].float() for name in wanted}, assign=True)
+    return network.eval()
+
+
+def _config(path: Path, document: dict[str, Any], bias: bool) -> EagleConfig:
+    """The shape that `config.json` tells, in the defaults of a Llama."""
+    scaling = document.get("rope_scaling")
+    if scaling is not None:
+        raise ExportError(
+            f"{path}: rope_scaling {scaling!r:.80} is not supported in a draft, only plain rotary positions"
+        )
+    activation = document.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ExportError(f"{path}: hidden_act {activation!r:.40} is not supported, only silu")
+    heads: Any = document.get("num_attention_heads")
+    width: Any = document.get("hidden_size")
+    size: Any = document.get("head_dim")
+    if size is None and type(heads) is int and type(width) is int and heads > 0:
+        size = width // heads
+    given: dict[str, Any] = {
+        "hidden_size": width,
+        "vocab_size": document.get("vocab_size"),
+        "num_heads": heads,
+        "num_kv_heads": document.get("num_key_value_heads") or heads,
+        "head_dim": size,
+        "intermediate_size": document.get("intermediate_size"),
+        "rope_theta": document.get("rope_theta", 10000.0),
+        "norm_eps": document.get("rms_norm_eps", 1e-6),
+        "fc_bias": bias,
+    }
+    try:
+        return EagleConfig(**given)
+    except (OptionError, TypeError) as error:
+        raise ExportError(f"{path}: {error}") from error
+
+
+def _weights(folder: Path) -> Path | None:
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)

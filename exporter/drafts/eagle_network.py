@@ -1,0 +1,191 @@
+"""EAGLE's layer: from the target's feature and the token that follows to the next feature (Li et al., arXiv 2401.15077,
+section 3.1; EAGLE-2, arXiv 2406.16858, changes nothing in it).
+
+A feature is what the target's LM head reads: a row after the final norm. Pair i is the feature of position i with the
+embedding of token i + 1, at position i; its output stands for feature i + 1, through the LM head for token i + 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from ...runtime.errors import OptionError
+from .trained import WIDEST, check_width
+
+HEADS = ("own", "shared", "trimmed")
+LARGEST = 10_000_000
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Shape of `EagleNetwork`; see there. `vocab_size` is V of the target."""
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+    fc_bias: bool = True
+    head: str = "shared"
+    trimmed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_width("EAGLE", self.hidden_size)
+        for name, most in (
+            ("vocab_size", LARGEST),
+            ("num_heads", 4096),
+            ("num_kv_heads", 4096),
+            ("head_dim", 8192),
+            ("intermediate_size", 16 * WIDEST),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise OptionError(f"EAGLE: {name} {value!r:.40} is not in 1..{most}")
+        if self.num_heads % self.num_kv_heads:
+            raise OptionError(
+                f"EAGLE: {self.num_kv_heads} key/value heads do not divide {self.num_heads} heads"
+            )
+        if self.head_dim % 2:
+            raise OptionError(f"EAGLE: head_dim {self.head_dim} is odd, rotary positions need pairs")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+                raise OptionError(f"EAGLE: {name} {value!r:.40} is not a number above 0")
+        if type(self.fc_bias) is not bool:
+            raise OptionError(f"EAGLE: fc_bias {self.fc_bias!r:.40} is neither true nor false")
+        if self.head not in HEADS:
+            raise OptionError(f"unknown --head {self.head!r:.40}; choose one of {', '.join(HEADS)}")
+        if (self.head == "trimmed") != (self.trimmed is not None):
+            raise OptionError("EAGLE: a trimmed vocabulary has a size, and only it has one")
+        if self.trimmed is not None and (
+            type(self.trimmed) is not int or not 1 <= self.trimmed <= self.vocab_size
+        ):
+            raise OptionError(
+                f"EAGLE: a trimmed vocabulary of {self.trimmed!r:.40} of {self.vocab_size} tokens"
+            )
+
+    @property
+    def proposed(self) -> int:
+        """Tokens that it chooses from."""
+        return self.vocab_size if self.trimmed is None else self.trimmed
+
+
+class Joined:
+    """A cache as a layer of transformers asks for one: `past` keys and values [B, heads, S, D] before the new ones."""
+
+    def __init__(self, past: tuple[Tensor, Tensor] | None = None) -> None:
+        self.rows = past
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All rows, the new ones last."""
+        if self.rows is not None:
+            keys, values = (
+                torch.cat([old, new], 2) for old, new in zip(self.rows, (keys, values), strict=True)
+            )
+        self.rows = keys, values
+        return keys, values
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Positions are given, never counted."""
+        return 0
+
+
+class EagleNetwork(nn.Module):
+    """A linear layer over [embedding, feature], and one Llama layer without a norm on its input.
+
+    The LM head is the target's (`shared`), a copy of it that is trained (`own`), or one over the `trimmed` most frequent
+    tokens, whose ids are in `d2t`. Tensors are named as in the published checkpoints: `fc.*`, `layers.0.*`; the head
+    is `head.weight`. Untrained it repeats the feature that it is given.
+    """
+
+    d2t: Tensor
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.fc = nn.Linear(2 * width, width, bias=config.fc_bias)
+        layer = LlamaDecoderLayer(
+            LlamaConfig(
+                hidden_size=width,
+                intermediate_size=config.intermediate_size,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                rms_norm_eps=config.norm_eps,
+                num_hidden_layers=1,
+            ),
+            0,
+        )
+        layer.self_attn.config._attn_implementation = "sdpa"
+        layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
+        self.layers = nn.ModuleList([layer])
+        if config.head != "shared":
+            self.head = nn.Linear(width, config.proposed, bias=False)
+        if config.trimmed is not None:
+            self.register_buffer("d2t", torch.arange(config.trimmed))
+        with torch.no_grad():
+            self.fc.weight.zero_()
+            self.fc.weight[:, width:] = torch.eye(width)
+            for value in (self.fc.bias, layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                if value is not None:
+                    value.zero_()
+
+    def start_from(self, lm_head: Tensor, d2t: Tensor | None = None) -> None:
+        """Begin with the LM head's table [V, E], or its rows `d2t` int64 [trimmed]."""
+        with torch.no_grad():
+            if d2t is not None:
+                self.d2t.copy_(d2t)
+                lm_head = lm_head[d2t.to(lm_head.device)]
+            if self.config.head != "shared":
+                self.head.weight.copy_(lm_head)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T]."""
+        size = self.config.head_dim
+        powers = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
+        angles = positions[..., None].to(torch.float32) * self.config.rope_theta**-powers
+        return angles.cos(), angles.sin()
+
+    def joined(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """What enters the layer, [B, T, E], of embeddings and features [B, T, E]."""
+        return self.fc(torch.cat([embedded, features], -1))
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """(features [B, T, E] of the next positions, keys and values of all S + T).
+
+        `embedded` and `features` [B, T, E], `positions` int64 [B, T], `mask` bool [B, 1, T, S + T] (True: visible), `past`
+        keys and values [B, kv heads, S, head_dim].
+        """
+        cos, sin = (torch.cat([half, half], -1) for half in self.angles(positions))
+        cache = Joined(past)
+        rows = self.layers[0](
+            self.joined(embedded, features),
+            attention_mask=mask,
+            position_embeddings=(cos.to(features.dtype), sin.to(features.dtype)),
+            past_key_values=cache,
+        )
+        assert cache.rows is not None
+        return rows, cache.rows
+
+    def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
+        """Logits [.., proposed] of features [.., E]; `lm_head` [V, E] is the target's, read where it is shared."""
+        return F.linear(features, lm_head) if self.config.head == "shared" else self.head(features)

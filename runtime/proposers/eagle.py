@@ -1,0 +1,282 @@
+"""EAGLE: a layer of its own goes on from the target's features (Li et al., arXiv 2401.15077; trees: EAGLE-2, arXiv
+2406.16858).
+
+Pair i, the target's feature of position i with token i + 1, lies in slot i of the layer's own keys and values, at
+position i. A cycle first runs the pairs that the last one made known, with the target's features (those that the layer
+had given in their place are never kept); the last of them has the pending token. From there the tree grows level by
+level in the slots behind, out of the layer's own features: nobody needs to take them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from math import exp, isfinite
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ..decode.passes import PREFILL_STEP, PREFILL_WIDTH
+from ..decode.target_rows import not_finite
+from ..decode.tree import TokenTree
+from ..engines.base import DTYPES, View
+from ..errors import BundleError
+from ..speculate.budget import Budget
+from ..speculate.proposer import Proposer
+from .eagle_pass import EaglePass
+from .growth import Growth
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftInfo
+    from ..decode.passes import Decoder
+    from ..speculate.acceptance import Verdict
+    from ..speculate.sequence import Sequence
+
+
+@dataclass
+class _Growing:
+    """A tree that grows in one place of a pass."""
+
+    sequence: Sequence
+    growth: Growth
+    rows: dict[int, int]
+    """Node → its row in the pass that gave its feature; of the level before and of the root."""
+    slots: dict[int, int]
+    """Node → the slot of its pair."""
+    done: bool = False
+
+
+class Eagle(Proposer):
+    """The draft kind `eagle`. Keeps, by open sequence, the pairs that were run with the target's features, and the rows
+    of the target whose pairs were not.
+
+    Raises `BundleError` for a draft without its graph or its cache. A sequence whose layer gives no numbers ends with
+    that error.
+    """
+
+    needs_prompt_rows: ClassVar[bool] = True
+    needs_rows: ClassVar[bool] = True
+
+    def __init__(self, draft: DraftInfo, decoder: Decoder):
+        graph = draft.graphs.get("eagle")
+        if graph is None or draft.cache is None or draft.ranks is None:
+            raise BundleError(
+                f"manifest: draft {draft.name!r} has no graph of a layer; build the bundle again"
+            )
+        self.name, self._graph = draft.name, graph
+        self._vocabulary = decoder.manifest.text.vocab_size
+        self._engine, batch = decoder.engine, decoder.arena.max_batch
+        self._size, self._dtype, self._slots = (
+            decoder.manifest.decoder.hidden_size,
+            decoder.dtype,
+            decoder.max_width,
+        )
+        self._widest = max(PREFILL_WIDTH, decoder.max_width)
+        self._pass = EaglePass(draft.name, graph, decoder, draft.cache, draft.ranks, self._widest)
+        self._arena = self._pass.arena
+        # Rows of the target that wait for the next pass: [places, slots, E].
+        self._rows = self._engine.allocate(
+            f"{draft.name}.rows", batch * self._slots * self._size * DTYPES[self._dtype].itemsize, zeroed=True
+        )
+        self._all_rows = self._rows.view((batch * self._slots, self._size), self._dtype)
+        self._open: list[Sequence] = []
+        """In the order of their places."""
+        self._waiting: list[int] = []
+        """Rows of each place that wait."""
+
+    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+        """Run the pairs of a chunk; the last row of a prompt waits for the first token."""
+        if sequence not in self._open:
+            self._arena.add()
+            self._open.append(sequence)
+            self._waiting.append(0)
+        place, count = self._open.index(sequence), rows.shape[1]
+        assert self._arena.lengths[place] == slot, "a prompt whose first rows this draft has not seen"
+        ends = slot + count == len(sequence.prompt_ids)
+        pairs = count - ends
+        if pairs:
+            width = min(-(-pairs // PREFILL_STEP) * PREFILL_STEP, self._widest, self._arena.capacity - slot)
+            self._arena.reserve(width, place)
+            features = rows.buffer.view((count, self._size), self._dtype, rows.offset)
+            self._run_pairs([sequence], place, width, [range(pairs)], features)
+        if ends:
+            self._keep(place, rows, [count - 1])
+
+    def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
+        """Chains of the likeliest tokens, or trees of the likeliest paths where the budget has room for branches."""
+        growths = {
+            self._open.index(sequence): Growth(sequence.tokens[-1], budget, sequence.limits.eos_token_ids)
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        }
+        lasts = [max(count - 1, 0) for count in self._waiting]
+        ids, scores, width = self._catch_up(max(sum(growth.widths) for growth in growths.values()))
+        trees = {
+            place: _Growing(self._open[place], growth, {0: place * width + lasts[place]}, {})
+            for place, growth in growths.items()
+        }
+        for place, tree in trees.items():
+            self._expand(tree, 0, ids[place], scores[place])
+        self._grow(trees, width)
+        return [self._finished(trees[self._open.index(sequence)]) for sequence in sequences]
+
+    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+        """Keep the rows of the root and of the accepted nodes: their pairs are known now."""
+        assert rows is not None
+        place, nodes = self._open.index(sequence), [0, *verdict.path]
+        if self._waiting[place] + len(nodes) > self._slots:  # nothing was proposed for a while
+            waiting = self._waiting[place]
+            self._arena.reserve(waiting, place)
+            first = place * self._slots
+            self._run_pairs([sequence], place, waiting, [range(first, first + waiting)], self._all_rows)
+            self._waiting[place] = 0
+        self._keep(place, rows, nodes)
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget the sequence; the last one takes its place."""
+        if sequence not in self._open:
+            return
+        place, last = self._open.index(sequence), len(self._open) - 1
+        if sequence.finish_reason in (None, "error"):
+            # Numbers that are not finite may lie there, and 0 × NaN is NaN where rows are masked.
+            self._arena.clear(place)
+        self._arena.remove(place)
+        if place != last:
+            moved = self._waiting[last]
+            self._copy(place * self._slots, self._rows_of(last, moved))
+        self._open[place], self._waiting[place] = self._open[last], self._waiting[last]
+        self._open.pop()
+        self._waiting.pop()
+        if not self._open:
+            self._arena.reset(0)
+
+    # --- pairs with the target's features ---
+
+    def _catch_up(self, growing: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Run the pairs of all rows that wait, of every open sequence, and make room for `growing` slots behind them;
+        the proposals after the last pair of each place, and the width of the pass."""
+        arena, waiting = self._arena, self._waiting
+        width = max(1, *waiting)
+        needed = max(
+            length + max(width, count + growing)
+            for length, count in zip(arena.lengths, waiting, strict=False)
+        )
+        arena.reserve(min(needed, arena.capacity) - arena.length)
+        rows = [
+            range(place * self._slots, place * self._slots + count) for place, count in enumerate(waiting)
+        ]
+        ids, scores = self._run_pairs(self._open, 0, width, rows, self._all_rows)
+        self._waiting = [0] * len(waiting)
+        return ids, scores, width
+
+    def _run_pairs(
+        self, sequences: Items[Sequence], place: int, width: int, rows: Items[range], features: View
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Run the next pairs of sequences in places place..: the features of these rows of `features` [n, E], each with
+        the token that follows. The proposals after each sequence's last pair."""
+        sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width)
+        slots, asked = np.arange(mask.shape[-1]), np.empty(len(sequences), np.int64)
+        for row, (sequence, mine) in enumerate(zip(sequences, rows, strict=True)):
+            start, count = self._arena.lengths[place + row], len(mine)
+            sources[row], tokens[row] = mine.start, 0
+            sources[row, :count] = mine
+            tokens[row, :count] = _tokens(sequence, start + 1, count)
+            starts[row] = start
+            positions[row] = start + np.arange(width)
+            mask[row] = slots <= positions[row][:, None]
+            asked[row] = row * width + max(count - 1, 0)
+        found = self._pass.run(features, asked, place)
+        for row, mine in enumerate(rows):
+            self._arena.advance(len(mine), place + row)
+        return found
+
+    # --- growth ---
+
+    def _grow(self, trees: dict[int, _Growing], before: int) -> None:
+        """Expand level after level of all trees together; `before` is the width of the pass that gave the features of the
+        roots."""
+        arena, batch = self._arena, len(self._open)
+        used = dict.fromkeys(range(batch), 0)
+        for level in range(max(len(tree.growth.widths) for tree in trees.values())):
+            room = min(arena.rows - arena.lengths[place] - used[place] for place in range(batch))
+            frontiers = {
+                place: tree.growth.frontier(min(tree.growth.widths[level], room))
+                for place, tree in trees.items()
+                if not tree.done and level < len(tree.growth.widths)
+            }
+            width = max(map(len, frontiers.values()), default=0)
+            if not width:
+                return
+            sources, tokens, positions, starts, mask = self._pass.begin(batch, width)
+            for place in range(batch):
+                start = arena.lengths[place]
+                # Rows that nobody asked for repeat a feature of their own sequence: it is as finite as the sequence is.
+                sources[place], tokens[place], positions[place] = place * before, 0, start + level
+                starts[place] = start + used[place]
+                mask[place], mask[place, :, :start] = False, True
+                for row, node in enumerate(frontiers.get(place, ())):
+                    tree = trees[place]
+                    tree.slots[node] = start + used[place] + row
+                    sources[place, row] = tree.rows[tree.growth.parents[node]]
+                    tokens[place, row] = tree.growth.tokens[node]
+                    mask[place, row, [tree.slots[above] for above in tree.growth.path(node)]] = True
+            ids, scores = self._pass.run(None, np.arange(batch * width))
+            for place, nodes in frontiers.items():
+                trees[place].rows = {}
+                for row, node in enumerate(nodes, place * width):
+                    trees[place].rows[node] = row
+                    self._expand(trees[place], node, ids[row], scores[row])
+                used[place] += len(nodes)
+            before = width
+
+    def _expand(self, tree: _Growing, node: int, ids: np.ndarray, scores: np.ndarray) -> None:
+        """Add the children of a node; a sequence whose numbers are not finite fails."""
+        best, growth = scores.tolist(), tree.growth
+        # NaN or +inf anywhere in the logits makes the sum of their exponentials that, and all values NaN.
+        if not isfinite(best[0]):
+            tree.sequence.fail(not_finite(self._graph, best[0]))
+            tree.done = True
+            return
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
+            raise BundleError(
+                f"draft {self.name!r} proposes ids outside the vocabulary; build the bundle again"
+            )
+        growth.expand(node, ids.tolist(), best)
+        policy = tree.sequence.policy
+        if growth.chain and policy is not None and policy.needs_confidence:
+            tree.done = tree.done or not policy.keep_drafting(exp(best[0]))
+
+    def _finished(self, tree: _Growing) -> TokenTree:
+        if tree.sequence.error is not None:
+            return TokenTree.chain(tree.sequence.tokens[-1:])
+        try:
+            return tree.growth.tree()
+        except ValueError as error:  # a vocabulary of its own that names a token twice
+            raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
+
+    # --- rows of the target ---
+
+    def _keep(self, place: int, rows: View, nodes: Items[int]) -> None:
+        """Let these rows of `rows` [1, n, E] wait, in one copy where they lie one behind the other."""
+        target, size = place * self._slots + self._waiting[place], self._size
+        self._waiting[place] += len(nodes)
+        together = nodes[-1] - nodes[0] == len(nodes) - 1
+        for first, count in [(nodes[0], len(nodes))] if together else [(node, 1) for node in nodes]:
+            self._copy(target, rows.buffer.view((count, size), self._dtype, rows.offset + first * size))
+            target += count
+
+    def _rows_of(self, place: int, count: int) -> View:
+        return self._rows.view((count, self._size), self._dtype, place * self._slots * self._size)
+
+    def _copy(self, first: int, source: View) -> None:
+        """Copy `source` [n, E] to the rows from `first` on that wait; where the buffers are."""
+        if source.shape[0]:
+            target = self._rows.view(source.shape, self._dtype, first * self._size)
+            self._engine.copy(target, source).run()
+
+
+def _tokens(sequence: Sequence, first: int, count: int) -> list[int]:
+    """Ids of positions first.. of the prompt and what was emitted behind it."""
+    prompt = sequence.prompt_ids
+    found = prompt[first : first + count]
+    behind = first + len(found) - len(prompt)
+    return [*found, *sequence.tokens[behind : behind + count - len(found)]]

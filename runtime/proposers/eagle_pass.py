@@ -1,0 +1,140 @@
+"""Passes of the graph `eagle` over a batch, with keys and values of its own at fixed addresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..decode.kv import BATCH_BUCKET, BUCKET, KVArena
+from ..engines.base import DTYPES, Call, View
+from ..engines.buffers import HostBuffer
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import DraftCache
+    from ..decode.passes import Decoder
+
+Proposals = tuple[np.ndarray, np.ndarray]
+"""Ids int64 and log-probabilities float32, both [rows, ranks]."""
+
+
+class EaglePass:
+    """The graph bound to buffers: `begin` gives what a pass reads, to be filled; `run` runs it.
+
+    Rows [batch, width] are pairs of a feature and the token that follows, in slots start.. of each sequence's keys and
+    values. Slots before a sequence's length are valid; a pass may write `max_width` rows beyond it.
+    """
+
+    def __init__(
+        self, name: str, graph: str, decoder: Decoder, cache: DraftCache, ranks: int, most_rows: int
+    ):
+        """`most_rows`: of a pass over one prompt's rows."""
+        engine, batch = decoder.engine, decoder.arena.max_batch
+        self._engine, self._graph, self._ranks, self._name = engine, graph, ranks, name
+        self._size, self._dtype = decoder.manifest.decoder.hidden_size, decoder.dtype
+        self.arena = KVArena(
+            engine, 1, cache.num_kv_heads, cache.head_dim, engine.dtype(graph, "key_cache.0"),
+            decoder.arena.capacity, batch, bucket=BUCKET if batch == 1 else BATCH_BUCKET,
+            static=engine.static_cache, prefix=f"{name}.",
+        )  # fmt: skip
+        self.arena.reset(0)
+        rows = max(most_rows, batch * decoder.max_width)
+
+        def host(what: str, size: int, dtype: str = "int64") -> HostBuffer:
+            return HostBuffer(engine, f"{name}.{what}", size, dtype)
+
+        self._sources, self._next = host("feature_index", rows), host("next_ids", rows)
+        self._positions, self._indices = host("positions", rows), host("write_indices", batch)
+        self._asked, self._mask = (
+            host("row_index", rows),
+            host("attn_mask", rows * self.arena.capacity, "bool"),
+        )
+        self._kinds = {}
+        for drafted in (False, True):
+            kind = self._kinds[drafted] = host(f"drafted.{drafted}", 1, "bool")
+            kind.host((1,))[0] = drafted
+            kind.push((1,))
+        item = DTYPES[self._dtype].itemsize
+        # A level reads the features of the level before and writes its own.
+        self._features = [
+            engine.allocate(f"{name}.features.{index}", rows * self._size * item) for index in range(2)
+        ]
+        self._turn = 0
+        found = batch * decoder.max_width * ranks
+        self._ids = engine.allocate(f"{name}.token_ids", found * DTYPES["int64"].itemsize)
+        self._scores = engine.allocate(f"{name}.log_probabilities", found * DTYPES["float32"].itemsize)
+        self._table = decoder.embedding.constant
+        self._calls: dict[tuple[object, ...], tuple[Call, View, View]] = {}
+        self._rows = self._bound_rows = 0
+        self._shape = (0, 0)
+
+    def begin(
+        self, batch: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What the next pass over [batch, width] rows reads, to be written: rows of its features, ids of the tokens that
+        follow, positions (all int64 [batch, width]), first slots int64 [batch], and what each row sees, bool
+        [batch, width, slots]."""
+        self._shape = shape = batch, width
+        mask = self._mask.host((batch, 1, width, self.arena.rows))[:, 0]
+        buffers = self._sources, self._next, self._positions
+        sources, tokens, positions = (buffer.host(shape) for buffer in buffers)
+        return sources, tokens, positions, self._indices.host((batch,)), mask
+
+    def run(self, features: View | None, asked: np.ndarray, row: int = 0) -> Proposals:
+        """Run it for sequences row..: the proposals after the rows `asked` int64 of [batch × width].
+
+        `features` [n, E] are the target's rows before its final norm; None: what the pass before gave.
+        """
+        shape, mask = self._shape, (self._shape[0], 1, self._shape[1], self.arena.rows)
+        self._asked.host(asked.shape)[:] = asked
+        for buffer in (self._sources, self._next, self._positions):
+            buffer.push(shape)
+        self._indices.push(shape[:1])
+        self._mask.push(mask)
+        self._asked.push(asked.shape)
+        drafted = features is None
+        if features is None:
+            features = self._features[self._turn].view((self._rows, self._size), self._dtype)
+            self._turn = 1 - self._turn
+        call, ids, scores = self._bound(features, drafted, row, len(asked))
+        call.run()
+        self._rows = shape[0] * shape[1]
+        # The waiting read first: on a device the second one finds everything there.
+        return self._engine.read(ids), self._engine.read(scores)
+
+    def _bound(self, features: View, drafted: bool, row: int, asked: int) -> tuple[Call, View, View]:
+        batch, width = self._shape
+        rows = self.arena.rows
+        key = (features.address, features.shape, drafted, self._turn, self._shape, rows, row, asked)
+        found = self._calls.get(key)
+        if found is not None:
+            return found
+        keys, values = self.arena.view(0, row, batch)
+        shape, ranked = (batch, width), (asked, self._ranks)
+        ids, scores = self._ids.view(ranked, "int64"), self._scores.view(ranked, "float32")
+        inputs = {
+            "hidden": features,
+            "feature_index": self._sources.view(shape),
+            "drafted": self._kinds[drafted].view((1,)),
+            "next_ids": self._next.view(shape),
+            "embedding_table": self._table,
+            "positions": self._positions.view(shape),
+            "write_indices": self._indices.view((batch,)),
+            "attn_mask": self._mask.view((batch, 1, width, rows)),
+            "key_cache.0": keys,
+            "value_cache.0": values,
+            "row_index": self._asked.view((asked,)),
+        }
+        outputs = {
+            "hidden_out": self._features[self._turn].view((batch, width, self._size), self._dtype),
+            "token_ids": ids,
+            "log_probabilities": scores,
+            "updated_key_cache.0": keys,
+            "updated_value_cache.0": values,
+        }
+        bound = self._engine.bind(self._graph, inputs, outputs)
+        if rows != self._bound_rows:  # the views of shorter or longer caches are gone
+            self._calls.clear()
+            self._bound_rows = rows
+        found = self._calls[key] = bound, ids, scores
+        return found

@@ -1,0 +1,68 @@
+"""What an EAGLE layer proposes, written a second time: path by path, each with a past of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+import torch
+from oracle import Request
+from rig import Rig
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.proposers.growth import expansions
+from vlmexport.runtime.speculate.budget import Budget
+
+Path = tuple[int, ...]
+
+
+class EagleOracle:
+    """The layer `network` of a checkpoint behind `tokens`, the last of which is pending."""
+
+    @torch.inference_mode()
+    def __init__(self, rig: Rig, network: Any, request: Request, tokens: Items[int]) -> None:
+        self.network, self.embed = network, rig.oracle.text.get_input_embeddings()
+        features, self.table = rig.oracle.final_rows(request, tokens[:-1])
+        ids = [*rig.first_ids(request), *tokens]
+        assert len(features) == len(ids) - 1
+        mask = torch.ones(len(features), len(features), dtype=torch.bool).tril()[None, None]
+        places = torch.arange(len(features))[None]
+        rows, past = network(self.embed(torch.tensor([ids[1:]])), features[None], places, mask)
+        self.known = {(): (rows[:, -1:], past)}
+
+    @torch.inference_mode()
+    def after(self, path: Path, ranks: int) -> list[tuple[int, float]]:
+        """The best ids with their log-probabilities behind the pending token and `path`, best first."""
+        if path not in self.known:
+            feature, past = self.known[path[:-1]]
+            count = past[0].shape[2]
+            mask = torch.ones(1, 1, 1, count + 1, dtype=torch.bool)
+            embedded = self.embed(torch.tensor([path[-1:]]))
+            self.known[path] = self.network(embedded, feature, torch.tensor([[count]]), mask, past)
+        feature, _ = self.known[path]
+        values, found = self.network.logits(feature[0, 0], self.table).log_softmax(-1).topk(ranks)
+        d2t = getattr(self.network, "d2t", None)
+        return list(zip((found if d2t is None else d2t[found]).tolist(), values.tolist(), strict=True))
+
+    def paths(self, budget: Budget, ranks: int) -> set[Path]:
+        """The paths of the tree that it proposes: the likeliest of those that its growth reaches."""
+        each = 1 if budget.nodes <= budget.depth else ranks
+        scores: dict[Path, float] = {(): 0.0}
+        frontier: list[Path] = [()]
+        for width in [*expansions(budget), 0]:
+            level = {
+                (*path, token): scores[path] + score
+                for path in frontier
+                for token, score in self.after(path, each)
+            }
+            scores |= level
+            frontier = sorted(level, key=lambda path: -level[path])[:width]
+        del scores[()]
+        return set(sorted(scores, key=lambda path: -scores[path])[: budget.nodes])
+
+
+def paths_of(tree: TokenTree) -> set[Path]:
+    """Token path of every drafted node."""
+    found: list[Path] = [()]
+    for node in range(1, len(tree)):
+        found.append((*found[tree.parents[node]], tree.tokens[node]))
+    return set(found[1:])
