@@ -42,7 +42,7 @@ class Layer(Protocol):
 def shifted(values: Tensor, places: int) -> Tensor:
     """`values` [B, T, ...] of so many places further on, zero (False) behind the end."""
     out = torch.zeros_like(values)
-    out[:, : values.shape[1] - places] = values[:, places:]
+    out[:, : max(0, values.shape[1] - places)] = values[:, places:]
     return out
 
 
