@@ -15,6 +15,8 @@ from vlmexport.runtime.bundle.folder import Bundle
 
 pytest.importorskip("tensorrt_rtx_libs")
 
+ATTENDING = ("segment", "eagle", "encoder", "vision")
+
 QUICK = ("t5", "qwen2.5-vl", "llama-bfloat16")
 """A float mask and cross-attention; three axes of positions and groups of queries; types as they are stored."""
 
@@ -41,17 +43,19 @@ def test_every_graph_gets_a_portable_plan(
         shapes = {binding["name"]: binding["shape"] for binding in plan["bindings"]}
         dtypes = {binding["name"]: binding["dtype"] for binding in plan["bindings"]}
         info = manifest.graphs[plan["graph"]]
-        assert plan["fused_attention"] is (False if info.role in ("segment", "encoder", "vision") else None)
-        if info.role not in ("segment", "commit"):
+        assert plan["fused_attention"] is (False if info.role in ATTENDING else None)
+        if info.role not in ("segment", "commit", "eagle"):
             continue
         assert "write_indices" not in shapes
-        for layer in range(*(info.layers or (0, decoder.num_layers))):
+        own = manifest.draft("eagle").cache if info.role == "eagle" else None
+        heads, size = (own or decoder).num_kv_heads, (own or decoder).head_dim
+        for layer in range(*(info.layers or (0, (own or decoder).num_layers))):
             for kind in ("key", "value"):
-                heads, size = decoder.num_kv_heads, decoder.head_dim
                 assert shapes[f"{kind}_cache.{layer}"] == ["batch", heads, rows, size]
                 assert shapes[f"new_{kind}.{layer}"] == ["batch", heads, "width", size]
                 assert dtypes[f"new_{kind}.{layer}"] == dtypes[f"{kind}_cache.{layer}"] == plan["precision"]
-        if info.role == "segment":
-            assert shapes["attn_mask"] == ["batch", decoder.mask_heads, "width", rows]
-            assert shapes["new_mask"] == ["batch", decoder.mask_heads, "width", "width"]
+        if info.role != "commit":
+            masks = 1 if own else decoder.mask_heads
+            assert shapes["attn_mask"] == ["batch", masks, "width", rows]
+            assert shapes["new_mask"] == ["batch", masks, "width", "width"]
             assert dtypes["new_mask"] == dtypes["attn_mask"]
