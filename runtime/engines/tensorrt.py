@@ -175,7 +175,7 @@ class TensorRTEngine(DeviceEngine):
         if self._appending is None:
             self._appending = Appending(self)
         plan, starts = self._plans[graph], inputs[START]
-        width = inputs["hidden" if "hidden" in inputs else "source_rows"].shape[1]
+        width = inputs[MASK].shape[2] if MASK in inputs else inputs["source_rows"].shape[1]
         given = {name: view for name, view in inputs.items() if name in plan.inputs}
         made = {name: view for name, view in outputs.items() if not name.startswith(UPDATED)}
         steps: list[Call] = []

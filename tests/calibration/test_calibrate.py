@@ -14,7 +14,7 @@ import vlmexport.runtime
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure import machine, timing
+from vlmexport.runtime.measure import timing
 from vlmexport.runtime.measure.calibration import TREES, budgets
 from vlmexport.runtime.speculate.controller import Adaptive
 from vlmexport.runtime.speculate.stats import Stats
@@ -136,7 +136,7 @@ def test_a_session_takes_what_was_chosen_for_its_machine(
     assert (name, length) == ("medusa", 3) and max(nodes for nodes, _ in shapes) > 3
     chosen_here(bundle, None)
     assert used()[0] is None
-    monkeypatch.setattr("vlmexport.runtime.session.processor", lambda: "another machine")
+    monkeypatch.setattr("vlmexport.runtime.engines.base.processor", lambda: "another machine")
     assert used()[0] == Bundle.open(bundle).manifest.policy.draft == "imitation@1"
 
 
@@ -149,7 +149,7 @@ def test_another_device_chooses_by_what_was_observed_here(
     (tmp_path / "here.json").write_text(json.dumps(here))
     merged = calibrate(capsys, copy, "--merge", tmp_path / "here.json")["merged"]
     assert merged == {"costs": 1, "acceptance": len(here["acceptance"])}
-    monkeypatch.setattr(machine, "processor", lambda: "robot")
+    monkeypatch.setattr("vlmexport.runtime.engines.base.processor", lambda: "robot")
     there = calibrate(capsys, copy)
     assert there["data"] is None and there["acceptance"] == []
     known = [(row["draft"], row["nodes"]) for row in there["predictions"] if row["nodes"] > row["depth"]]
