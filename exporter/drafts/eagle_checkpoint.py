@@ -16,7 +16,7 @@ import torch
 
 from ...runtime.errors import ExportError, OptionError
 from .eagle_network import EagleConfig, EagleNetwork
-from .published import read_config, read_weights
+from .published import filled, find_weights, read_config, read_weights
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -29,7 +29,7 @@ BUFFERS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
 def is_published(folder: Path) -> bool:
     """Whether `folder` looks like such a checkpoint: a Llama of one layer."""
     path = folder / CONFIG
-    if _weights(folder) is None or not path.is_file():
+    if find_weights(folder, WEIGHTS) is None or not path.is_file():
         return False
     return read_config(path).get("num_hidden_layers") == 1
 
@@ -37,7 +37,7 @@ def is_published(folder: Path) -> bool:
 def read_published(folder: Path) -> EagleNetwork:
     """The layer in float32. Raises ExportError naming the first thing that does not fit."""
     document = read_config(folder / CONFIG)
-    path = _weights(folder)
+    path = find_weights(folder, WEIGHTS)
     assert path is not None, "ask is_published first"
     tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
     tensors = {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
@@ -52,15 +52,7 @@ def read_published(folder: Path) -> EagleNetwork:
         )
     with torch.device("meta"):
         network = EagleNetwork(config)
-    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    for name in sorted(wanted.keys() ^ tensors.keys()):
-        what = "misses" if name in wanted else "holds, beside one layer of EAGLE-1 or EAGLE-2,"
-        raise ExportError(f"{path}: {what} the tensor {name:.80}")
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ExportError(f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
-    network.load_state_dict({name: tensors[name].float() for name in wanted}, assign=True)
-    return network.eval()
+    return filled(network, tensors, path, "one layer of EAGLE-1 or EAGLE-2")
 
 
 def _config(path: Path, document: dict[str, Any], bias: bool) -> EagleConfig:
@@ -93,7 +85,3 @@ def _config(path: Path, document: dict[str, Any], bias: bool) -> EagleConfig:
         return EagleConfig(**given)
     except (OptionError, TypeError) as error:
         raise ExportError(f"{path}: {error}") from error
-
-
-def _weights(folder: Path) -> Path | None:
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)

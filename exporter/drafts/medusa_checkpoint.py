@@ -16,7 +16,7 @@ import torch
 
 from ...runtime.errors import ExportError, OptionError
 from .medusa_network import MedusaConfig, MedusaHeads
-from .published import read_config, read_weights
+from .published import filled, find_weights, read_config, read_weights
 
 CONFIG = "config.json"
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -25,13 +25,13 @@ PREFIX = "medusa_head."
 
 def is_published(folder: Path) -> bool:
     """Whether `folder` looks like such a checkpoint."""
-    return _weights(folder) is not None and (folder / CONFIG).is_file()
+    return find_weights(folder, WEIGHTS) is not None and (folder / CONFIG).is_file()
 
 
 def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any]]:
     """(the heads in float32, `config.json`). Raises ExportError naming the first thing that does not fit."""
     document = read_config(folder / CONFIG)
-    path = _weights(folder)
+    path = find_weights(folder, WEIGHTS)
     assert path is not None, "ask is_published first"
     tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
     heads: Any = document.get("medusa_num_heads")
@@ -49,16 +49,4 @@ def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any]]:
         raise ExportError(f"{folder / CONFIG}: {error}") from error
     with torch.device("meta"):
         network = MedusaHeads(config)
-    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    for name in sorted(wanted.keys() ^ tensors.keys()):
-        what = "misses" if name in wanted else "holds, beside the heads that config.json names,"
-        raise ExportError(f"{path}: {what} the tensor {name:.80}")
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ExportError(f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
-    network.load_state_dict({name: tensors[name].float() for name in wanted}, assign=True)
-    return network.eval(), document
-
-
-def _weights(folder: Path) -> Path | None:
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    return filled(network, tensors, path, "the heads that config.json names"), document

@@ -4,14 +4,22 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...runtime.errors import ExportError
 from .files import read_json
+
+N = TypeVar("N", bound=nn.Module)
+
+
+def find_weights(folder: Path, names: Iterable[str]) -> Path | None:
+    """The first of these files that `folder` has."""
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -48,3 +56,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise ExportError(f"{path} is not a mapping of names to tensors")
     return {str(name): value for name, value in found.items()}
+
+
+def filled(network: N, tensors: Mapping[str, Tensor], path: Path, beside: str) -> N:
+    """`network`, made on the device "meta", with these tensors in float32, for inference.
+
+    Raises ExportError naming the first tensor of `path` that is missing, that it has `beside` what is known, or that has
+    another shape.
+    """
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        what = "misses" if name in wanted else f"holds, beside {beside},"
+        raise ExportError(f"{path}: {what} the tensor {name:.80}")
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ExportError(f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
+    network.load_state_dict({name: tensors[name].float() for name in wanted}, assign=True)
+    return network.eval()

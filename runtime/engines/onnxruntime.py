@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,12 @@ from ..bundle.widened import widened
 from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
 from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
+from .calls import BoundCalls
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo, Manifest, ValueInfo
 
 log = logging.getLogger(__name__)
-
-MAX_CALLS = 512
-"""Bound calls kept; the least recently used one is dropped beyond this."""
 
 SINGLE_THREAD_BYTES = 32 << 20
 """Bundles with fewer bytes of weights run on the caller's thread unless `threads` is given."""
@@ -130,7 +127,7 @@ class OnnxRuntimeCpu(Engine):
         self._pooled = threads is not None or manifest.weights.total >= SINGLE_THREAD_BYTES
         self.threads = use_global_pool(threads) if self._pooled else 1
         self._sessions: dict[str, ort.InferenceSession] = {}
-        self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()
+        self._calls = BoundCalls()
 
     def load(self, *graphs: str) -> None:
         """Load graphs now instead of at their first use. Raises `BundleError` for what cannot be loaded."""
@@ -154,30 +151,13 @@ class OnnxRuntimeCpu(Engine):
         return Buffer(name, data.nbytes, data.ctypes.data, data).view(array.shape, dtype_name(flat))
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        key = (
-            graph,
-            *((name, view.address, view.shape) for name, view in inputs.items()),
-            *((name, view.address, view.shape) for name, view in outputs.items()),
-        )
-        call = self._calls.get(key)
-        if call is not None:
-            self._calls.move_to_end(key)
-            return call
-        session = self._session(graph)
-        binding = session.io_binding()
-        file = self.graphs[graph].file
-        try:
-            for name, view in inputs.items():
-                binding.bind_input(name, "cpu", 0, ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
-            for name, view in outputs.items():
-                binding.bind_output(name, "cpu", 0, ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
-        except Exception as error:
-            raise failure("bind", file, error) from error
+        return self._calls.get(graph, inputs, outputs, self._bound_call)
+
+    def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        session, file = self._session(graph), self.graphs[graph].file
+        binding = filled_binding(session, file, "cpu", inputs, outputs)
         keep = tuple(view.buffer for view in (*inputs.values(), *outputs.values()))
-        call = self._calls[key] = _BoundCall(self, file, session, binding, keep)
-        if len(self._calls) > MAX_CALLS:
-            self._calls.popitem(last=False)
-        return call
+        return _BoundCall(self, file, session, binding, keep)
 
     def write(self, view: View, array: np.ndarray) -> None:
         np.copyto(self.read(view), array)
@@ -232,6 +212,24 @@ def check_interface(graph: str, info: GraphInfo, session: ort.InferenceSession) 
                 f"{info.file}: {kind} differ from manifest field 'graphs.{graph}.{kind}': {', '.join(odd[:4])}"
                 f"{', …' if len(odd) > 4 else ''}; build the bundle again"
             )
+
+
+def filled_binding(
+    session: ort.InferenceSession,
+    file: str,
+    place: str,
+    inputs: Mapping[str, View],
+    outputs: Mapping[str, View],
+) -> ort.IOBinding:
+    """Inputs and outputs of `session` by address, in the memory that ONNX Runtime calls `place`. Raises `BundleError`."""
+    binding = session.io_binding()
+    try:
+        for bind, views in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, view in views.items():
+                bind(name, place, 0, ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
+    except Exception as error:  # ONNX Runtime raises many types, none of them ours
+        raise failure("bind", file, error) from error
+    return binding
 
 
 def failure(step: str, file: str, error: Exception) -> BundleError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,9 +17,10 @@ import onnxruntime as ort
 from ..bundle.operators import refuse
 from ..errors import DeviceError
 from .base import Call, View
+from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine
-from .onnxruntime import ELEMENT_TYPES, MAX_CALLS, check_interface, failure, session_options
+from .onnxruntime import check_interface, failure, filled_binding, session_options
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
@@ -43,7 +43,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         super().__init__(manifest.graphs, cuda)
         self._folder = Path(folder)
         self._sessions: dict[str, ort.InferenceSession] = {}
-        self._calls: OrderedDict[tuple[Any, ...], _BoundCall] = OrderedDict()
+        self._calls = BoundCalls(self.synchronise)  # a call that is dropped may still be at work
         self._options = ort.RunOptions()
         # `read` is the only call that waits.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -74,30 +74,12 @@ class OnnxRuntimeCuda(DeviceEngine):
         super().close()
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        key = (
-            graph,
-            *((name, view.address, view.shape) for name, view in inputs.items()),
-            *((name, view.address, view.shape) for name, view in outputs.items()),
-        )
-        call = self._calls.get(key)
-        if call is not None:
-            self._calls.move_to_end(key)
-            return call
+        return self._calls.get(graph, inputs, outputs, self._bound_call)
+
+    def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
         session, file = self._session(graph), self.graphs[graph].file
-        binding = session.io_binding()
-        try:
-            for bind, views in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
-                for name, view in views.items():
-                    kind = ELEMENT_TYPES[view.dtype]
-                    bind(name, self.place, 0, kind, list(view.shape), view.address)
-        except Exception as error:  # ONNX Runtime raises many types, none of them ours
-            raise failure("bind", file, error) from error
-        keep = (*inputs.values(), *outputs.values())
-        call = self._calls[key] = _BoundCall(file, session, binding, self._options, keep)
-        if len(self._calls) > MAX_CALLS:
-            self.synchronise()  # it may still be at work
-            self._calls.popitem(last=False)
-        return call
+        binding = filled_binding(session, file, self.place, inputs, outputs)
+        return _BoundCall(file, session, binding, self._options, (*inputs.values(), *outputs.values()))
 
     def _session(self, graph: str) -> ort.InferenceSession:
         session = self._sessions.get(graph)

@@ -11,7 +11,6 @@ import logging
 import math
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from ..errors import BundleError, DeviceError
 from . import tensorrt_library
 from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
+from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from ..bundle.folder import Bundle
 
 log = logging.getLogger(__name__)
-
-MAX_CALLS = 512
-"""Bound calls kept, each with its context; the least recently used one is dropped beyond this."""
 
 UPDATED = "updated_"
 """How the names of outputs begin that lie where their inputs do."""
@@ -69,7 +66,9 @@ class TensorRTEngine(DeviceEngine):
         self._runtime = library.Runtime(self._logger)
         self._interfaces = {name: _interface(info, plans[name]) for name, info in self.graphs.items()}
         self._loaded: dict[str, _Loaded] = {}
-        self._calls: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
+        self._calls = BoundCalls(
+            self.synchronise
+        )  # the context of a call that is dropped may still be at work
         self._bound: weakref.WeakSet[_BoundCall] = weakref.WeakSet()
         self._activations: Buffer | None = None
         self._unread: dict[tuple[str, str], Buffer] = {}
@@ -127,24 +126,12 @@ class TensorRTEngine(DeviceEngine):
     # --- calls ---
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        key = (
-            graph,
-            *((name, view.address, view.shape) for name, view in inputs.items()),
-            *((name, view.address, view.shape) for name, view in outputs.items()),
-        )
-        call = self._calls.get(key)
-        if call is None:
-            portable = self._plans[graph].lowering == "portable" and any(
-                name.startswith(UPDATED) for name in outputs
-            )
-            bind = self._appending_call if portable else self._bound_call
-            call = self._calls[key] = bind(graph, inputs, outputs)
-            if len(self._calls) > MAX_CALLS:
-                self.synchronise()  # its context may still be at work
-                self._calls.popitem(last=False)
-        else:
-            self._calls.move_to_end(key)
-        return call
+        return self._calls.get(graph, inputs, outputs, self._new_call)
+
+    def _new_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        updates = any(name.startswith(UPDATED) for name in outputs)
+        portable = self._plans[graph].lowering == "portable" and updates
+        return (self._appending_call if portable else self._bound_call)(graph, inputs, outputs)
 
     def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
         loaded = self._load(graph)

@@ -11,7 +11,7 @@ import pytest
 from engines.emulated import EmulatedCuda
 from engines.fake_cuda import STREAM, FakeCuda
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.engines import create, onnxruntime_cuda
+from vlmexport.runtime.engines import create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from vlmexport.runtime.errors import BundleError, DeviceError
@@ -45,7 +45,7 @@ def test_what_the_provider_is_asked_for(tiny_bundle: Callable, monkeypatch: pyte
 
 
 def test_calls_beyond_the_most_are_dropped(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime_cuda, "MAX_CALLS", 1)
+    monkeypatch.setattr("vlmexport.runtime.engines.calls.MAX_CALLS", 1)
     tiny = tiny_bundle("llama")
     engine = EmulatedCuda(tiny.path, tiny.bundle.manifest)
     graph = next(name for name in engine.graphs if name.startswith("imitation"))

@@ -26,7 +26,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.decode.floats import widen
-from vlmexport.runtime.engines import DEVICES, create, tensorrt
+from vlmexport.runtime.engines import DEVICES, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.errors import BundleError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
@@ -235,7 +235,7 @@ def test_what_is_written_must_fit(engine: Emulated) -> None:
 
 
 def test_calls_beyond_the_most_are_dropped(engine: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt, "MAX_CALLS", 2)
+    monkeypatch.setattr("vlmexport.runtime.engines.calls.MAX_CALLS", 2)
     graph = next(name for name in engine.graphs if name.startswith("imitation"))
     size = int(engine.interface(graph).inputs[0].shape[2])
 
