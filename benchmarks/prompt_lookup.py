@@ -73,7 +73,7 @@ def main() -> None:
     from vlmexport.runtime import Session
     from vlmexport.runtime.measure.machine import processor
     from vlmexport.runtime.measure.virtual_clock import decoding
-    from vlmexport.runtime.speculate.controller import FLOOR
+    from vlmexport.runtime.speculate.controller import UNTRAINED_FLOOR
     from vlmexport.runtime.speculate.stored_costs import pick_costs
 
     classes = {"copying": copying(), "open chat": chat(options.chat)}
@@ -122,7 +122,9 @@ def main() -> None:
         "by_repeat": by_repeat,
         "worst_prompt_virtual": {
             "of all": min(row["virtual"] for row in rows),
-            "of 60 tokens and more": min((r["virtual"] for r in rows if r["tokens"] >= FLOOR), default=None),
+            f"of more than {UNTRAINED_FLOOR} tokens": min(
+                (row["virtual"] for row in rows if row["tokens"] > UNTRAINED_FLOOR), default=None
+            ),
         },
         "table": "stored" if session.bundle.manifest.costs else "default",
     }

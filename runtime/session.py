@@ -352,9 +352,9 @@ class Session:
             manifest = self.bundle.manifest
             costs = pick_costs(manifest, self._machine, self.threads or 1)
             most = Budget.chain(manifest.limits.max_width - 1)
-            found = Adaptive(
-                costs, most, learn, threshold, measured_trees(manifest), measured_chains(manifest)
-            )
+            trees, chains = measured_trees(manifest), measured_chains(manifest)
+            untrained = [draft.name for draft in manifest.drafts if not draft.trained]
+            found = Adaptive(costs, most, learn, threshold, trees, chains, untrained)
             self._controllers[learn, threshold] = found
         return found
 

@@ -7,7 +7,7 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
 - the budget that maximises expected tokens per second by the table (`costs.CostTable`), for a whole batch at once;
 - a purse per request: what a cycle gained or lost against plain decoding, by the table. A cycle is drafted only if
   the purse could pay for all of it being rejected, so no history makes a request slower than 1 − LOSS of plain, but
-  for one that is shorter than its first mistake (FLOOR).
+  for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR).
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
 gained is followed by another at once.
@@ -15,7 +15,7 @@ gained is followed by another at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -33,6 +33,10 @@ LOSS = 0.03
 FLOOR = 60
 """Tokens of a request that the share is taken of until it is longer, or fewer where they pay for the longest chain being
 rejected, and the shortest after it: a request must be allowed its first mistake and another try, and no more."""
+
+UNTRAINED_FLOOR = 10
+"""The same of a draft that was not trained (prompt lookup, early exit): whether it helps is another question in each
+request, so each begins with chains that even a short answer can pay for."""
 
 RISK = 0.7
 """Share of a purse that a cycle of several drafted tokens may stake: a mistake leaves enough to go on with shorter drafts,
@@ -130,6 +134,8 @@ class _Learned:
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(SESSION_MEMORY))
     found: float = 1.0
     """Share of the cycles with a budget in which the draft proposed anything."""
+    floor: int = FLOOR
+    """Tokens of a request that its share is taken of until it is longer."""
     credit: float = 0.0
     """Seconds saved up for the next probe."""
     again: bool = False
@@ -181,7 +187,7 @@ class _Request:
     def purse(self, unit: float, mistake: float) -> float:
         """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: what a rejected chain of the most
         costs, and one of the least after it."""
-        return self.balance + LOSS * max(min(FLOOR * unit, mistake / LOSS), self.tokens * unit)
+        return self.balance + LOSS * max(min(self.learned.floor * unit, mistake / LOSS), self.tokens * unit)
 
 
 class _Outcome(NamedTuple):
@@ -207,8 +213,8 @@ class Adaptive:
     `costs`: this machine's table or the default. `most`: the largest budget; its depth is the longest chain tried.
     `learn`: "session" keeps what was learned for later requests; "request" starts afresh at each one, so that its
     output and its counters are a function of the request alone. `confidence_threshold` ends a chain early, as in
-    `FixedLength`. `trees`: by draft, what may be allotted besides chains. `seen`: by draft, where its learning starts. Raises
-    `OptionError` for another `learn`.
+    `FixedLength`. `trees`: by draft, what may be allotted besides chains. `seen`: by draft, where its learning starts.
+    `untrained`: drafts that must earn what they stake (UNTRAINED_FLOOR). Raises `OptionError` for another `learn`.
     """
 
     def __init__(
@@ -219,11 +225,12 @@ class Adaptive:
         confidence_threshold: float | None = None,
         trees: Mapping[str, Items[Tree]] | None = None,
         seen: Mapping[str, Seen] | None = None,
+        untrained: Collection[str] = (),
     ):
         if learn not in ("session", "request"):
             raise OptionError(f"adaptive: {learn!r:.80} is not session or request")
         self._costs, self._most, self._learn = costs, most, learn
-        self._trees, self._seen = trees or {}, seen or {}
+        self._trees, self._seen, self._untrained = trees or {}, seen or {}, frozenset(untrained)
         self.confidence_threshold = confidence_threshold
         self.needs_confidence = confidence_threshold is not None
         self._learned: dict[str, _Learned] = {}
@@ -279,9 +286,10 @@ class Adaptive:
 
     def _beginner(self, name: str) -> _Learned:
         seen, prior = self._seen.get(name), [PRIOR] * self._most.depth
+        floor = UNTRAINED_FLOOR if name in self._untrained else FLOOR
         if seen is None:
-            return _Learned(prior)
-        return _Learned(prior, Acceptance(SESSION_MEMORY, seen), seen.found)
+            return _Learned(prior, floor=floor)
+        return _Learned(prior, Acceptance(SESSION_MEMORY, seen), seen.found, floor)
 
     def _cycle_seconds(self, name: str, batch: int) -> list[float]:
         """Seconds of a cycle by chain length, from 0."""

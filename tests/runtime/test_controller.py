@@ -16,7 +16,14 @@ from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import NOTHING, Budget
-from vlmexport.runtime.speculate.controller import LOSS, Acceptance, Adaptive, Seen, Tree
+from vlmexport.runtime.speculate.controller import (
+    LOSS,
+    UNTRAINED_FLOOR,
+    Acceptance,
+    Adaptive,
+    Seen,
+    Tree,
+)
 from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
 from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY
@@ -131,6 +138,34 @@ def test_no_request_is_slower_after_any_history(
         play(policy, [Simulated(drawn(lambda at, a=alpha: a, seed), tokens, DRAFT)], table)
     reading = play(policy, [Simulated(certain(lambda at: runs[at % len(runs)]), length, DRAFT)], table)
     assert reading.speedup >= LEAST
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(sorted(TABLES)),
+    HISTORIES,
+    st.lists(st.integers(0, 10), min_size=1, max_size=30),
+    st.integers(UNTRAINED_FLOOR, 100),
+    st.sampled_from(["session", "request"]),
+)
+def test_a_short_answer_is_not_slower_either_where_the_draft_is_untrained(
+    name: str, history: list[tuple[float, int]], runs: list[int], length: int, learn: str
+):
+    table = TABLES[name]
+    policy = Adaptive(table, MOST, learn, untrained=["draft"])
+    for seed, (alpha, tokens) in enumerate(history):
+        play(policy, [Simulated(drawn(lambda at, a=alpha: a, seed), tokens, DRAFT)], table)
+    reading = play(policy, [Simulated(certain(lambda at: runs[at % len(runs)]), length, DRAFT)], table)
+    assert reading.speedup >= LEAST
+
+
+@pytest.mark.parametrize(("name", "least"), [("lookup", 0.95), ("small lookup", 0.9)])
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.9])
+def test_what_an_untrained_draft_earns_it_may_stake(name: str, least: float, alpha: float):
+    table = TABLES[name]
+    outcomes = lambda: [drawn(lambda at: alpha, seed, found=0.7) for seed in range(40)]  # noqa: E731
+    found = total(run(Adaptive(table, MOST, untrained=["draft"]), table, outcomes())).speedup
+    assert found >= least * best_fixed(table, outcomes)
 
 
 def shortest(table: CostTable) -> int:
