@@ -2,8 +2,9 @@
 prediction, on requests that it did not see.
 
 A bundle is calibrated on the first half of some requests, in a copy. Then the other half is decoded plainly, with the
-choice as it stands and as a session takes it (the controller on), and with every draft at fixed lengths and trees, all in
-turn, in every round in another order. `--counted` compares without a clock: what the two halves accept, both on the
+choice as it stands and as a session takes it (the controller on), and with every draft at fixed lengths and trees: every
+request in all ways, one after the other, in another order each time, and what is compared is how a request fares in two
+ways. The best of all is found by every second comparison and judged by the others, or chance would make it. `--counted` compares without a clock: what the two halves accept, both on the
 default table of costs. That is the part of the question which a busy machine can answer.
 
     python benchmarks/calibration.py tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
@@ -17,13 +18,14 @@ import argparse
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from machine import save
 from vlmexport.calibration.data import load_records
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import store_costs
 from vlmexport.runtime.measure.calibration import budgets, calibrate
@@ -66,6 +68,14 @@ def arms(session: Session, choice: StoredChoice) -> dict[str, dict[str, Any]]:
                 if length <= budget.depth:
                     found[f"{draft.name} × {length}"] = fixed(draft.name, Budget.chain(length))
     return found
+
+
+def build(model: str, path: Path, drafts: list[str], layer: int | None) -> None:
+    """A bundle, by a process of its own: the threads that a build starts would serve a session of this one, too."""
+    words = [sys.executable, "-m", "vlmexport", "build", "--model", model, "-o", str(path)]
+    words += [word for draft in drafts for word in ("--draft", draft)]
+    words += [] if layer is None else ["--draft-layer", str(layer)]
+    subprocess.run(words, check=True)
 
 
 def halves(data: str, calibrate_on: int, count: int) -> tuple[Requests, Requests]:
@@ -113,11 +123,7 @@ def main() -> None:
         if options.bundle is not None:
             shutil.copytree(options.bundle, path)
         else:
-            build_bundle(
-                BuildRequest(
-                    model=options.model, output=path, draft_layer=options.draft_layer, drafts=options.draft
-                )
-            )
+            build(options.model, path, options.draft, options.draft_layer)
         if options.counted:
             with Session.load(path) as session:
                 known, there = (
@@ -142,7 +148,7 @@ def main() -> None:
         print(f"  {value:5.2f} x  {arm}")
     print(
         f"chosen {choice.draft} × {choice.draft_length}, nodes {choice.draft_nodes}: predicted {result['predicted']:.2f} x, "
-        f"measured {result['measured']:.2f} x [{result['lowest']:.2f} - {result['highest']:.2f}]"
+        f"measured {result['measured']:.2f} x {result['quartiles']}"
     )
     print(f"best of all tried: {result['best']}; the choice: {verdict(result['of_best'])}")
     print(f"a session with its controller: {verdict(result['session_of_best'])}")
@@ -156,26 +162,27 @@ def verdict(of_best: float) -> str:
 
 
 def compare(choice: StoredChoice, rates: dict[str, list[float]]) -> dict[str, Any]:
-    """The choice against the best of all arms, round by round, and its speed-up over plain decoding against its
-    prediction; `rates` has tokens per second of every arm in every round."""
+    """The choice against the best of all arms, request by request, and its speed-up over plain decoding against its
+    prediction; `rates` has tokens per second of every arm in every turn."""
 
-    def over(name: str, base: str) -> list[float]:
-        return [a / b for a, b in zip(rates[name], rates[base], strict=True)]
+    def over(name: str, base: str, turns: slice) -> list[float]:
+        return [a / b for a, b in zip(rates[name][turns], rates[base][turns], strict=True)]
 
-    speedups = {name: statistics.median(over(name, "plain")) for name in rates}
+    every, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
+    speedups = {name: statistics.median(over(name, "plain", every)) for name in rates}
     tried = [name for name in rates if name not in ("chosen", "session")]
-    best = max(tried, key=speedups.__getitem__)
+    best = max(tried, key=lambda name: statistics.median(over(name, "plain", even)))
     predicted = choice.speedup or 1.0
+    spread = statistics.quantiles(over("chosen", "plain", every), n=4)
     return {
         "choice": choice.to_dict(),
         "predicted": round(predicted, 3),
         "measured": round(speedups["chosen"], 3),
-        "lowest": round(min(over("chosen", "plain")), 3),
-        "highest": round(max(over("chosen", "plain")), 3),
+        "quartiles": [round(spread[0], 3), round(spread[2], 3)],
         "of_prediction": round(speedups["chosen"] / predicted, 3),
         "best": best,
-        "of_best": round(statistics.median(over("chosen", best)), 3),
-        "session_of_best": round(statistics.median(over("session", best)), 3),
+        "of_best": round(statistics.median(over("chosen", best, odd)), 3),
+        "session_of_best": round(statistics.median(over("session", best, odd)), 3),
         "speedups": {name: round(value, 3) for name, value in speedups.items()},
     }
 
@@ -219,21 +226,23 @@ def _named(draft: str, budget: Budget) -> str:
 def measure(
     session: Session, ways: dict[str, dict[str, Any]], requests: Requests, max_new_tokens: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Decoded tokens per second of every arm in every round; the first round warms up."""
+    """Decoded tokens per second of every arm in every turn: a request in all ways, twice, of which
+    the second counts."""
     shuffle, order = random.Random(0), list(ways)
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    said: list[list[int]] | None = None
-    for turn in range(rounds + 1):
-        shuffle.shuffle(order)
-        for name in order:
-            results = [session.generate(**r, max_new_tokens=max_new_tokens, **ways[name]) for r in requests]
-            tokens = [list(result.tokens) for result in results]
+    for turn in range(rounds * len(requests)):
+        said: list[int] | None = None
+        for name in shuffle.sample(order, len(order)):
+            for _ in range(2):  # the first brings what this way needs into the processor's caches
+                result = session.generate(
+                    **requests[turn % len(requests)], max_new_tokens=max_new_tokens, **ways[name]
+                )
+            tokens = list(result.tokens)
             said = said or tokens
             if tokens != said:
                 raise SystemExit(f"{name}: the output differs from that of the others")
-            if turn:
-                decoded = sum(result.stats.tokens - 1 for result in results)
-                rates[name].append(decoded / sum(result.stats.decode_seconds for result in results))
+            if len(tokens) > 1:
+                rates[name].append((len(tokens) - 1) / result.stats.decode_seconds)
     return rates
 
 

@@ -2,13 +2,16 @@
 
 Every draft decodes the requests at a fixed budget: the longest chain, which tells of all shorter ones, and, where it
 proposes trees, trees of several sizes. The output is the target's own whatever the budget, so only counters and times
-differ. What a cycle takes beside its graphs is what the decoding took, less the graphs' own times.
+differ. All drafts decode a request before the next request comes, in another order each time, and times are compared with
+plain decoding of that request: a machine that is slow for some seconds is so for all. Passes are timed alone, and taken to
+be as much slower within decoding as those of plain decoding, or of a draft that splits the layers, were there.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +46,8 @@ class _Arm:
 
     draft: DraftInfo | None
     budget: Budget | None
-    totals: list[Stats] = field(default_factory=list)
+    samples: list[Stats] = field(default_factory=list)
+    """Of every turn: one request, decoded by every arm."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -53,10 +57,23 @@ class _Arm:
         nodes = self.budget.nodes if self.budget.nodes > self.budget.depth else None
         return {"draft": self.draft.name, "draft_length": self.budget.depth, "draft_nodes": nodes}
 
+    def beside(self, plain: _Arm) -> tuple[float, float]:
+        """(seconds of a cycle, those of them inside the engine; the latter 0 on an engine that does not count them): the
+        median over the turns of what they are to a cycle of `plain`, in its median seconds."""
+        turns = [(mine, its) for mine, its in zip(self.samples, plain.samples, strict=True) if its.cycles]
+        unit = statistics.median(its.decode_seconds / its.cycles for _, its in turns)
+
+        def relative(seconds: Callable[[Stats], float]) -> float:
+            cycles = ((seconds(mine) / mine.cycles, its.decode_seconds / its.cycles) for mine, its in turns)
+            return unit * statistics.median(cycle / plain_cycle for cycle, plain_cycle in cycles)
+
+        return relative(lambda stats: stats.decode_seconds), relative(lambda stats: stats.engine_seconds)
+
     @property
-    def cycle_seconds(self) -> float:
-        """Median over the repeats of the mean time of a cycle."""
-        return statistics.median(total.decode_seconds / total.cycles for total in self.totals)
+    def observed(self) -> Observed:
+        """What the draft did, by its counters."""
+        assert self.draft is not None and self.budget is not None, "plain decoding observes nothing"
+        return Observed.of(self.draft.name, self.budget, Stats.total(self.samples))
 
 
 def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
@@ -105,7 +122,7 @@ def calibrate(
     Args:
         requests: `image` and `prompt` of each. data: what they are called; None where they only serve to time the host:
             then the bundle's own entries of acceptance are chosen by.
-        repeats: of every arm, interleaved. least: predicted speed-up from which a draft is chosen.
+        repeats: of every request in every arm; the last one counts. least: predicted speed-up from which a draft is chosen.
         by, reward_weight: see `BY` and `choice.choose_by_reward`; the weight is 1/L by default, as in the paper.
 
     Raises:
@@ -119,17 +136,17 @@ def calibrate(
         session, requests, [_Arm(None, None), *arms], max_new_tokens, repeats, progress
     )
     progress("timing graphs", 0, 1)
-    first = plain.totals[0]
+    first = Stats.total(plain.samples)
     widths = {arm.budget.nodes + 1 for arm in drafting if arm.budget is not None}
     table, rows = time_passes(
         session, drafts, widths, first.prompt_tokens / first.requests, first.tokens / first.requests
     )
-    table = _with_host(table, plain, drafting)
+    table = _within_decoding(table, plain, drafting)
     costs = measured_costs(session, table, rows)
     if data is None:
         entries, known = [], [entry.observed for entry in stored_acceptance(manifest)]
     else:
-        known = [_observed(arm) for arm in drafting]
+        known = [arm.observed for arm in drafting]
         entries = [StoredAcceptance.of(each, len(requests), data, costs.date) for each in known]
     if by == "reward":
         layers = {draft.name: draft.layer for draft in drafts if draft.layer}
@@ -144,7 +161,7 @@ def calibrate(
         "model": manifest.model.source,
         "fingerprint": manifest.model.fingerprint,
         "data": data,
-        "plain_tokens_per_second": 1 / plain.cycle_seconds,
+        "plain_tokens_per_second": 1 / plain.beside(plain)[0],
         "predictions": [_row(entry) for entry in _best_of_each(predictions(table, known))],
         "least": least,
         "by": by,
@@ -182,38 +199,38 @@ def _decode(
     repeats: int,
     progress: Progress,
 ) -> list[_Arm]:
-    """Every arm decodes all requests, `repeats` times in turn, after one request that warms it up."""
-    for step in range(repeats):
-        for at, arm in enumerate(arms):
-            progress("decoding", step * len(arms) + at, repeats * len(arms))
-            if step == 0:
-                session.generate(**requests[0], max_new_tokens=max_new_tokens, **arm.options)
-            results = [
-                session.generate(**request, max_new_tokens=max_new_tokens, **arm.options)
-                for request in requests
-            ]
-            arm.totals.append(Stats.total(result.stats for result in results))
-        if not arms[0].totals[0].cycles:
-            raise OptionError(
-                "every request ended after one token: nothing was decoded; raise --max-new-tokens"
-            )
+    """Every arm decodes every request, `repeats` times in a row; the last one counts, for which the processor's caches
+    hold what the arm needs, as they do where one draft serves a robot."""
+    shuffle = random.Random(0)
+    for turn, request in enumerate(requests):
+        progress("decoding", turn, len(requests))
+        for arm in shuffle.sample(arms, len(arms)):
+            stats = Stats()
+            for _ in range(repeats):
+                stats = session.generate(**request, max_new_tokens=max_new_tokens, **arm.options).stats
+            arm.samples.append(stats)
+    if not any(stats.cycles for stats in arms[0].samples):
+        raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
     return arms
 
 
-def _with_host(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) -> CostTable:
-    """The table with what cycles took outside the graphs; of a draft, under its chain."""
+def _within_decoding(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) -> CostTable:
+    """The table with what passes take within decoding, and with what cycles take outside the graphs; of a draft, as its
+    chain showed it."""
+    whole, inside = plain.beside(plain)
+    table = table.scaled(inside / table.token_seconds()) if inside else table
     costs = dict(table.drafts)
     for arm in drafting:
-        seen = _observed(arm)
-        if seen.is_chain:
-            left = arm.cycle_seconds - seen.cycle_seconds(table, seen.budget.depth)
-            costs[seen.draft] = replace(costs.get(seen.draft, FREE), host=max(0.0, left))
-    return replace(table, drafts=costs, host=max(0.0, plain.cycle_seconds - table.token_seconds()))
-
-
-def _observed(arm: _Arm) -> Observed:
-    assert arm.draft is not None and arm.budget is not None, "plain decoding observes nothing"
-    return Observed.of(arm.draft.name, arm.budget, arm.totals[0])
+        seen = arm.observed
+        if not seen.is_chain:
+            continue
+        mine, (whole_cycle, inside_cycle) = costs.get(seen.draft, FREE), arm.beside(plain)
+        if inside_cycle and mine.tail is not None:  # no pass is the target's own
+            mine = mine.scaled(inside_cycle / seen.cycle_seconds(table, seen.budget.depth))
+        costs[seen.draft] = mine
+        passes = seen.cycle_seconds(replace(table, drafts=costs), seen.budget.depth)
+        costs[seen.draft] = replace(mine, host=max(0.0, whole_cycle - passes))
+    return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
 
 
 def _best_of_each(found: Sequence[Prediction]) -> list[Prediction]:

@@ -6,8 +6,10 @@ Its decisions are a function of the tokens so far and of a stored cost table; it
 - acceptance by depth, from discounted counts: what a session has seen is the prior of what a request shows;
 - the budget that maximises expected tokens per second by the table (`costs.CostTable`), for a whole batch at once;
 - a purse per request: what a cycle gained or lost against plain decoding, by the table. A cycle is drafted only if
-  the purse could pay for all of it being rejected, so no history makes a request slower than 1 − LOSS of plain, but
-  for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR).
+  the purse could pay for all of it being rejected, so nothing makes a request slower than 1 − LOSS of plain, but
+  for one that is shorter than its first mistake (FLOOR, UNTRAINED_FLOOR). What other requests of the session gained
+  by a trained draft lends a request some mistakes more (BORROWED): then the session as a whole is not slower. A draft
+  that `calibrate` saw has that much in advance, once in a session.
 
 Where nothing pays, probes of the cheapest shape are paid from PROBES of the time of plain decoding, and a probe that
 gained is followed by another at once.
@@ -37,6 +39,10 @@ rejected, and the shortest after it: a request must be allowed its first mistake
 UNTRAINED_FLOOR = 10
 """The same of a draft that was not trained (prompt lookup, early exit): whether it helps is another question in each
 request, so each begins with chains that even a short answer can pay for."""
+
+BORROWED = 3.0
+"""Mistakes that a request may make on what the session has gained by a trained draft. Where the least draft is dear, as
+with heads and a slow host, two mistakes at its beginning would leave a request without a draft that is as good in all."""
 
 RISK = 0.7
 """Share of a purse that a cycle of several drafted tokens may stake: a mistake leaves enough to go on with shorter drafts,
@@ -136,6 +142,11 @@ class _Learned:
     """Share of the cycles with a budget in which the draft proposed anything."""
     floor: int = FLOOR
     """Tokens of a request that its share is taken of until it is longer."""
+    lends: bool = False
+    """Whether a request may borrow what others gained."""
+    gained: float = 0.0
+    """Seconds gained against plain decoding in all requests, negative when lost; with an advance on a draft that
+    `calibrate` saw."""
     credit: float = 0.0
     """Seconds saved up for the next probe."""
     again: bool = False
@@ -185,9 +196,13 @@ class _Request:
         return survival
 
     def purse(self, unit: float, mistake: float) -> float:
-        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: what a rejected chain of the most
-        costs, and one of the least after it."""
+        """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: see `_mistake`."""
         return self.balance + LOSS * max(min(self.learned.floor * unit, mistake / LOSS), self.tokens * unit)
+
+
+def _mistake(seconds: Items[float]) -> float:
+    """What a rejected chain of the most costs, and one of the least after it. `seconds`: of a cycle, by length from 0."""
+    return seconds[-1] + seconds[1] - 2 * seconds[0]
 
 
 class _Outcome(NamedTuple):
@@ -286,10 +301,13 @@ class Adaptive:
 
     def _beginner(self, name: str) -> _Learned:
         seen, prior = self._seen.get(name), [PRIOR] * self._most.depth
-        floor = UNTRAINED_FLOOR if name in self._untrained else FLOOR
-        if seen is None:
-            return _Learned(prior, floor=floor)
-        return _Learned(prior, Acceptance(SESSION_MEMORY, seen), seen.found, floor)
+        acceptance, found = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.found
+        if name in self._untrained:
+            return _Learned(prior, acceptance, found, UNTRAINED_FLOOR)
+        if self._learn == "request":
+            return _Learned(prior, acceptance, found)
+        advance = 0.0 if seen is None else BORROWED * _mistake(self._cycle_seconds(name, 1))
+        return _Learned(prior, acceptance, found, lends=True, gained=advance)
 
     def _cycle_seconds(self, name: str, batch: int) -> list[float]:
         """Seconds of a cycle by chain length, from 0."""
@@ -316,6 +334,7 @@ class Adaptive:
                 outcome.request.tokens += emitted
                 gained += emitted * unit - share
             learned = outcomes[0].request.learned
+            learned.gained += gained
             if any(outcome.proposed for outcome in outcomes):
                 learned.again = gained > 0
             if all(outcome.allotted.empty for outcome in outcomes):
@@ -333,8 +352,11 @@ class Adaptive:
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
-        mistake = (seconds[-1] + seconds[1] - 2 * plain) / batch
+        mistake = _mistake(seconds) / batch
         purse = sum(request.purse(plain / batch, mistake) for request in group)
+        if learned.lends:
+            others = learned.gained - sum(request.balance for request in group)
+            purse += min(max(0.0, others), BORROWED * mistake * batch)
         found = learned.found
         some = found if batch == 1 else 1 - (1 - found) ** batch
         survival = [request.survival() for request in group]

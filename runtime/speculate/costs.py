@@ -37,6 +37,10 @@ class Curve:
                 rise / (last - self._widths[-2]), (self._seconds[-1] - self._seconds[0]) / (last - first)
             )
 
+    def scaled(self, factor: float) -> Curve:
+        """The same on a machine that takes `factor` times as long."""
+        return Curve({width: factor * seconds for width, seconds in self.measured.items()})
+
     def __call__(self, width: int) -> float:
         """Seconds at `width` ≥ 1."""
         widths, seconds = self._widths, self._seconds
@@ -65,6 +69,11 @@ class DraftCosts:
     once: float = 0.0
     host: float = 0.0
 
+    def scaled(self, factor: float) -> DraftCosts:
+        """The same where every pass takes `factor` times as long; the host's time is left as it is."""
+        tail = None if self.tail is None else self.tail.scaled(factor)
+        return DraftCosts(tail, factor * self.trunk, factor * self.propose, factor * self.once, self.host)
+
 
 FREE = DraftCosts()
 """A draft that runs on the host."""
@@ -81,6 +90,11 @@ class CostTable:
     plain: Curve
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
     host: float = 0.0
+
+    def scaled(self, factor: float) -> CostTable:
+        """The same where every pass takes `factor` times as long; the host's time is left as it is."""
+        drafts = {name: costs.scaled(factor) for name, costs in self.drafts.items()}
+        return CostTable(self.plain.scaled(factor), drafts, self.host)
 
     def token_seconds(self, batch: int = 1) -> float:
         """Seconds of one plain pass that gives every sequence of a batch one token."""

@@ -17,6 +17,7 @@ from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated,
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import NOTHING, Budget
 from vlmexport.runtime.speculate.controller import (
+    BORROWED,
     LOSS,
     UNTRAINED_FLOOR,
     Acceptance,
@@ -126,18 +127,35 @@ HISTORIES = st.lists(st.tuples(st.floats(0, 1), st.integers(10, 120)), max_size=
     HISTORIES,
     st.lists(st.integers(0, 10), min_size=1, max_size=30),
     st.integers(0, 100),
-    st.sampled_from(["session", "request"]),
 )
-def test_no_request_is_slower_after_any_history(
-    name: str, history: list[tuple[float, int]], runs: list[int], longer: int, learn: str
+def test_no_request_is_slower_by_itself(
+    name: str, history: list[tuple[float, int]], runs: list[int], longer: int
 ):
     table = TABLES[name]
     length = shortest(table) + longer
-    policy = Adaptive(table, MOST, learn)
+    policy = Adaptive(table, MOST, "request")
     for seed, (alpha, tokens) in enumerate(history):
         play(policy, [Simulated(drawn(lambda at, a=alpha: a, seed), tokens, DRAFT)], table)
     reading = play(policy, [Simulated(certain(lambda at: runs[at % len(runs)]), length, DRAFT)], table)
     assert reading.speedup >= LEAST
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(sorted(TABLES)),
+    st.lists(st.tuples(st.lists(st.integers(0, 10), min_size=1, max_size=9), st.integers(0, 90)), max_size=8),
+)
+def test_no_workload_is_slower_and_no_request_by_more_than_it_may_borrow(
+    name: str, workload: list[tuple[list[int], int]]
+):
+    table = TABLES[name]
+    policy, so_far = Adaptive(table, MOST), Reading(0.0, 0.0)
+    for runs, longer in workload:
+        outcome = certain(lambda at, r=runs: r[at % len(r)])
+        reading = play(policy, [Simulated(outcome, shortest(table) + longer, DRAFT)], table)
+        assert loss(table, reading) <= BORROWED
+        so_far += reading
+        assert so_far.speedup >= LEAST
 
 
 @settings(deadline=None, max_examples=60)
@@ -168,6 +186,13 @@ def test_what_an_untrained_draft_earns_it_may_stake(name: str, least: float, alp
     assert found >= least * best_fixed(table, outcomes)
 
 
+def loss(table: CostTable, reading: Reading) -> float:
+    """What a request lost beyond its own 3 %, in the worst chain and the least one after it."""
+    mistake = table.cycle_seconds("draft", MOST.depth) + table.cycle_seconds("draft", 1)
+    lost = reading.seconds - (1 + LOSS) * reading.plain_seconds
+    return lost / (mistake - 2 * table.token_seconds())
+
+
 def shortest(table: CostTable) -> int:
     """Tokens of a request that loses at most its share by a whole mistake and the least one, at most 60."""
     mistakes = sum(
@@ -188,7 +213,7 @@ def test_a_draft_that_turns_bad_and_good_again(name: str):
         outcomes = lambda: [drawn(lambda at: alpha, 100 * phase + seed) for seed in range(30)]  # noqa: B023, E731
         found = run(policy, table, outcomes())
         assert total(found).speedup >= 0.92 * best_fixed(table, outcomes)
-        assert min(reading.speedup for reading in found) >= LEAST
+        assert max(loss(table, reading) for reading in found) <= BORROWED
 
 
 @EVERY
@@ -240,10 +265,21 @@ def test_a_wide_batch_drafts_less_than_a_single_sequence():
     table, lengths = TABLES["drafter"], {}
     for batch in (1, 16):
         policy = Adaptive(table, MOST)
-        play(policy, [Simulated(certain(lambda at: 99), 400, DRAFT) for _ in range(batch)], table)
+        play(policy, [Simulated(drawn(lambda at: 0.9, i), 400, DRAFT) for i in range(batch)], table)
         sequences = [Simulated(certain(lambda at: 99), 400, DRAFT) for _ in range(batch)]
         lengths[batch] = {budget.depth for budget in policy.allot(sequences)}
-    assert len(lengths[16]) == 1 and max(lengths[16]) < min(lengths[1])
+    assert len(lengths[16]) == 1 and 0 < max(lengths[16]) < min(lengths[1])
+
+
+def test_a_mistake_at_the_beginning_is_paid_by_what_others_gained():
+    """Two rejected chains empty the purse of a request where the least chain is dear; the draft is good after them."""
+    table = TABLES["heads with a host"]
+    unlucky = lambda: certain(lambda at: 0 if at < 3 else 6)  # noqa: E731
+    alone, among = Adaptive(table, MOST, "request"), Adaptive(table, MOST)
+    run(among, table, [certain(lambda at: 6)])
+    best = best_fixed(table, lambda: [unlucky()])
+    assert run(alone, table, [unlucky()])[0].speedup < 0.5 * best
+    assert run(among, table, [unlucky()])[0].speedup > 0.95 * best
 
 
 def test_sequences_without_a_draft_and_two_drafts_in_a_batch():
@@ -405,15 +441,14 @@ def test_what_calibrate_saw_outlasts_a_first_mistake() -> None:
 
 @EVERY
 def test_what_calibrate_saw_may_be_wrong_here(name: str) -> None:
+    """Nothing is ever accepted: the advance on the draft is lost once in a session, and never by itself in a request."""
     table = TABLES[name]
-    for learn in ("session", "request"):
-        policy = Adaptive(table, MOST, learn, seen={"draft": GOOD})
-        found = run(policy, table, [certain(lambda at: 0)] * 200, 60)
-        assert min(reading.speedup for reading in found) >= LEAST
-    assert (
-        run(Adaptive(table, MOST, seen={"draft": GOOD}), table, [certain(lambda at: 0)] * 200, 60)[-1].speedup
-        > 0.985
-    )
+    wrong = [certain(lambda at: 0)] * 200
+    alone = run(Adaptive(table, MOST, "request", seen={"draft": GOOD}), table, wrong, 60)
+    assert min(reading.speedup for reading in alone) >= LEAST
+    together = run(Adaptive(table, MOST, seen={"draft": GOOD}), table, wrong, 60)
+    assert sum(max(0.0, loss(table, reading)) for reading in together) <= BORROWED
+    assert total(together).speedup >= LEAST and together[-1].speedup > 0.985
 
 
 def test_a_mistake_that_costs_half_the_purse_leaves_the_shortest_chain() -> None:
