@@ -1,11 +1,12 @@
 """Does `vlmexport calibrate` choose well? Its choice against every other draft, length and tree, and against its own
 prediction, on requests that it did not see.
 
-A bundle is calibrated on the first half of some requests, in a copy. Then the other half is decoded plainly, with the
-choice as it stands and as a session takes it (the controller on), and with every draft at fixed lengths and trees: every
-request in all ways, one after the other, in another order each time, and what is compared is how a request fares in two
-ways. The best of all is found by every second comparison and judged by the others, or chance would make it. `--counted` compares without a clock: what the two halves accept, both on the
-default table of costs. That is the part of the question which a busy machine can answer.
+A bundle is calibrated on the first half of some requests, in a copy. Then the other half is decoded with the choice as it
+stands, as a session takes it (the controller on), and with every draft at fixed lengths and trees: every request in all
+ways, in another order each time, each beside plain decoding; what is compared is how a request fares. The best of all is
+found by every second turn and judged by the others, or chance would make it. `--counted` compares without a clock: what
+the two halves accept, both on the default table of costs. That is the part of the question which a busy machine can
+answer.
 
     python benchmarks/calibration.py tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
     python benchmarks/calibration.py tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:64
@@ -40,6 +41,8 @@ NEAR = 0.95
 """Share of the best speed that a good choice reaches."""
 
 Requests = list[dict[str, Any]]
+Pair = tuple[float, float]
+"""Seconds of plain decoding and of another way, of the same request."""
 
 
 def fixed(draft: str, budget: Budget) -> dict[str, Any]:
@@ -142,8 +145,8 @@ def main() -> None:
         choice = StoredChoice.parse(report["costs"]["choice"], "choice")
         with Session.load(path) as session:
             ways = arms(session, choice)
-            rates = measure(session, ways, unseen, options.max_new_tokens, options.rounds)
-    result = compare(choice, rates)
+            found = measure(session, ways, unseen, options.max_new_tokens, options.rounds)
+    result = compare(choice, found)
     for arm, value in sorted(result["speedups"].items(), key=lambda entry: -entry[1]):
         print(f"  {value:5.2f} x  {arm}")
     print(
@@ -161,19 +164,18 @@ def verdict(of_best: float) -> str:
     return f"{100 * of_best:.1f} % of it, {'within' if of_best >= NEAR else 'not within'} {100 * (1 - NEAR):.0f} %"
 
 
-def compare(choice: StoredChoice, rates: dict[str, list[float]]) -> dict[str, Any]:
-    """The choice against the best of all arms, request by request, and its speed-up over plain decoding against its
-    prediction; `rates` has tokens per second of every arm in every turn."""
+def compare(choice: StoredChoice, found: dict[str, list[Pair]]) -> dict[str, Any]:
+    """The choice against the best of all arms, and its speed-up over plain decoding against its prediction."""
 
-    def over(name: str, base: str, turns: slice) -> list[float]:
-        return [a / b for a, b in zip(rates[name][turns], rates[base][turns], strict=True)]
+    def speedup(name: str, turns: slice = slice(None)) -> float:
+        return sum(plain for plain, _ in found[name][turns]) / sum(mine for _, mine in found[name][turns])
 
-    every, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
-    speedups = {name: statistics.median(over(name, "plain", every)) for name in rates}
-    tried = [name for name in rates if name not in ("chosen", "session")]
-    best = max(tried, key=lambda name: statistics.median(over(name, "plain", even)))
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    speedups = {name: speedup(name) for name in found}
+    tried = [name for name in found if name not in ("chosen", "session")]
+    best = max(tried, key=lambda name: speedup(name, even))
     predicted = choice.speedup or 1.0
-    spread = statistics.quantiles(over("chosen", "plain", every), n=4)
+    spread = statistics.quantiles([plain / mine for plain, mine in found["chosen"]], n=4)
     return {
         "choice": choice.to_dict(),
         "predicted": round(predicted, 3),
@@ -181,8 +183,8 @@ def compare(choice: StoredChoice, rates: dict[str, list[float]]) -> dict[str, An
         "quartiles": [round(spread[0], 3), round(spread[2], 3)],
         "of_prediction": round(speedups["chosen"] / predicted, 3),
         "best": best,
-        "of_best": round(statistics.median(over("chosen", best, odd)), 3),
-        "session_of_best": round(statistics.median(over("session", best, odd)), 3),
+        "of_best": round(speedup("chosen", odd) / speedup(best, odd), 3),
+        "session_of_best": round(speedup("session", odd) / speedup(best, odd), 3),
         "speedups": {name: round(value, 3) for name, value in speedups.items()},
     }
 
@@ -225,25 +227,25 @@ def _named(draft: str, budget: Budget) -> str:
 
 def measure(
     session: Session, ways: dict[str, dict[str, Any]], requests: Requests, max_new_tokens: int, rounds: int
-) -> dict[str, list[float]]:
-    """Decoded tokens per second of every arm in every turn: a request in all ways, twice, of which
-    the second counts."""
+) -> dict[str, list[Pair]]:
+    """Seconds of plain decoding and of every arm just after it, in every turn: a request in all ways, each twice, of which
+    the second counts, for which the processor's caches hold what the way needs."""
+
+    def timed(request: dict[str, Any], options: dict[str, Any]) -> tuple[float, list[int]]:
+        session.generate(**request, max_new_tokens=max_new_tokens, **options)
+        result = session.generate(**request, max_new_tokens=max_new_tokens, **options)
+        tokens = list(result.tokens)
+        return result.stats.decode_seconds, tokens
+
     shuffle, order = random.Random(0), list(ways)
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds * len(requests)):
-        said: list[int] | None = None
+    found: dict[str, list[Pair]] = {name: [] for name in ways}
+    for request in rounds * requests:
         for name in shuffle.sample(order, len(order)):
-            for _ in range(2):  # the first brings what this way needs into the processor's caches
-                result = session.generate(
-                    **requests[turn % len(requests)], max_new_tokens=max_new_tokens, **ways[name]
-                )
-            tokens = list(result.tokens)
-            said = said or tokens
-            if tokens != said:
-                raise SystemExit(f"{name}: the output differs from that of the others")
-            if len(tokens) > 1:
-                rates[name].append((len(tokens) - 1) / result.stats.decode_seconds)
-    return rates
+            (plain, expected), (mine, tokens) = (timed(request, o) for o in (ways["plain"], ways[name]))
+            if tokens != expected:
+                raise SystemExit(f"{name}: the output differs from that of plain decoding")
+            found[name].append((plain, mine))
+    return found
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
 Every draft decodes the requests at a fixed budget: the longest chain, which tells of all shorter ones, and, where it
 proposes trees, trees of several sizes. The output is the target's own whatever the budget, so only counters and times
-differ. All drafts decode a request before the next request comes, in another order each time, and times are compared with
-plain decoding of that request: a machine that is slow for some seconds is so for all. Passes are timed alone, and taken to
-be as much slower within decoding as those of plain decoding, or of a draft that splits the layers, were there.
+differ. All drafts decode a request before the next request comes, in another order each time: a machine that is slow for
+some seconds is so for all. Passes are timed alone, and taken to be as much slower within decoding as those of plain
+decoding, or of a draft that splits the layers, were there.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,9 @@ CHAIN = 10
 TREES = (8, 15, 30)
 """Drafted tokens of the trees that are tried."""
 
+SECONDS = 30.0
+"""As long as decoding has taken less, all requests are decoded again: those of a small model are too short for one look."""
+
 BY = ("speedup", "reward")
 """How a draft is chosen: by predicted speed-up, or by FastVLM's reward of its layer."""
 
@@ -46,8 +49,8 @@ class _Arm:
 
     draft: DraftInfo | None
     budget: Budget | None
-    samples: list[Stats] = field(default_factory=list)
-    """Of every turn: one request, decoded by every arm."""
+    rounds: list[Stats] = field(default_factory=list)
+    """Of all requests, once per round."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -57,23 +60,17 @@ class _Arm:
         nodes = self.budget.nodes if self.budget.nodes > self.budget.depth else None
         return {"draft": self.draft.name, "draft_length": self.budget.depth, "draft_nodes": nodes}
 
-    def beside(self, plain: _Arm) -> tuple[float, float]:
-        """(seconds of a cycle, those of them inside the engine; the latter 0 on an engine that does not count them): the
-        median over the turns of what they are to a cycle of `plain`, in its median seconds."""
-        turns = [(mine, its) for mine, its in zip(self.samples, plain.samples, strict=True) if its.cycles]
-        unit = statistics.median(its.decode_seconds / its.cycles for _, its in turns)
-
-        def relative(seconds: Callable[[Stats], float]) -> float:
-            cycles = ((seconds(mine) / mine.cycles, its.decode_seconds / its.cycles) for mine, its in turns)
-            return unit * statistics.median(cycle / plain_cycle for cycle, plain_cycle in cycles)
-
-        return relative(lambda stats: stats.decode_seconds), relative(lambda stats: stats.engine_seconds)
+    @property
+    def cycle_seconds(self) -> tuple[float, float]:
+        """(seconds of a cycle, those of them inside the engine; the latter 0 on an engine that does not count them)."""
+        total = Stats.total(self.rounds)
+        return total.decode_seconds / total.cycles, total.engine_seconds / total.cycles
 
     @property
     def observed(self) -> Observed:
         """What the draft did, by its counters."""
         assert self.draft is not None and self.budget is not None, "plain decoding observes nothing"
-        return Observed.of(self.draft.name, self.budget, Stats.total(self.samples))
+        return Observed.of(self.draft.name, self.budget, self.rounds[0])
 
 
 def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
@@ -136,7 +133,7 @@ def calibrate(
         session, requests, [_Arm(None, None), *arms], max_new_tokens, repeats, progress
     )
     progress("timing graphs", 0, 1)
-    first = Stats.total(plain.samples)
+    first = plain.rounds[0]
     widths = {arm.budget.nodes + 1 for arm in drafting if arm.budget is not None}
     table, rows = time_passes(
         session, drafts, widths, first.prompt_tokens / first.requests, first.tokens / first.requests
@@ -161,7 +158,7 @@ def calibrate(
         "model": manifest.model.source,
         "fingerprint": manifest.model.fingerprint,
         "data": data,
-        "plain_tokens_per_second": 1 / plain.beside(plain)[0],
+        "plain_tokens_per_second": 1 / plain.cycle_seconds[0],
         "predictions": [_row(entry) for entry in _best_of_each(predictions(table, known))],
         "least": least,
         "by": by,
@@ -201,30 +198,37 @@ def _decode(
 ) -> list[_Arm]:
     """Every arm decodes every request, `repeats` times in a row; the last one counts, for which the processor's caches
     hold what the arm needs, as they do where one draft serves a robot."""
-    shuffle = random.Random(0)
-    for turn, request in enumerate(requests):
-        progress("decoding", turn, len(requests))
-        for arm in shuffle.sample(arms, len(arms)):
-            stats = Stats()
-            for _ in range(repeats):
-                stats = session.generate(**request, max_new_tokens=max_new_tokens, **arm.options).stats
-            arm.samples.append(stats)
-    if not any(stats.cycles for stats in arms[0].samples):
-        raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
+    shuffle, begin = random.Random(0), time.perf_counter()
+    while not arms[0].rounds or time.perf_counter() - begin < SECONDS:
+        taken: list[list[Stats]] = [[] for _ in arms]
+        for done, request in enumerate(requests):
+            progress("decoding", done, len(requests))
+            for at in shuffle.sample(range(len(arms)), len(arms)):
+                stats = Stats()
+                for _ in range(repeats):
+                    result = session.generate(**request, max_new_tokens=max_new_tokens, **arms[at].options)
+                    stats = result.stats
+                taken[at].append(stats)
+        for arm, found in zip(arms, taken, strict=True):
+            arm.rounds.append(Stats.total(found))
+        if not arms[0].rounds[0].cycles:
+            raise OptionError(
+                "every request ended after one token: nothing was decoded; raise --max-new-tokens"
+            )
     return arms
 
 
 def _within_decoding(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) -> CostTable:
     """The table with what passes take within decoding, and with what cycles take outside the graphs; of a draft, as its
     chain showed it."""
-    whole, inside = plain.beside(plain)
+    whole, inside = plain.cycle_seconds
     table = table.scaled(inside / table.token_seconds()) if inside else table
     costs = dict(table.drafts)
     for arm in drafting:
         seen = arm.observed
         if not seen.is_chain:
             continue
-        mine, (whole_cycle, inside_cycle) = costs.get(seen.draft, FREE), arm.beside(plain)
+        mine, (whole_cycle, inside_cycle) = costs.get(seen.draft, FREE), arm.cycle_seconds
         if inside_cycle and mine.tail is not None:  # no pass is the target's own
             mine = mine.scaled(inside_cycle / seen.cycle_seconds(table, seen.budget.depth))
         costs[seen.draft] = mine

@@ -14,7 +14,7 @@ import vlmexport.runtime
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure import timing
+from vlmexport.runtime.measure import calibration, timing
 from vlmexport.runtime.measure.calibration import TREES, budgets
 from vlmexport.runtime.speculate.controller import Adaptive
 from vlmexport.runtime.speculate.stats import Stats
@@ -31,6 +31,7 @@ Bundles = Callable[[str], "TinyBundle"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "BUDGET", 0.05)
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
