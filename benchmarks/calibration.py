@@ -3,8 +3,8 @@ prediction, on requests that it did not see.
 
 A bundle is calibrated on the first half of some requests, in a copy. Then the other half is decoded with the choice as it
 stands, as a session takes it (the controller on), and with every draft at fixed lengths and trees: every request in all
-ways, in another order each time, each beside plain decoding; what is compared is how a request fares. The best of all is
-found by every second turn and judged by the others, or chance would make it. `--counted` compares without a clock: what
+ways, in another order each time, each beside plain decoding. What a first round does not rule out is decoded in --rounds
+more, which alone count; the best of all is found by every second turn and judged by the others, or chance would make it. `--counted` compares without a clock: what
 the two halves accept, both on the default table of costs. That is the part of the question which a busy machine can
 answer.
 
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from vlmexport.runtime.speculate.stored_costs import StoredChoice, default_costs
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 NEAR = 0.95
 """Share of the best speed that a good choice reaches."""
+CLOSE = 0.75
+"""Share of the best speed at a first look, below which a way is not looked at again."""
 
 Requests = list[dict[str, Any]]
 Pair = tuple[float, float]
@@ -51,26 +54,21 @@ def fixed(draft: str, budget: Budget) -> dict[str, Any]:
     return {"draft": draft, "draft_length": budget.depth, "draft_nodes": nodes}
 
 
-def arms(session: Session, choice: StoredChoice) -> dict[str, dict[str, Any]]:
-    """Name → options of `Session.generate`; "session" is what a session does by itself, "chosen" the choice alone."""
+def arms(session: Session, choice: StoredChoice) -> tuple[str, dict[str, dict[str, Any]]]:
+    """(name of the choice, name → options of `Session.generate`); "session" is what a session does by itself."""
     manifest = session.bundle.manifest
-    found: dict[str, dict[str, Any]] = {
-        "plain": {"draft": "none"},
-        "session": {},
-        "chosen": {"draft": "none"},
-    }
-    if choice.draft is not None:
-        budget = Budget(choice.draft_nodes or choice.draft_length, choice.draft_length)
-        found["chosen"] = fixed(choice.draft, budget)
+    found: dict[str, dict[str, Any]] = {"plain": {"draft": "none"}, "session": {}}
     for draft in manifest.drafts:
         for budget in budgets(draft, manifest.limits.max_width - 1):
-            if budget.nodes > budget.depth:
-                found[f"{draft.name}, tree of {budget.nodes}"] = fixed(draft.name, budget)
-                continue
-            for length in LENGTHS:
-                if length <= budget.depth:
-                    found[f"{draft.name} × {length}"] = fixed(draft.name, Budget.chain(length))
-    return found
+            lengths = [budget]
+            if budget.nodes == budget.depth:
+                lengths = [Budget.chain(length) for length in LENGTHS if length <= budget.depth]
+            found |= {_named(draft.name, each): fixed(draft.name, each) for each in lengths}
+    if choice.draft is None or choice.draft_length is None:
+        return "plain", found
+    chosen = Budget(choice.draft_nodes or choice.draft_length, choice.draft_length)
+    name = _named(choice.draft, chosen)
+    return name, {**found, name: fixed(choice.draft, chosen)}
 
 
 def build(model: str, path: Path, drafts: list[str], layer: int | None) -> None:
@@ -144,13 +142,17 @@ def main() -> None:
         store_costs(path, [report["costs"]], report["acceptance"])
         choice = StoredChoice.parse(report["costs"]["choice"], "choice")
         with Session.load(path) as session:
-            ways = arms(session, choice)
-            found = measure(session, ways, unseen, options.max_new_tokens, options.rounds)
-    result = compare(choice, found)
-    for arm, value in sorted(result["speedups"].items(), key=lambda entry: -entry[1]):
+            chosen, ways = arms(session, choice)
+            first = measure(session, ways, unseen, options.max_new_tokens)
+            close = contenders(first, chosen)
+            again = {name: ways[name] for name in ways if name in close}
+            found = measure(session, again, options.rounds * unseen, options.max_new_tokens)
+    result = compare(chosen, choice.speedup or 1.0, found)
+    result["others"] = {name: round(speedup(pairs), 3) for name, pairs in first.items() if name not in close}
+    for arm, value in sorted({**result["others"], **result["speedups"]}.items(), key=lambda entry: -entry[1]):
         print(f"  {value:5.2f} x  {arm}")
     print(
-        f"chosen {choice.draft} × {choice.draft_length}, nodes {choice.draft_nodes}: predicted {result['predicted']:.2f} x, "
+        f"chosen {chosen}: predicted {result['predicted']:.2f} x, "
         f"measured {result['measured']:.2f} x {result['quartiles']}"
     )
     print(f"best of all tried: {result['best']}; the choice: {verdict(result['of_best'])}")
@@ -164,27 +166,33 @@ def verdict(of_best: float) -> str:
     return f"{100 * of_best:.1f} % of it, {'within' if of_best >= NEAR else 'not within'} {100 * (1 - NEAR):.0f} %"
 
 
-def compare(choice: StoredChoice, found: dict[str, list[Pair]]) -> dict[str, Any]:
+def speedup(pairs: Sequence[Pair]) -> float:
+    """Of a way over plain decoding, all its turns together."""
+    return sum(plain for plain, _ in pairs) / sum(mine for _, mine in pairs)
+
+
+def contenders(found: Mapping[str, Sequence[Pair]], chosen: str) -> set[str]:
+    """The choice, what a session does by itself, and all that a first look does not rule out."""
+    speedups = {name: speedup(pairs) for name, pairs in found.items()}
+    least = CLOSE * max(speedups.values())
+    return {"session", chosen} | {name for name, value in speedups.items() if value >= least}
+
+
+def compare(chosen: str, predicted: float, found: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
     """The choice against the best of all arms, and its speed-up over plain decoding against its prediction."""
-
-    def speedup(name: str, turns: slice = slice(None)) -> float:
-        return sum(plain for plain, _ in found[name][turns]) / sum(mine for _, mine in found[name][turns])
-
-    even, odd = slice(0, None, 2), slice(1, None, 2)
-    speedups = {name: speedup(name) for name in found}
-    tried = [name for name in found if name not in ("chosen", "session")]
-    best = max(tried, key=lambda name: speedup(name, even))
-    predicted = choice.speedup or 1.0
-    spread = statistics.quantiles([plain / mine for plain, mine in found["chosen"]], n=4)
+    speedups = {name: speedup(pairs) for name, pairs in found.items()}
+    best = max((name for name in found if name != "session"), key=lambda name: speedup(found[name][::2]))
+    judged = {name: speedup(pairs[1::2]) for name, pairs in found.items()}
+    spread = statistics.quantiles([plain / mine for plain, mine in found[chosen]], n=4)
     return {
-        "choice": choice.to_dict(),
+        "chosen": chosen,
         "predicted": round(predicted, 3),
-        "measured": round(speedups["chosen"], 3),
+        "measured": round(speedups[chosen], 3),
         "quartiles": [round(spread[0], 3), round(spread[2], 3)],
-        "of_prediction": round(speedups["chosen"] / predicted, 3),
+        "of_prediction": round(speedups[chosen] / predicted, 3),
         "best": best,
-        "of_best": round(speedup("chosen", odd) / speedup(best, odd), 3),
-        "session_of_best": round(speedup("session", odd) / speedup(best, odd), 3),
+        "of_best": round(judged[chosen] / judged[best], 3),
+        "session_of_best": round(judged["session"] / judged[best], 3),
         "speedups": {name: round(value, 3) for name, value in speedups.items()},
     }
 
@@ -226,22 +234,23 @@ def _named(draft: str, budget: Budget) -> str:
 
 
 def measure(
-    session: Session, ways: dict[str, dict[str, Any]], requests: Requests, max_new_tokens: int, rounds: int
+    session: Session, ways: Mapping[str, dict[str, Any]], requests: Requests, max_new_tokens: int
 ) -> dict[str, list[Pair]]:
     """Seconds of plain decoding and of every arm just after it, in every turn: a request in all ways, each twice, of which
     the second counts, for which the processor's caches hold what the way needs."""
 
-    def timed(request: dict[str, Any], options: dict[str, Any]) -> tuple[float, list[int]]:
-        session.generate(**request, max_new_tokens=max_new_tokens, **options)
-        result = session.generate(**request, max_new_tokens=max_new_tokens, **options)
-        tokens = list(result.tokens)
-        return result.stats.decode_seconds, tokens
+    def timed(request: dict[str, Any], how: dict[str, Any]) -> tuple[float, list[int]]:
+        session.generate(**request, max_new_tokens=max_new_tokens, **how)
+        result = session.generate(**request, max_new_tokens=max_new_tokens, **how)
+        return result.stats.decode_seconds, list(result.tokens)
 
     shuffle, order = random.Random(0), list(ways)
     found: dict[str, list[Pair]] = {name: [] for name in ways}
-    for request in rounds * requests:
+    for request in requests:
         for name in shuffle.sample(order, len(order)):
-            (plain, expected), (mine, tokens) = (timed(request, o) for o in (ways["plain"], ways[name]))
+            (plain, expected), (mine, tokens) = (
+                timed(request, how) for how in ({"draft": "none"}, ways[name])
+            )
             if tokens != expected:
                 raise SystemExit(f"{name}: the output differs from that of plain decoding")
             found[name].append((plain, mine))

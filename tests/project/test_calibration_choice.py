@@ -10,7 +10,6 @@ import pytest
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.choice import Observed
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stored_costs import StoredChoice
 
 TABLE = CostTable(
     Curve({1: 1.0, 3: 1.2, 5: 1.6}), {"heads": DraftCosts(once=0.1), "slow": DraftCosts(propose=2.0)}
@@ -53,13 +52,25 @@ def test_the_choice_is_compared_with_the_best(script: ModuleType) -> None:
     """Each beside plain decoding: a turn in which the machine was twice as slow changes no ratio. The best is the one of
     even turns, judged by odd ones."""
     speedups = {
-        "plain": (1.0, 1.0), "session": (1.8, 1.8), "chosen": (1.9, 1.9), "heads × 2": (1.9, 1.9),
-        "heads × 4": (2.1, 2.0), "heads × 8": (0.5, 4.0),
-    }  # fmt: skip
-    found = {name: [(1.0, 1 / even), (2.0, 2 / odd)] for name, (even, odd) in speedups.items()}
-    choice = StoredChoice(draft="heads", draft_length=2, speedup=2.0)
-    found = script.compare(choice, found)
+        "session": (1.8, 1.8),
+        "heads × 2": (1.9, 1.9),
+        "heads × 4": (2.1, 2.0),
+        "heads × 8": (0.5, 4.0),
+    }
+    pairs = {name: [(1.0, 1 / even), (2.0, 2 / odd)] for name, (even, odd) in speedups.items()}
+    found = script.compare("heads × 2", 2.0, pairs)
     assert (found["best"], found["of_best"], found["session_of_best"]) == ("heads × 4", 0.95, 0.9)
     assert (found["measured"], found["of_prediction"]) == (1.9, 0.95)
     assert "95.0 % of it, within 5 %" in script.verdict(found["of_best"])
     assert "not within" in script.verdict(found["session_of_best"])
+
+
+def test_what_a_first_look_rules_out(script: ModuleType) -> None:
+    pairs = {
+        "plain": [(1.0, 1.0)],
+        "session": [(1.0, 2.0)],
+        "heads × 2": [(1.0, 0.6)],
+        "heads × 4": [(1.0, 0.5)],
+    }
+    assert script.contenders(pairs, "plain") == {"session", "plain", "heads × 2", "heads × 4"}
+    assert script.contenders(pairs, "heads × 2") == {"session", "heads × 2", "heads × 4"}
