@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from ..decode.tree import TokenTree
 from .acceptance import Verdict
@@ -12,6 +15,14 @@ from .budget import Budget
 if TYPE_CHECKING:
     from ..engines.base import Call, View
     from .sequence import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture or video of a prompt: the slot of its first row, and what enters the decoder there, [frames, n, E]."""
+
+    start: int
+    rows: np.ndarray
 
 
 class Proposer:
@@ -27,6 +38,8 @@ class Proposer:
     name: str
     needs_prompt_rows: ClassVar[bool] = False
     """Whether `on_rows` is called."""
+    needs_pictures: ClassVar[bool] = False
+    """Whether `on_pictures` is called."""
     needs_rows: ClassVar[bool] = False
     """Whether `advance` gets rows."""
     drafts_on_device: ClassVar[bool] = False
@@ -42,6 +55,9 @@ class Proposer:
 
     def begin(self, sequence: Sequence) -> None:
         """A request was prefilled; its first token is not chosen yet."""
+
+    def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:
+        """Pictures of a request that is about to be prefilled, in the order of their slots; also when there are none."""
 
     def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
         """Prompt rows [1, n, E] before the final norm, of slots slot.. of the cache, chunk by chunk while prefilling."""
