@@ -92,13 +92,38 @@ class Eagle(Proposer):
         """Rows of each place that wait."""
         self._next: list[int] = []
         """Position of each place's next pair."""
+        self._ended: Sequence | None = None
+        """The only sequence that is open, after its end: the next request may go on behind its rows."""
+        self._resumed = False
+        """Whether the next one does."""
 
     def _beside(self, graph: str, decoder: Decoder) -> Beside | None:
         """Inputs that the graph of this kind has beside those of every layer."""
         return None
 
+    @property
+    def resumable(self) -> int:
+        """Every pair that was run for the last request, which had the arena for itself; rows that wait are let go."""
+        return 0 if self._ended is None else self._next[0]
+
+    def resume(self, length: int) -> None:
+        """Keep the first pairs of the last request for the next one."""
+        assert self._ended is not None
+        self._arena.lengths[0] = self._slots_before(self._ended, length)
+        self._next[0], self._waiting[0], self._resumed = length, 0, True
+
+    def _slots_before(self, sequence: Sequence, position: int) -> int:
+        """How many pairs of a prompt and its answer before `position` the layer runs."""
+        return position
+
     def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
         """Run the pairs of a chunk; the last row of a prompt waits for the first token."""
+        if sequence not in self._open and self._ended is not None:
+            if self._resumed:
+                self._open[0] = sequence
+                self._ended, self._resumed = None, False
+            else:
+                self._forget(self._ended)
         if sequence not in self._open:
             self._arena.add()
             self._open.append(sequence)
@@ -156,9 +181,17 @@ class Eagle(Proposer):
         self._keep(place, rows, nodes)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence; the last one takes its place."""
+        """Forget the sequence; the last one takes its place. One that was alone may be gone on with."""
         if sequence not in self._open:
-            return
+            self._resumed = False
+        elif len(self._open) == 1 and sequence.finish_reason not in (None, "error"):
+            self._ended = sequence
+        else:
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if sequence is self._ended:
+            self._ended = None
         place, last = self._open.index(sequence), len(self._open) - 1
         if sequence.finish_reason in (None, "error"):
             # Numbers that are not finite may lie there, and 0 × NaN is NaN where rows are masked.

@@ -16,12 +16,13 @@ from ..decode.vision import Vision
 from ..errors import BundleError
 from ..speculate.proposer import Picture
 from .eagle import Eagle
-from .vispec_pairs import Pair, Seen, pairs_of
+from .vispec_pairs import Pair, Seen, pairs_of, slots_before
 from .visual_rows import VisualRows
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
     from ..decode.passes import Decoder
+    from ..engines.base import View
     from ..speculate.sequence import Sequence
     from .eagle_pass import Beside
 
@@ -51,14 +52,37 @@ class Vispec(Eagle):
 
     def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:
         """Let the adaptor read them."""
-        self._pictures[sequence] = [seen for picture in pictures for seen in self._read(picture)]
+        before = self._pictures[self._ended] if self._resumed and self._ended is not None else []
+        self._pictures[sequence] = before + [seen for picture in pictures for seen in self._read(picture)]
+
+    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+        """As `Eagle`; what the sequence knows of pictures is that of its last one."""
+        before = self._ended
+        super().on_rows(sequence, slot, rows)
+        if before is not None and before is not self._ended:
+            self._pictures.pop(before, None)
+        pictures = self._pictures.get(sequence)
+        self._visual.know(self._open.index(sequence), pictures[-1].feature if pictures else None)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence; the last one takes its place."""
-        self._pictures.pop(sequence, None)
-        if sequence in self._open:
-            self._visual.move(len(self._open) - 1, self._open.index(sequence))
+        """As `Eagle`."""
         super().end(sequence)
+        if sequence is not self._ended:
+            self._pictures.pop(sequence, None)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._visual.move(len(self._open) - 1, self._open.index(sequence))
+        super()._forget(sequence)
+
+    def resume(self, length: int) -> None:
+        """Keep the first pairs of the last request, and the pictures among them, for the next one."""
+        super().resume(length)
+        assert self._ended is not None
+        pictures = self._pictures[self._ended]
+        self._pictures[self._ended] = [seen for seen in pictures if seen.end <= length]
+
+    def _slots_before(self, sequence: Sequence, position: int) -> int:
+        return slots_before(self._pictures[sequence], position)
 
     def _read(self, picture: Picture) -> list[Seen]:
         """One picture, or the frames of a video, in order."""
@@ -74,10 +98,6 @@ class Vispec(Eagle):
         return pairs_of(self._pictures.get(sequence, []), first, end)
 
     def _kept(self, sequence: Sequence, first: int, end: int) -> np.ndarray:
-        pictures = self._pictures.get(sequence)
-        if first == 0:
-            place = self._open.index(sequence)
-            self._visual.know(place, pictures[-1].feature if pictures else None)
         return np.array([pair.position for pair in self._pairs(sequence, first, end)], np.int64)
 
     def _mark(self, sequence: Sequence, row: int, positions: np.ndarray) -> None:

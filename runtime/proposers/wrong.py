@@ -45,6 +45,13 @@ class Wrong(Proposer):
         return self._inner.needs_rows
 
     @property
+    def resumable(self) -> int:
+        return self._inner.resumable
+
+    def resume(self, length: int) -> None:
+        self._inner.resume(length)
+
+    @property
     def needs_pictures(self) -> bool:  # type: ignore[override]
         return self._inner.needs_pictures
 

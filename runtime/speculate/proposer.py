@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -52,6 +53,16 @@ class Proposer:
         """Segments of the target that drafting itself runs over every node (self-speculation: the tail verifies), or
         None: the verifier runs all segments."""
         return None
+
+    @property
+    def resumable(self) -> int:
+        """Of the last request, how many rows of the cache a next one may go on behind: none for a proposer that reads a
+        prompt's rows and does not keep what it made of them."""
+        return 0 if self.needs_prompt_rows else sys.maxsize
+
+    def resume(self, length: int) -> None:
+        """The next request goes on behind the first `length` rows of the last one, at most `resumable`; they end within no
+        picture. Its `on_pictures` and `on_rows` tell of what is behind them."""
 
     def begin(self, sequence: Sequence) -> None:
         """A request was prefilled; its first token is not chosen yet."""
