@@ -212,12 +212,12 @@ def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: 
 
 
 def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed: int = 14) -> Path:
-    """Writes a ViSpec layer for `checkpoint` with random weights: three tokens and a global feature of every picture."""
+    """Writes a ViSpec layer for `checkpoint` with random weights: two tokens and a global feature of every picture."""
     source = open_checkpoint(str(checkpoint))
     language = family_for(source).language
     vocabulary, width = language.head.shape
     layer = EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head)
-    network = VispecNetwork(VispecConfig(layer, 4, queries=4, adaptor_bias=True))
+    network = VispecNetwork(VispecConfig(layer, 4, queries=3, adaptor_bias=True))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in network.parameters():

@@ -413,6 +413,11 @@ def turns_with_pictures(rigs: Callable, family: str) -> None:
     sessions.conversation(rigs(family, "onnxruntime"))
 
 
+def several_pictures(rigs: Callable, family: str) -> None:
+    """Prompts with several pictures, which a ViSpec layer sees."""
+    sessions.several_and_none(rigs(family, "onnxruntime"))
+
+
 def a_video(rigs: Callable, family: str) -> None:
     """A video that a ViSpec layer sees."""
     sessions.video(rigs(family, "onnxruntime"))
@@ -546,15 +551,13 @@ MUTANTS = {
         vispec.no_global_feature_in_prompts, {"vispec": table("vispec")}, SEES
     ),
     "picture's tokens at its first positions": Mutant(
-        vispec.tokens_at_first_positions, {"vispec": table("vispec")}, SEES
+        vispec.tokens_at_first_positions, {"several": several_pictures}, SEES
     ),
     "picture's tokens taken for text": Mutant(
         vispec.tokens_taken_for_text, {"vispec": table("vispec")}, SEES
     ),
-    "picture's pairs left in": Mutant(vispec.pictures_left_in, {"vispec": table("vispec")}, SEES),
-    "gaps behind pictures closed": Mutant(
-        vispec.gaps_closed, {"vispec": table("vispec"), "device": on_device("vispec")}, SEES
-    ),
+    "picture's pairs left in": Mutant(vispec.pictures_left_in, {"several": several_pictures}, SEES),
+    "gaps behind pictures closed": Mutant(vispec.gaps_closed, {"several": several_pictures}, SEES),
     "global feature of who left": Mutant(vispec.global_feature_of_another, {"vispec": table("vispec")}, SEES),
     "stale picture after a second turn": Mutant(
         vispec.stale_picture, {"conversation": turns_with_pictures}, SEES

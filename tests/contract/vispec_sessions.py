@@ -23,7 +23,7 @@ from vlmexport.runtime.proposers.vispec import Vispec
 from vlmexport.runtime.speculate.budget import Budget
 
 PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150, 60), (64, 64))]
-TREE = {"max_new_tokens": 8, "ignore_eos": True, "draft": "vispec", "draft_length": 3, "draft_nodes": 6}
+TREE = {"max_new_tokens": 8, "ignore_eos": True, "draft": "vispec", "draft_length": 4, "draft_nodes": 18}
 Proposal = tuple[list[int], Budget, TokenTree]
 """Tokens so far, what was asked for, and what was proposed."""
 
