@@ -222,6 +222,9 @@ def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed:
     with torch.no_grad():
         for value in network.parameters():
             value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+        # Tokens of the size of text, or nobody would look at them; the mixer takes it back.
+        network.imadpt.o_proj.weight.mul_(8)
+        network.img_fc.weight[:, width:].div_(8)
     target = {
         "name": checkpoint.name,
         "fingerprint": fingerprint(source),

@@ -35,9 +35,9 @@ class Seen:
         return self.tokens[len(self.tokens) - count :]
 
     @property
-    def dropped(self) -> int:
-        """Pairs that nothing stands for."""
-        return len(self.pairs) - len(self.shown)
+    def dropped(self) -> range:
+        """Positions of the pairs that nothing stands for."""
+        return range(self.pairs.start, self.pairs.stop - len(self.shown))
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,6 @@ def pairs_of(pictures: Sequence[Seen], first: int, end: int) -> list[Pair]:
 
 
 def slots_before(pictures: Sequence[Seen], position: int) -> int:
-    """How many pairs before `position` are run; no picture is cut by it."""
-    return position - sum(picture.dropped for picture in pictures if picture.pairs.stop <= position)
+    """How many pairs before `position` are run."""
+    left_out = (min(position, picture.dropped.stop) - picture.dropped.start for picture in pictures)
+    return position - sum(max(0, count) for count in left_out)

@@ -124,6 +124,10 @@ def conversation(rig: Rig) -> None:
                 assert seen.compare() >= 1
                 assert found.stats.reused_tokens > 0 or not turn, "the layer keeps what it has seen"
         media = list(chat._media)
+        cut = seen.session.generate(media, chat.messages[:1], reuse_prompt=True, **asked)
+        again = seen.session.generate(media, chat.messages[:1], reuse_prompt=True, **asked)
+        assert again.tokens == cut.tokens and again.stats.reused_tokens > 0
+        assert seen.compare() >= 2
         seen.session.generate(media, "the red cup", max_new_tokens=4, draft="none")
         again = seen.session.generate(media, chat.messages[:-1], reuse_prompt=True, **asked)
         assert seen.compare() >= 1
