@@ -52,6 +52,12 @@ def shared(prefix: Prefix, prepared: Prepared) -> int:
     return count
 
 
+def outside(prepared: Prepared, count: int) -> int:
+    """At most `count` first rows of `prepared`, without a picture in part."""
+    inside = (start for start, view in _placed(prepared) if start < count < start + view.rows)
+    return next(inside, count)
+
+
 def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
     """(place of its first row, picture) of each."""
     if prepared.row_slots is None:

@@ -15,6 +15,7 @@ from .families.base import Prepared, View
 from .result import Result
 from .speculate.drawing import Drawing
 from .speculate.processors import Processors
+from .speculate.proposer import Picture
 from .speculate.sequence import Sequence, SequenceLimits
 from .speculate.stats import Stats
 from .text.incremental import IncrementalDetokenizer
@@ -162,6 +163,8 @@ class Running:
         encoded = time.perf_counter()
         seconds.encoder = encoded - vision
         on_rows = None
+        if proposer is not None and proposer.needs_pictures:
+            proposer.on_pictures(sequence, pictures_of(views, slots, image_rows, reused))
         if proposer is not None and proposer.needs_prompt_rows:
             on_rows = lambda slot, part: proposer.on_rows(sequence, slot, part)  # noqa: E731
         logits = decoder.prefill(rows, row, prepared.positions, on_rows)
@@ -173,6 +176,20 @@ class Running:
         token = sequence.choose(logits, 0, [])
         seconds.prefill = time.perf_counter() - encoded
         return token
+
+
+def pictures_of(
+    views: Iterable[View], slots: np.ndarray | None, image_rows: np.ndarray | None, first: int = 0
+) -> list[Picture]:
+    """The pictures of a prompt whose rows are `image_rows` [n, E], at places `slots` int64 [n] behind its first `first`
+    rows; each lies in one piece."""
+    found, done = [], 0
+    for view in views:
+        assert slots is not None and image_rows is not None
+        rows = image_rows[done : done + view.rows]
+        found.append(Picture(first + int(slots[done]), rows.reshape(view.frames, -1, rows.shape[-1])))
+        done += view.rows
+    return found
 
 
 def rows_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:

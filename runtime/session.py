@@ -20,7 +20,7 @@ from .errors import ImageError, InputError, NumericsError, OptionError, PromptEr
 from .families import Prepared, get_family
 from .families.base import Prompt, View
 from .options import integer
-from .prefix import Prefix, kept, shared
+from .prefix import Prefix, kept, outside, shared
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
 from .running import Running, rows_of
@@ -95,6 +95,8 @@ class Session:
         self._controllers: dict[tuple[str, float | None], DraftPolicy] = {}
         self._prefix: Prefix | None = None
         """What the cache holds of the last request, where it asked for that."""
+        self._prefix_draft: Proposer | None = None
+        """Who drafted for it."""
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False
@@ -438,15 +440,26 @@ class Session:
         reused, prefix = 0, self._prefix
         self._prefix = None
         if alone:
-            # A draft that reads the prompt's rows has no use for a prompt without them.
-            if settings.reuse_prompt and prefix and not (proposer and proposer.needs_prompt_rows):
-                reused = shared(prefix, prepared)
+            if settings.reuse_prompt and prefix:
+                reused = self._resumed(shared(prefix, prepared), prepared, proposer)
             if not reused:
                 self.decoder.reset(0)
         return Running(
             self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set, streamed,
             reused,
         )  # fmt: skip
+
+    def _resumed(self, rows: int, prepared: Prepared, proposer: Proposer | None) -> int:
+        """How many of the first `rows` rows, which are cached, `prepared` goes on behind: a draft that reads them must have
+        seen them too, with the token behind the last one."""
+        if proposer is None or not proposer.needs_prompt_rows:
+            return rows
+        if proposer is not self._prefix_draft:
+            return 0
+        rows = outside(prepared, min(rows - 1, proposer.resumable))
+        if rows > 0:
+            proposer.resume(rows)
+        return max(0, rows)
 
     def _run(
         self,
@@ -474,6 +487,7 @@ class Session:
             found.append(running.close())
             if settings.reuse_prompt and sequence.error is None and self.decoder.can_resume:
                 self._prefix = kept(prepared, sequence.tokens, self.decoder.arena.lengths[0])
+                self._prefix_draft = sequence.proposer
 
     def _run_batch(self, waiting: Iterator[_Waiting]) -> Iterator[tuple[int, _Outcome]]:
         """Requests, a batch at a time: (number, result) of each when it has finished."""

@@ -17,6 +17,8 @@ from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.drafts.vispec import VispecDraft
+from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.bundle.folder import Bundle
 
@@ -29,7 +31,8 @@ class Recipe:
     the bundle and of the checkpoint's numbers.
 
     At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, and
-    three Medusa heads, random too, with a projection as `head` says; an EAGLE layer as well, with the same `head`.
+    three Medusa heads, random too, with a projection as `head` says; an EAGLE layer as well, with the same `head`, and
+    where the decoder reads pictures among its rows a ViSpec layer.
     """
 
     checkpoint: str
@@ -41,6 +44,14 @@ class Recipe:
     precision: str = "float32"
     head: str = "own"
 
+    @property
+    def sees(self) -> bool:
+        """Whether pictures stand among the rows that its decoder reads."""
+        return self.checkpoint in SEEING
+
+
+SEEING = ("blip2-opt", "clip-llama", "llava", "llava-next", "qwen2.5-vl")
+"""Checkpoints for which there is a ViSpec draft."""
 
 BUNDLES = {
     # Four heads: TensorRT has no fused attention for odd numbers of heads here.
@@ -115,6 +126,7 @@ class TinyBundle:
     draft_folders: dict[int, Path]
     medusa: Path
     eagle: Path
+    vispec: Path
 
     @cached_property
     def bundle(self) -> Bundle:
@@ -128,6 +140,8 @@ class TinyBundle:
             f"imitation.{n}": ImitationDraft.load(folder).stored_as(precision).network
             for n, folder in self.draft_folders.items()
         }
+        if BUNDLES[self.name].sees:
+            found["vispec"] = VispecDraft.load(self.vispec).stored_as(precision).network
         return found | {
             "medusa": MedusaDraft.load(self.medusa).stored_as(precision).network,
             "eagle": EagleDraft.load(self.eagle).stored_as(precision).network,
@@ -197,11 +211,40 @@ def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: 
     return folder
 
 
+def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed: int = 14) -> Path:
+    """Writes a ViSpec layer for `checkpoint` with random weights: two tokens and a global feature of every picture."""
+    source = open_checkpoint(str(checkpoint))
+    language = family_for(source).language
+    vocabulary, width = language.head.shape
+    layer = EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head)
+    network = VispecNetwork(VispecConfig(layer, 4, queries=3, adaptor_bias=True))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+        # Tokens of the size of text, or nobody would look at them; the mixer takes it back.
+        network.imadpt.o_proj.weight.mul_(8)
+        network.img_fc.weight[:, width:].div_(8)
+    target = {
+        "name": checkpoint.name,
+        "fingerprint": fingerprint(source),
+        "num_layers": language.decoder.num_layers,
+    }
+    VispecDraft(network=network.eval(), target=target).save(folder)
+    return folder
+
+
 def load(name: str, folder: Path) -> TinyBundle | None:
     """The bundle that `build` left in `folder`, or None when there is none."""
     drafts = {n: folder / f"draft-{n}" for n in BUNDLES[name].draft_layers}
     made = TinyBundle(
-        name, folder / "checkpoint", folder / "bundle", drafts, folder / "medusa", folder / "eagle"
+        name,
+        folder / "checkpoint",
+        folder / "bundle",
+        drafts,
+        folder / "medusa",
+        folder / "eagle",
+        folder / "vispec",
     )
     return made if (made.path / "manifest.json").is_file() else None
 
@@ -216,6 +259,8 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head)))
+    if recipe.sees:
+        drafts.append(str(untrained_vispec(checkpoint, folder / "vispec", recipe.head)))
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
         BuildRequest(

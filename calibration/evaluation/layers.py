@@ -1,4 +1,4 @@
-"""Acceptance of EAGLE layers on held-out data: what chains of their likeliest tokens would reach.
+"""Acceptance of layers that draft (EAGLE, ViSpec) on held-out data: what chains of their likeliest tokens would reach.
 
 Such a draft has a state, but what it holds when a chain begins are the target's own features, whatever was drafted
 before. A chain is only followed as far as it says the text's tokens. So on text that the target wrote greedily one
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from ...exporter.drafts.eagle_network import EagleNetwork
+from ...exporter.drafts.vispec_network import VispecNetwork
 from ..targets.target import Texts
 from ..training.losses import overlap
-from ..training.texts import shifted, unrolled
+from ..training.sight import shifted
+from ..training.texts import drafting
 from .acceptance import Counted, chain_cycles
 
 
@@ -24,21 +26,26 @@ class LayerCount(Counted):
     """Collects the acceptance of a layer; `agreement` and `overlap` are of the first drafted token."""
 
     def __init__(
-        self, network: EagleNetwork, lm_head: Any, draft_length: int, eos_token_ids: Collection[int]
+        self,
+        network: EagleNetwork | VispecNetwork,
+        lm_head: Any,
+        draft_length: int,
+        eos_token_ids: Collection[int],
     ) -> None:
         """`lm_head` is the target's linear layer [V, E]."""
         super().__init__(draft_length, eos_token_ids)
         self._network, self._head = network.eval(), lm_head
+        self._drafter = network.layer if isinstance(network, VispecNetwork) else network
 
     @torch.no_grad()
     def add(self, texts: Texts, features: Callable[[Tensor], Tensor]) -> None:
         """`features` maps the target's last rows to what its LM head reads."""
         if not len(texts):
             return
-        network, learned, given = self._network, texts.learned, features(texts.hidden)
+        network, learned, given = self._drafter, texts.learned, features(texts.hidden)
         own = self._head(shifted(given, 1)[learned])
         hits: list[Tensor] = []
-        for step, rows in enumerate(unrolled(network, texts.embedded, given, self.draft_length)):
+        for step, rows in enumerate(drafting(self._network, texts, given, self.draft_length)):
             logits = network.logits(rows[learned], self._head.weight)
             best = logits.argmax(-1)
             if network.config.trimmed is not None:

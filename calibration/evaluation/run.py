@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
 from ...exporter.drafts.base import SelfDraft
-from ...exporter.drafts.eagle import EagleDraft
+from ...exporter.drafts.layer import LayerDraft
 from ...exporter.drafts.medusa import MedusaDraft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
@@ -150,9 +150,9 @@ class MeasuredHeads:
 
 
 class MeasuredLayer:
-    """An EAGLE layer, which reads whole texts; chains of its likeliest tokens."""
+    """A layer that drafts, which reads whole texts; chains of its likeliest tokens."""
 
-    def __init__(self, target: Target, draft: EagleDraft, draft_length: int) -> None:
+    def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
         self._target = target
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
@@ -177,10 +177,11 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
         draft = draft_kind(kind).at(int(layer))
     else:
         draft = open_draft(Path(name))
+        draft.check_family(target.family)
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
     if isinstance(draft, MedusaDraft):
         return MeasuredHeads(target, draft, draft_length)
-    if isinstance(draft, EagleDraft):
+    if isinstance(draft, LayerDraft):
         return MeasuredLayer(target, draft, draft_length)
     if isinstance(draft, SelfDraft):
         return MeasuredSelfDraft(target, draft, draft_length)

@@ -56,6 +56,9 @@ class Texts:
     embedded: Tensor  # [B, T, E] the embedding of the token that follows
     tokens: Tensor  # int64 [B, T] that token
     learned: Tensor  # bool [B, T] places whose next row, and the token that it says, are known and part of an answer
+    pictures: list[
+        list[tuple[int, Tensor]]
+    ]  # of each record: position of a picture's first row, and its rows [n, E]
 
     def __len__(self) -> int:
         return int(self.learned.sum())
@@ -78,6 +81,7 @@ class Target:
         parts = family.parts(self.model)
         self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
         self.logit_scale, self.embed = parts.logit_scale, parts.embed
+        self._vision_output, self._image_rows = parts.vision_output, parts.image_rows
 
     @property
     def fingerprint(self) -> str:
@@ -246,10 +250,16 @@ class Target:
         """The records' texts behind their prompts, teacher-forced."""
         answers = [self.answer(r) for r in records]
         kept: dict[int, Tensor] = {}
+        image_rows: list[Tensor] = []
         handles = [
             self.layers[-1].register_forward_hook(_keep(kept, 0)),
             self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)),
         ]
+        if self._vision_output is not None and self._image_rows is not None:
+            read = self._image_rows
+            handles.append(
+                self._vision_output.register_forward_hook(lambda *seen: image_rows.append(read(seen[-1])))
+            )
         try:
             with torch.no_grad():
                 starts = self._forward(records, answers)
@@ -259,12 +269,32 @@ class Target:
         hidden = kept[0].clone()
         tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=self.device)
         learned = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=self.device)
+        pictures: list[list[tuple[int, Tensor]]] = []
+        left = torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in image_rows]) if image_rows else None
         for b, (record, answer, start) in enumerate(zip(records, answers, starts, strict=True)):
-            ids = (*decoder_prefix(self.prompt(record)), *answer)[1:]
+            prompt = decoder_prefix(self.prompt(record))
+            pictures.append([])
+            for first, end in self._spans(prompt):
+                assert left is not None
+                pictures[-1].append((first, left[: end - first].clone()))
+                left = left[end - first :]
+            ids = (*prompt, *answer)[1:]
             tokens[b, : len(ids)] = torch.tensor(ids, device=self.device)
             hidden[b, len(ids) :] = 0
             learned[b, start : len(ids) - 1] = True
-        return Texts(hidden, self.embed(tokens), tokens, learned)
+        return Texts(hidden, self.embed(tokens), tokens, learned, pictures)
+
+    def _spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """First place and end of every picture among the rows that the decoder reads."""
+        mark = self.family.image_token_id
+        if mark is None or self.decoder.cross_attention:
+            return []
+        edges = [
+            at
+            for at in range(len(ids) + 1)
+            if (ids[at : at + 1] == (mark,)) != (at > 0 and ids[at - 1] == mark)
+        ]
+        return list(zip(edges[::2], edges[1::2], strict=True))
 
     def _forward(self, records: Sequence[Record], answers: Sequence[tuple[int, ...]]) -> list[int]:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per record."""
@@ -277,7 +307,7 @@ class Target:
         """The record as the model's own processor lays it out; InputError names the record that it cannot."""
         if self.family.vision is None and record.image is not None:
             raise InputError(f"record {record.key} has an image, but {self.name} reads text only")
-        if self.family.vision is not None and record.image is None:
+        if self.family.needs_picture and record.image is None:
             raise InputError(f"record {record.key} has no image, which {self.name} needs")
         self.check_prompt(record)
         image = None if record.image is None else record.image.load()

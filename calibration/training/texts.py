@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ...exporter.drafts.vispec_network import VispecNetwork
 from ..data.records import RecordSet
 from ..targets.target import Target, Texts
+from .sight import shifted, sight_of
 
 
 class TextFeatures:
@@ -36,32 +38,45 @@ class Layer(Protocol):
         positions: Tensor,
         mask: Tensor,
         past: tuple[Tensor, Tensor] | None = None,
+        **beside: Any,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
 
 
-def shifted(values: Tensor, places: int) -> Tensor:
-    """`values` [B, T, ...] of so many places further on, zero (False) behind the end."""
-    out = torch.zeros_like(values)
-    out[:, : max(0, values.shape[1] - places)] = values[:, places:]
-    return out
-
-
-def unrolled(layer: Layer, embedded: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+def unrolled(
+    layer: Layer,
+    embedded: Tensor,
+    features: Tensor,
+    steps: int,
+    visible: Tensor | None = None,
+    beside: Callable[[int], Mapping[str, Tensor]] = lambda step: {},
+) -> Iterator[Tensor]:
     """The features [B, T, E] that drafting from every place at once would give: after the first step out of the target's
     `features` [B, T, E], then out of the layer's own.
 
     Step j at place t reads the own feature of step j - 1 there with the token j places further on, at position t + j; it
     sees the target's features up to t and what it drafted itself (training-time test: Li et al., EAGLE-3, arXiv
     2503.01840, section 3.1). The tokens are those of the text: a draft that said another one is rejected there, and what
-    it would have gone on with does not matter.
+    it would have gone on with does not matter. Places that are not `visible` (bool [B, T]) are seen by themselves alone.
+    `beside` gives further arguments of the layer at a step.
     """
     count = features.shape[1]
     positions = torch.arange(count, device=features.device)[None]
-    mask = torch.ones(count, count, dtype=torch.bool, device=features.device).tril()
-    own = torch.eye(count, dtype=torch.bool, device=features.device)
+    mask = torch.ones(count, count, dtype=torch.bool, device=features.device).tril()[None, None]
+    own = torch.eye(count, dtype=torch.bool, device=features.device)[None, None]
+    if visible is not None:
+        mask = mask & visible[:, None, None] | own
+        own = own.expand(len(mask), -1, -1, -1)
     past = None
     for step in range(steps):
         tokens = embedded if step == 0 else shifted(embedded, step)
-        features, past = layer(tokens, features, positions + step, mask[None, None], past)
+        features, past = layer(tokens, features, positions + step, mask, past, **beside(step))
         yield features
-        mask = torch.cat([mask, own], 1)
+        mask = torch.cat([mask, own], -1)
+
+
+def drafting(network: Layer, texts: Texts, features: Tensor, steps: int) -> Iterator[Tensor]:
+    """`unrolled` over texts, with their pictures in sight of a network that sees some."""
+    if not isinstance(network, VispecNetwork):
+        return unrolled(network, texts.embedded, features, steps)
+    sight = sight_of(network, texts)
+    return unrolled(network, texts.embedded, features, steps, sight.visible, sight.beside)

@@ -106,6 +106,7 @@ def identify(prepared: Prepared) -> None:
     found = prepared.manifest.model.fingerprint = fingerprint(prepared.checkpoint)
     shape = prepared.family.decoder
     for draft in prepared.selection.drafts:
+        draft.check_family(prepared.family)
         draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
 
 

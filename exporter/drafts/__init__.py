@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "imitation": ("imitation", "ImitationKind"),
     "medusa": ("medusa", "MedusaKind"),
     "eagle": ("eagle", "EagleKind"),
+    "vispec": ("vispec", "VispecKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
 }

@@ -56,6 +56,10 @@ class Draft(ABC):
         if self.layer is not None and not 0 < self.layer < num_layers:
             raise ExportError(f"the draft {self.name} does not fit {name!r}, which has {num_layers} layers")
 
+    def check_family(self, family: Family) -> None:
+        """Raises ExportError, naming what to do, where a draft of this kind has nothing to read of such a model."""
+        return
+
     def graph_names(self) -> dict[str, str]:
         """Role → name of every graph it adds to a bundle."""
         return {}

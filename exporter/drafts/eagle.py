@@ -14,252 +14,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from ...runtime.errors import ExportError
 from .base import Run, TrainedKind
 from .eagle_checkpoint import is_published, read_published
 from .eagle_network import EagleConfig, EagleNetwork
 from .files import DESCRIPTION
-from .ranked import compare_ranked, ranked
-from .tensors import DraftTensors
-from .trained import TrainedDraft
+from .layer import LayerDraft, traced_layer
 
 if TYPE_CHECKING:
     from ..families.base import Family, GraphSpec
     from ..graphs.template import Template
-    from ..graphs.weights import WeightRef, WeightStore
+    from ..graphs.weights import WeightStore
     from ..parity.capture import Captured
 
-ROLE = "eagle"
-RANKS = 10
-"""Proposals after each row: EAGLE-2's k."""
-
-D2T = f"{ROLE}.d2t"
+D2T = "eagle.d2t"
 """Name in the manifest's `tensors` of a trimmed vocabulary's ids."""
 
 
 @dataclass(kw_only=True)
-class EagleDraft(TrainedDraft):
+class EagleDraft(LayerDraft):
     """A trained layer."""
 
     network: EagleNetwork
 
-    kind = "eagle"
-    has_layer = False
+    kind = role = "eagle"
 
     @classmethod
     def untrained(cls, options: Mapping[str, Any]) -> EagleNetwork:
         return EagleNetwork(EagleConfig(**options))
 
     @property
-    def reads_lm_head(self) -> bool:  # type: ignore[override]
-        return self.network.config.head == "shared"
-
-    @property
-    def ranks(self) -> int:
-        """Proposals after each row."""
-        return min(RANKS, self.network.config.proposed)
-
-    def graph_names(self) -> dict[str, str]:
-        return {ROLE: ROLE}
-
-    def entry(self, weights_dtype: str) -> dict[str, Any]:
-        config = self.network.config
-        cache = {
-            "num_layers": 1,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "dtype": weights_dtype,
-        }
-        vocabulary = None if config.trimmed is None else {"size": config.trimmed, "d2t": D2T}
-        return super().entry(weights_dtype) | {"ranks": self.ranks, "cache": cache, "vocabulary": vocabulary}
-
-    def tensors(self, family: Family) -> dict[str, WeightRef]:
-        """Two TensorRT plans cannot share a weight: the LM head of two graphs is handed to both."""
-        config = self.network.config
-        if config.trimmed is not None:
-            return {D2T: _d2t(config.trimmed)}
-        return {"lm_head_table": family.language.head} if config.head == "shared" else {}
+    def drafter(self) -> EagleNetwork:
+        return self.network
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
-        from ..families.base import GraphSpec
-        from ..families.frames import embedded_rows
-        from ..graphs.compose import Composer
-        from ..graphs.weights import WeightRef
+        return [self.layer_graph(store, family)]
 
-        config, language = self.network.config, family.language
-        if config.vocab_size != language.head.shape[0]:
-            raise ExportError(
-                f"this draft was made for {config.vocab_size} tokens, the model has {language.head.shape[0]}; give one that "
-                "was trained for this model"
-            )
-        tensors = DraftTensors(ROLE, self.network.state_dict())
-        store.add_reader(tensors)
-        with language.hooks():
-            norm = language.final_norm
-        layer = _traced(self.network)
-        graph = Composer(ROLE, store, ROLE)
-        given = {name: graph.input(name) for name in layer.inputs if name not in ("embedded", "features")}
-        hidden, source, drafted = (graph.input(name) for name in ("hidden", "feature_index", "drafted"))
-        rows = graph.node("Gather", [hidden, source], "rows", axis=0)
-        features = graph.node("Where", [drafted, rows, norm.applied(graph, rows)], "features")
-        given |= {"embedded": embedded_rows(graph, "next_ids"), "features": features}
-        made = graph.call(layer, "layer.0", given, tensors.prefix.__add__)
-        for name, value in made.items():
-            if name != "features_out":
-                graph.output(name, value)
-        features = made["features_out"]
-        flat = graph.node(
-            "Reshape", [features, graph.constant(np.array([-1, config.hidden_size], np.int64))], "flat"
-        )
-        asked = graph.node("Gather", [flat, graph.input("row_index")], "asked", axis=0)
-        table = language.head
-        if config.head != "shared":
-            table = WeightRef((f"{tensors.prefix}head.weight",), False, (config.proposed, config.hidden_size))
-        logits = graph.node("Gemm", [asked, graph.weight(table)], "logits", transB=1)
-        ids = None if config.trimmed is None else graph.weight(_d2t(config.trimmed))
-        graph.output("hidden_out", features)
-        for name, value in ranked(graph, logits, self.ranks, ids).items():
-            graph.output(name, value)
-        return [GraphSpec(ROLE, ROLE, graph.model())]
+    def traced(self) -> Template:
+        from ..graphs.template import TraceInput
+
+        shape = ("batch", "width", self.network.config.hidden_size)
+        rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
+        return traced_layer(self.network, lambda net: net, rows, EagleNetwork.joined)
 
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """The target's features in one pass, then the layer's own behind them."""
         for captured in captures:
-            yield from self._parity(run, captured)
-
-    def _parity(
-        self, run: Run, captured: Captured
-    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        from ..parity.exact import with_error
-
-        network, config = self.network, self.network.config
-        hidden = captured.residuals[max(captured.residuals)]
-        batch, count, width = hidden.shape
-        first, spare = count // 2, 5
-        features, differs = (
-            rows.view(batch, count, width)
-            for rows in captured.final(np.arange(batch * count, dtype=np.int64))
-        )
-        embedded = torch.from_numpy(captured.embedded)
-        table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
-        cache = np.random.default_rng(5).standard_normal(
-            (batch, config.num_kv_heads, count + spare, config.head_dim), np.float32
-        )  # what lies beyond the rows of a pass is hidden
-        caches = {"key_cache.0": cache, "value_cache.0": cache}
-        past: list[torch.Tensor | None] = [None, None]
-        off: list[torch.Tensor | None] = [None, None]
-        for start, end, drafted in ((0, first, False), (first, count, True)):
-            places = np.arange(start, end, dtype=np.int64)
-            seen = np.arange(count + spare) <= places[:, None]
-            source = np.arange(batch)[:, None] * count + places
-            index = np.arange(batch * (end - start), dtype=np.int64)[::-3].copy()
-            rows = features.numpy() if drafted else hidden
-            found = run(
-                {
-                    "hidden": rows.reshape(-1, width),
-                    "feature_index": source,
-                    "drafted": np.array([drafted]),
-                    "next_ids": captured.token_ids[:, start:end].copy(),
-                    "positions": np.broadcast_to(places, (batch, end - start)).copy(),
-                    "write_indices": np.full(batch, start, np.int64),
-                    "attn_mask": np.broadcast_to(seen, (batch, 1, *seen.shape)).copy(),
-                    "row_index": index,
-                    **caches,
-                }
-            )
-            mask = torch.from_numpy(seen[None, None, :, :end].copy())
-            positions = torch.from_numpy(places)[None]
-
-            def layer(net: Any, embedded: Any, features: Any, keys: Any, values: Any) -> torch.Tensor:
-                """Keys, values and rows side by side: one run of the reference gives all three."""
-                before = None if keys is None else (keys, values)
-                rows, after = net(embedded, features, positions, mask, before)  # noqa: B023
-                flat = [each.transpose(1, 2).flatten(2) for each in after]
-                return torch.cat(
-                    [torch.nn.functional.pad(rows, (0, 0, flat[0].shape[1] - rows.shape[1], 0)), *flat], -1
-                )
-
-            given = [embedded[:, start:end], features[:, start:end]]
-            errors = [None, None if drafted else differs[:, start:end]]
-            wanted, error = with_error(network, layer, [*given, *past], [*errors, *off])
-            out, out_error = wanted[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
-            yield "rows", found["hidden_out"], out.numpy(), out_error.numpy()
-            size = config.num_kv_heads * config.head_dim
-            for number, kind in enumerate(("key", "value")):
-                part = slice(width + number * size, width + (number + 1) * size)
-                own, own_error = (
-                    each[..., part].unflatten(-1, (config.num_kv_heads, -1)).transpose(1, 2).contiguous()
-                    for each in (wanted, error)
-                )
-                caches[f"{kind}_cache.0"] = found[f"updated_{kind}_cache.0"]
-                yield f"{kind}s", caches[f"{kind}_cache.0"][:, :, :end], own.numpy(), own_error.numpy()
-                past[number], off[number] = own, own_error
-            asked = [each.reshape(-1, width)[index] for each in (out, out_error)]
-            likely = lambda net, rows, table: net.logits(rows, table).log_softmax(-1)  # noqa: E731
-            logits, logits_error = with_error(network, likely, [asked[0], table], [asked[1]])
-            d2t = None if config.trimmed is None else network.d2t.numpy()
-            yield from compare_ranked(found, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
-
-
-def _d2t(size: int) -> WeightRef:
-    from ..graphs.weights import WeightRef
-
-    return WeightRef((f"{DraftTensors.PREFIX}{ROLE}.d2t",), False, (size,), "int64")
-
-
-def _traced(network: EagleNetwork) -> Template:
-    """The layer with its cache: `embedded`, `features` and what a segment takes → `features_out`, `updated_*`."""
-    from transformers.models.llama import modeling_llama
-
-    from ..graphs.caches import LayerCache
-    from ..graphs.hooks import ATTENTION, export_hooks, replaced
-    from ..graphs.template import TraceInput, trace
-
-    config = network.config
-    rows = ("batch", "width", config.hidden_size)
-    cache = ("batch", config.num_kv_heads, "cache", config.head_dim)
-
-    def run(
-        net: Any,
-        embedded: Any,
-        features: Any,
-        positions: Any,
-        indices: Any,
-        mask: Any,
-        keys: Any,
-        values: Any,
-    ) -> tuple[torch.Tensor, ...]:
-        kept = LayerCache(keys, values, indices)
-        out = net.layers[0](
-            net.joined(embedded, features),
-            attention_mask=mask,
-            position_embeddings=net.angles(positions),
-            past_key_values=kept,
-        )
-        return out, kept.keys, kept.values
-
-    inputs = [
-        TraceInput("embedded", rows),
-        TraceInput("features", rows),
-        TraceInput("positions", ("batch", "width"), torch.int64),
-        TraceInput("write_indices", ("batch",), torch.int64),
-        TraceInput("attn_mask", ("batch", 1, "width", "cache"), torch.bool),
-        TraceInput("key_cache.0", cache),
-        TraceInput("value_cache.0", cache),
-    ]
-    attention: Any = network.layers[0].self_attn
-    hooks = export_hooks(rms_norms=(modeling_llama.LlamaRMSNorm,), rotary_modules=(modeling_llama,))
-    with hooks, replaced(attention.config, "_attn_implementation", ATTENTION):
-        return trace(
-            network.eval().requires_grad_(False),
-            run,
-            inputs,
-            ("features_out", "updated_key_cache.0", "updated_value_cache.0"),
-        )
+            yield from self.layer_parity(run, captured)
 
 
 class EagleKind(TrainedKind):

@@ -13,29 +13,54 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...runtime.errors import ExportError, OptionError
 from .eagle_network import EagleConfig, EagleNetwork
-from .published import filled, find_weights, read_config, read_weights
+from .published import filled, find_weights, read_config, read_names, read_weights
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "model."
 TABLE = "embed_tokens.weight"
+ADAPTOR = "imadpt.q"
+"""A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
 BUFFERS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
 """Older versions of transformers stored the frequencies of rotary positions, which follow from `config.json`."""
 
 
 def is_published(folder: Path) -> bool:
-    """Whether `folder` looks like such a checkpoint: a Llama of one layer."""
+    """Whether `folder` looks like such a checkpoint: a Llama of one layer, without more that it reads."""
+    return has_one_layer(folder) and not names_in(folder) & {ADAPTOR}
+
+
+def has_one_layer(folder: Path) -> bool:
+    """Whether it is that of a Llama of one layer."""
     path = folder / CONFIG
     if find_weights(folder, WEIGHTS) is None or not path.is_file():
         return False
     return read_config(path).get("num_hidden_layers") == 1
 
 
+def names_in(folder: Path) -> set[str]:
+    """Names of the checkpoint's tensors, without the prefix; none where the file cannot be read."""
+    path = find_weights(folder, WEIGHTS)
+    return set() if path is None else {name.removeprefix(PREFIX) for name in read_names(path)}
+
+
 def read_published(folder: Path) -> EagleNetwork:
     """The layer in float32. Raises ExportError naming the first thing that does not fit."""
+    path, config, tensors = read_layer(folder, "EAGLE-1 or EAGLE-2")
+    with torch.device("meta"):
+        network = EagleNetwork(config)
+    return filled(network, tensors, path, "one layer of EAGLE-1 or EAGLE-2")
+
+
+def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Tensor]]:
+    """(file of the weights, shape of the layer, its tensors and whatever lies beside them) of a checkpoint of `what`.
+
+    Raises ExportError naming the first thing that does not fit.
+    """
     document = read_config(folder / CONFIG)
     path = find_weights(folder, WEIGHTS)
     assert path is not None, "ask is_published first"
@@ -44,15 +69,13 @@ def read_published(folder: Path) -> EagleNetwork:
     table = tensors.pop(TABLE, None)
     joined = tensors.get("fc.weight")
     if joined is None or joined.dim() != 2:
-        raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of EAGLE-1 or EAGLE-2")
+        raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of {what}")
     config = _config(folder / CONFIG, document, "fc.bias" in tensors)
     if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
         raise ExportError(
             f"{path}: {TABLE} has shape {list(table.shape)}, config.json implies {[config.vocab_size, config.hidden_size]}"
         )
-    with torch.device("meta"):
-        network = EagleNetwork(config)
-    return filled(network, tensors, path, "one layer of EAGLE-1 or EAGLE-2")
+    return path, config, tensors
 
 
 def _config(path: Path, document: dict[str, Any], bias: bool) -> EagleConfig:

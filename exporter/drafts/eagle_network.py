@@ -175,16 +175,22 @@ class EagleNetwork(nn.Module):
         `embedded` and `features` [B, T, E], `positions` int64 [B, T], `mask` bool [B, 1, T, S + T] (True: visible), `past`
         keys and values [B, kv heads, S, head_dim].
         """
+        return self.attended(self.joined(embedded, features), positions, mask, past)
+
+    def attended(
+        self, rows: Tensor, positions: Tensor, mask: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The layer alone over `rows` [B, T, E] that enter it; as `forward`."""
         cos, sin = (torch.cat([half, half], -1) for half in self.angles(positions))
         cache = Joined(past)
-        rows = self.layers[0](
-            self.joined(embedded, features),
+        out = self.layers[0](
+            rows,
             attention_mask=mask,
-            position_embeddings=(cos.to(features.dtype), sin.to(features.dtype)),
+            position_embeddings=(cos.to(rows.dtype), sin.to(rows.dtype)),
             past_key_values=cache,
         )
         assert cache.rows is not None
-        return rows, cache.rows
+        return out, cache.rows
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """Logits [.., proposed] of features [.., E]; `lm_head` [V, E] is the target's, read where it is shared."""

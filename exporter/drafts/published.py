@@ -58,6 +58,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {str(name): value for name, value in found.items()}
 
 
+def read_names(path: Path) -> set[str]:
+    """Names of the tensors of such a file, without reading them; none where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return set(file.keys())
+        found = torch.load(path, map_location="meta", weights_only=True)
+    except (SafetensorError, OSError, EOFError, pickle.UnpicklingError, RuntimeError, ValueError, KeyError):
+        return set()
+    return {str(name) for name in found} if isinstance(found, dict) else set()
+
+
 def filled(network: N, tensors: Mapping[str, Tensor], path: Path, beside: str) -> N:
     """`network`, made on the device "meta", with these tensors in float32, for inference.
 

@@ -25,8 +25,9 @@ def collate(
     the left, as `generate` wants it. A text encoder's prompts are masked and padded on the right.
     """
     arguments: dict[str, torch.Tensor] = {}
-    for name in prompts[0].vision or {}:
-        arguments[name] = torch.cat([p.vision[name] for p in prompts])  # type: ignore[index]
+    seen = [p.vision for p in prompts if p.vision is not None]  # some may be text alone
+    for name in seen[0] if seen else {}:
+        arguments[name] = torch.cat([vision[name] for vision in seen])
     decoded = [decoder_prefix(p) for p in prompts]
     rows = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
     if prompts[0].decoder_ids is None:

@@ -116,17 +116,19 @@ def freeze(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def offer_shared(model: onnx.ModelProto, shared: Mapping[tuple[str, int], str]) -> None:
-    """Turns initializers that lie at a shared place into inputs."""
+    """Turns initializers that lie at a shared place into inputs; a graph that takes one already reads that."""
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     for tensor in list(model.graph.initializer):
         place = external_place(tensor)
         name = shared.get(place) if place is not None else None
-        if name is None or any(i.name == name for i in model.graph.input):
+        if name is None or types.get(name, tensor.data_type) != tensor.data_type:
             continue
         for node in model.graph.node:
             for position, value in enumerate(node.input):
                 if value == tensor.name:
                     node.input[position] = name
-        model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+        if name not in types:
+            model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
         model.graph.initializer.remove(tensor)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.decode.kv import rows_between
@@ -109,10 +110,13 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
             whole = sizes.max_units
             ranges |= {"tiles": (1, sizes.max_tiles, sizes.max_tiles), "rows": (1, whole, whole)}
         return [Profile("request", ranges)]
+    if role == "adaptor":
+        return [Profile("request", {"image_rows": _range(1, sizes.usual_source, sizes.max_length)})]
     if role == "commit":
         widths = [("verify", verify, rows)]
-    elif role not in ("embed", "segment", "head", "eagle"):
+    elif role not in ("embed", "segment", "head", *DRAFT_LAYERS):
         widths = widths[1:]  # a draft's graph sees no prompt, and a prompt's mask comes from the host
+    visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
     found = [
         Profile(
             name,
@@ -123,6 +127,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
                 "span": verify,
                 "sources": prefill if name == "prefill" else rows,
                 "rows": wanted,
+                "visual": (1, visual, visual),
             },
         )
         for name, width, wanted in widths

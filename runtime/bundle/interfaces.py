@@ -28,10 +28,15 @@ ROLES = (
     "imitation",
     "medusa",
     "eagle",
+    "vispec",
+    "adaptor",
     "commit",
     "mask",
 )
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
+
+DRAFT_LAYERS = ("eagle", "vispec")
+"""Roles of drafts' own layers, with keys and values of their own: they see a prompt and every width after it."""
 
 
 def check_interfaces(manifest: Manifest) -> None:
@@ -92,8 +97,16 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
             {"token_ids": ("int64", found), "log_probabilities": ("float32", found)},
         )
-    if role == "eagle":
-        return _eagle(manifest)
+    if role in DRAFT_LAYERS:
+        return _draft_layer(manifest, role)
+    if role == "adaptor":
+        draft = next((draft for draft in manifest.drafts if role in draft.graphs), None)
+        if draft is None or draft.queries is None:
+            raise BundleError("manifest field 'drafts': no draft names the queries of the graph 'adaptor'")
+        return (
+            {"image_rows": (dtype, ("image_rows", width))},
+            {"visual_rows": (dtype, (draft.queries, width))},
+        )
     if role == "mask":
         return _mask(manifest)
     if role == "imitation":
@@ -114,12 +127,12 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
     return inputs, outputs | {"hidden_out": (dtype, hidden)}
 
 
-def _eagle(manifest: Manifest) -> tuple[Values, Values]:
+def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
     """Of a draft's own layer over embeddings and features (docs/architecture.md)."""
-    draft = next((draft for draft in manifest.drafts if "eagle" in draft.graphs), None)
+    draft = next((draft for draft in manifest.drafts if role in draft.graphs), None)
     if draft is None or draft.cache is None or draft.cache.num_layers != 1 or draft.ranks is None:
         raise BundleError(
-            "manifest field 'drafts': no draft names ranks and the cache of one layer of the graph 'eagle'"
+            f"manifest field 'drafts': no draft names ranks and the cache of one layer of the graph {role!r}"
         )
     dtype, width, table = (
         manifest.compute_dtype,
@@ -140,6 +153,12 @@ def _eagle(manifest: Manifest) -> tuple[Values, Values]:
         **caches,
         "row_index": ("int64", ("rows",)),
     }
+    if role == "vispec":
+        inputs |= {
+            "visual": (dtype, ("visual", width)),
+            "visual_index": ("int64", ("batch", "width")),
+            "compressed": ("bool", ("batch", "width")),
+        }
     outputs: Values = {
         "hidden_out": (dtype, ("batch", "width", width)),
         "token_ids": ("int64", ("rows", draft.ranks)),

@@ -1,4 +1,5 @@
-"""The `vision` graph: whatever inputs a family gives it, rows for the decoder come out."""
+"""The `vision` graph: whatever inputs a family gives it, rows for the decoder come out. A draft's graph that reads
+pictures runs the same way."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from ..errors import PromptError
 
 
 class Vision:
-    """Runs `vision` once per mapping of inputs; buffers are kept, and replaced by larger ones when needed."""
+    """Runs `graph` once per mapping of inputs; buffers are kept, and replaced by larger ones when needed."""
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(self, engine: Engine, graph: str = "vision"):
+        self._engine, self._graph = engine, graph
         self._buffers: dict[str, tuple[int, HostBuffer]] = {}
 
     def run(self, inputs: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
@@ -24,7 +25,7 @@ class Vision:
         return np.concatenate([self._once(entry) for entry in inputs])
 
     def _once(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        engine, info = self._engine, self._engine.interface("vision")
+        engine, info = self._engine, self._engine.interface(self._graph)
         sizes: dict[str, int] = {}
         views = {}
         for value in info.inputs:
@@ -41,12 +42,13 @@ class Vision:
             views[value.name] = buffer.view(array.shape)
         output = info.outputs[0]
         shape = tuple(size if isinstance(size, int) else sizes[size] for size in output.shape)
-        rows = self._buffer("image_rows", prod(shape), output.dtype).view(shape)
-        engine.bind("vision", views, {"image_rows": rows}).run()
+        rows = self._buffer(output.name, prod(shape), output.dtype).view(shape)
+        engine.bind(self._graph, views, {output.name: rows}).run()
         return np.array(engine.read(rows), DTYPES[output.dtype]).reshape(-1, shape[-1])
 
     def _buffer(self, name: str, size: int, dtype: str) -> HostBuffer:
         known = self._buffers.get(name)
         if known is None or known[0] < size:
-            known = self._buffers[name] = (size, HostBuffer(self._engine, name, size, dtype))
+            prefix = "" if self._graph == "vision" else f"{self._graph}."
+            known = self._buffers[name] = (size, HostBuffer(self._engine, prefix + name, size, dtype))
         return known[1]

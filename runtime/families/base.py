@@ -37,6 +37,7 @@ class View:
     | `kind` | "image" or "video" |
     | `rows` | how many rows it becomes |
     | `read` | makes the inputs of the `vision` graph, one mapping of names to arrays for each run |
+    | `frames` | time steps of a video, each of them as many of its rows; 1 for a picture |
     | `layout` | what the family gives its rows positions by |
     | `encoded` | float [rows, E] once the tower has run |
     | `model` | fingerprint of the model that encoded it |
@@ -48,6 +49,7 @@ class View:
     layout: Any = None
     encoded: np.ndarray | None = None
     model: str | None = None
+    frames: int = 1
 
     @functools.cached_property
     def runs(self) -> tuple[Mapping[str, np.ndarray], ...]:

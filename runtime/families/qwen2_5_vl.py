@@ -85,9 +85,8 @@ def video_view(video: Video, settings: ImageInfo) -> View:
         return tuple(windows(patchified(pair, grid), down, across, grid) for pair in pairs)
 
     seen = len(chosen) / clip.count * clip.fps
-    return View(
-        "video", steps * down * across, read, (steps, down, across, info.tokens_per_second * (group / seen))
-    )
+    layout = (steps, down, across, info.tokens_per_second * (group / seen))
+    return View("video", steps * down * across, read, layout, frames=steps)
 
 
 def written(image: str, video: str | None) -> Media:

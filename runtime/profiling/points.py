@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..bundle.folder import Bundle
+from ..bundle.interfaces import DRAFT_LAYERS
 from ..bundle.manifest import Manifest
 from ..families import get_family
 from ..images.synthetic import synthetic_image
@@ -81,9 +82,12 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found.append(Point(name, "request", rows, fixed, run))
         elif graph.role in ("encoder", "cross_kv"):
             found.append(Point(name, "request", source, fixed))
+        elif graph.role == "adaptor":
+            rows = _picture(bundle)[1]
+            found.append(Point(name, "request", rows, {**fixed, "image_rows": rows}))
         elif graph.role == "commit":
             found += [_at(name, "verify", width, fixed) for width in wide]
-        elif graph.role in ("embed", "segment", "head", "eagle"):
+        elif graph.role in ("embed", "segment", "head", *DRAFT_LAYERS):
             # A prompt's last row alone gets logits.
             found.append(_at(name, "prefill", chunk, fixed, rows=1))
             found.append(_at(name, "token", 1, fixed))
@@ -100,7 +104,7 @@ def _at(graph: str, profile: str, width: int, fixed: Mapping[str, int], rows: in
         graph,
         profile,
         width,
-        {**fixed, "width": width, "span": width, "sources": width, "rows": rows or width},
+        {**fixed, "width": width, "span": width, "sources": width, "visual": width, "rows": rows or width},
     )
 
 

@@ -18,6 +18,7 @@ KINDS = {
     "imitation": ("self_draft", "SelfDraft"),
     "medusa": ("medusa", "Medusa"),
     "prompt-lookup": ("prompt_lookup", "PromptLookup"),
+    "vispec": ("vispec", "Vispec"),
 }
 """Draft kind → (module, class). A class is made with (draft, decoder), once per session."""
 

@@ -2,7 +2,7 @@
 2406.16858).
 
 Pair i, the target's feature of position i with token i + 1, lies in slot i of the layer's own keys and values, at
-position i. A cycle first runs the pairs that the last one made known, with the target's features (those that the layer
+position i; a kind that leaves pairs out has them closer together, at the same positions. A cycle first runs the pairs that the last one made known, with the target's features (those that the layer
 had given in their place are never kept); the last of them has the pending token. From there the tree grows level by
 level in the slots behind, out of the layer's own features: nobody needs to take them back.
 """
@@ -23,7 +23,7 @@ from ..engines.base import DTYPES, View
 from ..errors import BundleError
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
-from .eagle_pass import EaglePass
+from .eagle_pass import Beside, EaglePass
 from .growth import Growth
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from ..decode.passes import Decoder
     from ..speculate.acceptance import Verdict
     from ..speculate.sequence import Sequence
+
+
+_Pairs = tuple[np.ndarray, np.ndarray]
+"""Positions of pairs, and the rows of their features, int64 [n] each."""
 
 
 @dataclass
@@ -56,9 +60,10 @@ class Eagle(Proposer):
 
     needs_prompt_rows: ClassVar[bool] = True
     needs_rows: ClassVar[bool] = True
+    role: ClassVar[str] = "eagle"
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
-        graph = draft.graphs.get("eagle")
+        graph = draft.graphs.get(self.role)
         if graph is None or draft.cache is None or draft.ranks is None:
             raise BundleError(
                 f"manifest: draft {draft.name!r} has no graph of a layer; build the bundle again"
@@ -72,7 +77,9 @@ class Eagle(Proposer):
             decoder.max_width,
         )
         self._widest = max(PREFILL_WIDTH, decoder.max_width)
-        self._pass = EaglePass(draft.name, graph, decoder, draft.cache, draft.ranks, self._widest)
+        self._pass = EaglePass(
+            draft.name, graph, decoder, draft.cache, draft.ranks, self._widest, self._beside(graph, decoder)
+        )
         self._arena = self._pass.arena
         # Rows of the target that wait for the next pass: [places, slots, E].
         self._rows = self._engine.allocate(
@@ -83,24 +90,67 @@ class Eagle(Proposer):
         """In the order of their places."""
         self._waiting: list[int] = []
         """Rows of each place that wait."""
+        self._next: list[int] = []
+        """Position of each place's next pair."""
+        self._ended: Sequence | None = None
+        """The only sequence that is open, after its end: the next request may go on behind its rows."""
+        self._resumed = False
+        """Whether the next one does."""
+
+    def _beside(self, graph: str, decoder: Decoder) -> Beside | None:
+        """Inputs that the graph of this kind has beside those of every layer."""
+        return None
+
+    @property
+    def resumable(self) -> int:
+        """Every pair that was run for the last request, which had the arena for itself; rows that wait are let go."""
+        return 0 if self._ended is None else self._next[0]
+
+    def resume(self, length: int) -> None:
+        """Keep the first pairs of the last request for the next one."""
+        assert self._ended is not None
+        self._arena.lengths[0] = self._slots_before(self._ended, length)
+        self._next[0], self._waiting[0], self._resumed = length, 0, True
+
+    def _slots_before(self, sequence: Sequence, position: int) -> int:
+        """How many pairs of a prompt and its answer before `position` the layer runs."""
+        return position
 
     def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
         """Run the pairs of a chunk; the last row of a prompt waits for the first token."""
+        if sequence not in self._open and self._ended is not None:
+            if self._resumed:
+                self._open[0] = sequence
+                self._ended, self._resumed = None, False
+            else:
+                self._forget(self._ended)
         if sequence not in self._open:
             self._arena.add()
             self._open.append(sequence)
             self._waiting.append(0)
+            self._next.append(0)
         place, count = self._open.index(sequence), rows.shape[1]
-        assert self._arena.lengths[place] == slot, "a prompt whose first rows this draft has not seen"
+        assert self._next[place] == slot, "a prompt whose first rows this draft has not seen"
         ends = slot + count == len(sequence.prompt_ids)
-        pairs = count - ends
-        if pairs:
-            width = min(-(-pairs // PREFILL_STEP) * PREFILL_STEP, self._widest, self._arena.capacity - slot)
+        behind = slot + count - ends
+        kept = self._kept(sequence, slot, behind)
+        if len(kept):
+            ahead = self._arena.capacity - self._arena.lengths[place]
+            width = min(-(-len(kept) // PREFILL_STEP) * PREFILL_STEP, self._widest, ahead)
             self._arena.reserve(width, place)
             features = rows.buffer.view((count, self._size), self._dtype, rows.offset)
-            self._run_pairs([sequence], place, width, [range(pairs)], features)
+            self._run_pairs([sequence], place, width, [(kept, kept - slot)], features)
+        self._next[place] = behind
         if ends:
             self._keep(place, rows, [count - 1])
+
+    def _kept(self, sequence: Sequence, first: int, end: int) -> np.ndarray:
+        """Positions, of pairs first..end − 1 of a prompt, of those that the layer runs: int64 [n], rising."""
+        return np.arange(first, end)
+
+    def _mark(self, sequence: Sequence, row: int, positions: np.ndarray) -> None:
+        """Write what the graph of this kind takes beside the pairs of the prompt at `positions`, in row `row` of the pass
+        that begins."""
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """Chains of the likeliest tokens, or trees of the likeliest paths where the budget has room for branches."""
@@ -126,15 +176,22 @@ class Eagle(Proposer):
         if self._waiting[place] + len(nodes) > self._slots:  # nothing was proposed for a while
             waiting = self._waiting[place]
             self._arena.reserve(waiting, place)
-            first = place * self._slots
-            self._run_pairs([sequence], place, waiting, [range(first, first + waiting)], self._all_rows)
+            self._run_pairs([sequence], place, waiting, [self._waiting_pairs(place)], self._all_rows)
             self._waiting[place] = 0
         self._keep(place, rows, nodes)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence; the last one takes its place."""
+        """Forget the sequence; the last one takes its place. One that was alone may be gone on with."""
         if sequence not in self._open:
-            return
+            self._resumed = False
+        elif len(self._open) == 1 and sequence.finish_reason not in (None, "error"):
+            self._ended = sequence
+        else:
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if sequence is self._ended:
+            self._ended = None
         place, last = self._open.index(sequence), len(self._open) - 1
         if sequence.finish_reason in (None, "error"):
             # Numbers that are not finite may lie there, and 0 × NaN is NaN where rows are masked.
@@ -143,9 +200,9 @@ class Eagle(Proposer):
         if place != last:
             moved = self._waiting[last]
             self._copy(place * self._slots, self._rows_of(last, moved))
-        self._open[place], self._waiting[place] = self._open[last], self._waiting[last]
-        self._open.pop()
-        self._waiting.pop()
+        for known in (self._open, self._waiting, self._next):
+            known[place] = known[last]  # type: ignore[call-overload]
+            known.pop()
         if not self._open:
             self._arena.reset(0)
 
@@ -161,32 +218,40 @@ class Eagle(Proposer):
             for length, count in zip(arena.lengths, waiting, strict=False)
         )
         arena.reserve(min(needed, arena.capacity) - arena.length)
-        rows = [
-            range(place * self._slots, place * self._slots + count) for place, count in enumerate(waiting)
-        ]
+        rows = [self._waiting_pairs(place) for place in range(len(waiting))]
         ids, scores = self._run_pairs(self._open, 0, width, rows, self._all_rows)
         self._waiting = [0] * len(waiting)
         return ids, scores, width
 
+    def _waiting_pairs(self, place: int) -> _Pairs:
+        """Of the rows of a place that wait."""
+        count = np.arange(self._waiting[place])
+        return self._next[place] + count, place * self._slots + count
+
     def _run_pairs(
-        self, sequences: Items[Sequence], place: int, width: int, rows: Items[range], features: View
+        self, sequences: Items[Sequence], place: int, width: int, pairs: Items[_Pairs], features: View
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the next pairs of sequences in places place..: the features of these rows of `features` [n, E], each with
-        the token that follows. The proposals after each sequence's last pair."""
-        sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width)
+        """Run the next pairs of sequences in places place..: at these positions, the features of these rows of `features`
+        [n, E], each with the token that follows. The proposals after each sequence's last pair."""
+        sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width, place)
         slots, asked = np.arange(mask.shape[-1]), np.empty(len(sequences), np.int64)
-        for row, (sequence, mine) in enumerate(zip(sequences, rows, strict=True)):
+        for row, (sequence, (where, mine)) in enumerate(zip(sequences, pairs, strict=True)):
             start, count = self._arena.lengths[place + row], len(mine)
-            sources[row], tokens[row] = mine.start, 0
-            sources[row, :count] = mine
-            tokens[row, :count] = _tokens(sequence, start + 1, count)
+            # Rows beyond the pairs repeat a feature of their own sequence.
+            sources[row], tokens[row] = mine[0] if count else (place + row) * self._slots, 0
+            positions[row] = self._next[place + row]
+            sources[row, :count], positions[row, :count] = mine, where
+            tokens[row, :count] = _tokens(sequence, where)
             starts[row] = start
-            positions[row] = start + np.arange(width)
-            mask[row] = slots <= positions[row][:, None]
+            mask[row] = slots <= start + np.arange(width)[:, None]
             asked[row] = row * width + max(count - 1, 0)
+            if count and where[0] < len(sequence.prompt_ids) - 1:
+                self._mark(sequence, row, where)
         found = self._pass.run(features, asked, place)
-        for row, mine in enumerate(rows):
+        for row, (where, mine) in enumerate(pairs):
             self._arena.advance(len(mine), place + row)
+            if len(mine):
+                self._next[place + row] = int(where[-1]) + 1
         return found
 
     # --- growth ---
@@ -210,7 +275,8 @@ class Eagle(Proposer):
             for place in range(batch):
                 start = arena.lengths[place]
                 # Rows that nobody asked for repeat a feature of their own sequence: it is as finite as the sequence is.
-                sources[place], tokens[place], positions[place] = place * before, 0, start + level
+                sources[place], tokens[place] = place * before, 0
+                positions[place] = self._next[place] + level
                 starts[place] = start + used[place]
                 mask[place], mask[place, :, :start] = False, True
                 for row, node in enumerate(frontiers.get(place, ())):
@@ -274,9 +340,8 @@ class Eagle(Proposer):
             self._engine.copy(target, source).run()
 
 
-def _tokens(sequence: Sequence, first: int, count: int) -> list[int]:
-    """Ids of positions first.. of the prompt and what was emitted behind it."""
-    prompt = sequence.prompt_ids
-    found = prompt[first : first + count]
-    behind = first + len(found) - len(prompt)
-    return [*found, *sequence.tokens[behind : behind + count - len(found)]]
+def _tokens(sequence: Sequence, positions: np.ndarray) -> list[int]:
+    """Ids that follow these positions of the prompt and what was emitted behind it."""
+    prompt, tokens = sequence.prompt_ids, sequence.tokens
+    count = len(prompt)
+    return [prompt[at] if at < count else tokens[at - count] for at in (positions + 1).tolist()]

@@ -1,8 +1,8 @@
-"""Passes of the graph `eagle` over a batch, with keys and values of its own at fixed addresses."""
+"""Passes of the graph of an EAGLE layer over a batch, with keys and values of its own at fixed addresses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,6 +18,22 @@ Proposals = tuple[np.ndarray, np.ndarray]
 """Ids int64 and log-probabilities float32, both [rows, ranks]."""
 
 
+class Beside(Protocol):
+    """Inputs of a layer's graph beside those that every such graph has."""
+
+    def begin(self, batch: int, width: int, row: int) -> None:
+        """A pass over [batch, width] rows of sequences in places row.. begins."""
+        ...
+
+    def push(self, shape: tuple[int, int]) -> None:
+        """Bring what was written for a pass over [batch, width] rows to the engine."""
+        ...
+
+    def views(self, shape: tuple[int, int]) -> dict[str, View]:
+        """The inputs of such a pass by name; their addresses never change."""
+        ...
+
+
 class EaglePass:
     """The graph bound to buffers: `begin` gives what a pass reads, to be filled; `run` runs it.
 
@@ -26,9 +42,17 @@ class EaglePass:
     """
 
     def __init__(
-        self, name: str, graph: str, decoder: Decoder, cache: DraftCache, ranks: int, most_rows: int
+        self,
+        name: str,
+        graph: str,
+        decoder: Decoder,
+        cache: DraftCache,
+        ranks: int,
+        most_rows: int,
+        beside: Beside | None = None,
     ):
         """`most_rows`: of a pass over one prompt's rows."""
+        self._beside = beside
         engine, batch = decoder.engine, decoder.arena.max_batch
         self._engine, self._graph, self._ranks, self._name = engine, graph, ranks, name
         self._size, self._dtype = decoder.manifest.decoder.hidden_size, decoder.dtype
@@ -69,12 +93,14 @@ class EaglePass:
         self._shape = (0, 0)
 
     def begin(
-        self, batch: int, width: int
+        self, batch: int, width: int, row: int = 0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What the next pass over [batch, width] rows reads, to be written: rows of its features, ids of the tokens that
-        follow, positions (all int64 [batch, width]), first slots int64 [batch], and what each row sees, bool
-        [batch, width, slots]."""
+        """What the next pass over [batch, width] rows of sequences row.. reads, to be written: rows of its features, ids of
+        the tokens that follow, positions (all int64 [batch, width]), first slots int64 [batch], and what each row sees,
+        bool [batch, width, slots]."""
         self._shape = shape = batch, width
+        if self._beside is not None:
+            self._beside.begin(batch, width, row)
         mask = self._mask.host((batch, 1, width, self.arena.rows))[:, 0]
         buffers = self._sources, self._next, self._positions
         sources, tokens, positions = (buffer.host(shape) for buffer in buffers)
@@ -92,6 +118,8 @@ class EaglePass:
         self._indices.push(shape[:1])
         self._mask.push(mask)
         self._asked.push(asked.shape)
+        if self._beside is not None:
+            self._beside.push(shape)
         drafted = features is None
         if features is None:
             features = self._features[self._turn].view((self._rows, self._size), self._dtype)
@@ -124,6 +152,7 @@ class EaglePass:
             "key_cache.0": keys,
             "value_cache.0": values,
             "row_index": self._asked.view((asked,)),
+            **({} if self._beside is None else self._beside.views(shape)),
         }
         outputs = {
             "hidden_out": self._features[self._turn].view((batch, width, self._size), self._dtype),

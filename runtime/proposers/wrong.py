@@ -11,7 +11,7 @@ from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
 from ..speculate.acceptance import Verdict
 from ..speculate.budget import Budget
-from ..speculate.proposer import Proposer
+from ..speculate.proposer import Picture, Proposer
 from ..speculate.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -43,6 +43,20 @@ class Wrong(Proposer):
     @property
     def needs_rows(self) -> bool:  # type: ignore[override]
         return self._inner.needs_rows
+
+    @property
+    def resumable(self) -> int:
+        return self._inner.resumable
+
+    def resume(self, length: int) -> None:
+        self._inner.resume(length)
+
+    @property
+    def needs_pictures(self) -> bool:  # type: ignore[override]
+        return self._inner.needs_pictures
+
+    def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:
+        self._inner.on_pictures(sequence, pictures)
 
     def on_rows(self, sequence: Sequence, slot: int, rows: Any) -> None:
         self._inner.on_rows(sequence, slot, rows)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from ..decode.tree import TokenTree
 from .acceptance import Verdict
@@ -12,6 +16,14 @@ from .budget import Budget
 if TYPE_CHECKING:
     from ..engines.base import Call, View
     from .sequence import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture or video of a prompt: the slot of its first row, and what enters the decoder there, [frames, n, E]."""
+
+    start: int
+    rows: np.ndarray
 
 
 class Proposer:
@@ -27,6 +39,8 @@ class Proposer:
     name: str
     needs_prompt_rows: ClassVar[bool] = False
     """Whether `on_rows` is called."""
+    needs_pictures: ClassVar[bool] = False
+    """Whether `on_pictures` is called."""
     needs_rows: ClassVar[bool] = False
     """Whether `advance` gets rows."""
     drafts_on_device: ClassVar[bool] = False
@@ -40,8 +54,21 @@ class Proposer:
         None: the verifier runs all segments."""
         return None
 
+    @property
+    def resumable(self) -> int:
+        """Of the last request, how many rows of the cache a next one may go on behind: none for a proposer that reads a
+        prompt's rows and does not keep what it made of them."""
+        return 0 if self.needs_prompt_rows else sys.maxsize
+
+    def resume(self, length: int) -> None:
+        """The next request goes on behind the first `length` rows of the last one, at most `resumable`; they end within no
+        picture. Its `on_pictures` and `on_rows` tell of what is behind them."""
+
     def begin(self, sequence: Sequence) -> None:
         """A request was prefilled; its first token is not chosen yet."""
+
+    def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:
+        """Pictures of a request that is about to be prefilled, in the order of their slots; also when there are none."""
 
     def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
         """Prompt rows [1, n, E] before the final norm, of slots slot.. of the cache, chunk by chunk while prefilling."""

@@ -16,7 +16,8 @@ from vlmexport.calibration.training.objectives import objective_for
 from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
-from vlmexport.calibration.training.texts import shifted, unrolled
+from vlmexport.calibration.training.sight import shifted
+from vlmexport.calibration.training.texts import unrolled
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork

@@ -15,29 +15,28 @@ from vlmexport.runtime.speculate.budget import Budget
 Path = tuple[int, ...]
 
 
-class EagleOracle:
-    """The layer `network` of a checkpoint behind `tokens`, the last of which is pending."""
+class Growing:
+    """A layer that grows trees behind a pending token."""
 
-    @torch.inference_mode()
-    def __init__(self, rig: Rig, network: Any, request: Request, tokens: Items[int]) -> None:
-        self.network, self.embed = network, rig.oracle.text.get_input_embeddings()
-        features, self.table = rig.oracle.final_rows(request, tokens[:-1])
-        ids = [*rig.first_ids(request), *tokens]
-        assert len(features) == len(ids) - 1
-        mask = torch.ones(len(features), len(features), dtype=torch.bool).tril()[None, None]
-        places = torch.arange(len(features))[None]
-        rows, past = network(self.embed(torch.tensor([ids[1:]])), features[None], places, mask)
-        self.known = {(): (rows[:, -1:], past)}
+    known: dict[Path, tuple[Any, Any]]
+    """Path behind the pending token → feature after it, keys and values."""
+
+    def __init__(self, network: Any, embed: Any, table: Any) -> None:
+        self.network, self.embed, self.table = network, embed, table
+
+    def step(self, path: Path) -> tuple[Any, Any]:
+        """Feature [1, 1, E], keys and values behind `path`, whose parent is known."""
+        feature, past = self.known[path[:-1]]
+        count = past[0].shape[2]
+        mask = torch.ones(1, 1, 1, count + 1, dtype=torch.bool)
+        embedded = self.embed(torch.tensor([path[-1:]]))
+        return self.network(embedded, feature, torch.tensor([[count]]), mask, past)
 
     @torch.inference_mode()
     def after(self, path: Path, ranks: int) -> list[tuple[int, float]]:
         """The best ids with their log-probabilities behind the pending token and `path`, best first."""
         if path not in self.known:
-            feature, past = self.known[path[:-1]]
-            count = past[0].shape[2]
-            mask = torch.ones(1, 1, 1, count + 1, dtype=torch.bool)
-            embedded = self.embed(torch.tensor([path[-1:]]))
-            self.known[path] = self.network(embedded, feature, torch.tensor([[count]]), mask, past)
+            self.known[path] = self.step(path)
         feature, _ = self.known[path]
         values, found = self.network.logits(feature[0, 0], self.table).log_softmax(-1).topk(ranks)
         d2t = getattr(self.network, "d2t", None)
@@ -58,6 +57,21 @@ class EagleOracle:
             frontier = sorted(level, key=lambda path: -level[path])[:width]
         del scores[()]
         return set(sorted(scores, key=lambda path: -scores[path])[: budget.nodes])
+
+
+class EagleOracle(Growing):
+    """The layer `network` of a checkpoint behind `tokens`, the last of which is pending."""
+
+    @torch.inference_mode()
+    def __init__(self, rig: Rig, network: Any, request: Request, tokens: Items[int]) -> None:
+        features, table = rig.oracle.final_rows(request, tokens[:-1])
+        super().__init__(network, rig.oracle.text.get_input_embeddings(), table)
+        ids = [*rig.first_ids(request), *tokens]
+        assert len(features) == len(ids) - 1
+        mask = torch.ones(len(features), len(features), dtype=torch.bool).tril()[None, None]
+        places = torch.arange(len(features))[None]
+        rows, past = network(self.embed(torch.tensor([ids[1:]])), features[None], places, mask)
+        self.known = {(): (rows[:, -1:], past)}
 
 
 def paths_of(tree: TokenTree) -> set[Path]:

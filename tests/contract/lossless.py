@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from oracle import NEVER, Request
 from rig import Rig
+from tiny_bundles import BUNDLES
 from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
@@ -133,11 +134,20 @@ def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
-def _growing(rig: Rig, truth: Items[int]) -> Any:
-    """EAGLE with room for branches."""
-    proposer = _bundled("eagle")(rig, truth)
-    proposer.nodes = NODES
-    return proposer
+def _growing(kind: str) -> Callable[[Rig, Items[int]], Any]:
+    """A layer of its own with room for branches."""
+
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        proposer = _bundled(kind)(rig, truth)
+        proposer.nodes = NODES
+        return proposer
+
+    return make
+
+
+def fits(family: str, draft: str) -> bool:
+    """Whether there is such a draft for this family: ViSpec sees pictures among the rows of a decoder."""
+    return not draft.startswith("vispec") or BUNDLES[family].sees
 
 
 def _wrong(rig: Rig, truth: Items[int]) -> Any:
@@ -155,7 +165,9 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "medusa-tree": _branching(tree=True),
     "medusa-likeliest": _branching(tree=False),
     "eagle": _bundled("eagle"),
-    "eagle-tree": _growing,
+    "eagle-tree": _growing("eagle"),
+    "vispec": _bundled("vispec"),
+    "vispec-tree": _growing("vispec"),
     "prompt-lookup": _bundled("prompt-lookup"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
@@ -178,6 +190,9 @@ SHARED = (
     "eagle",
     "eagle-tree",
     "eagle-wrong",
+    "vispec",
+    "vispec-tree",
+    "vispec-wrong",
     "always-wrong",
     "prompt-lookup",
 )
@@ -340,7 +355,7 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
     """Requests of a batch get what each gets alone: greedy ones equal `generate`, sampled ones their own stream."""
     made: dict[str, Any] = {}
     asked, wanted = [], []
-    names = list(DRAFTS) if draft == "mixed" else [draft]
+    names = [name for name in DRAFTS if fits(rig.tiny.name, name)] if draft == "mixed" else [draft]
     for number in range(count):
         request = rig.request(60 + number, 1 + 3 * number % 17)
         limit, eos = 5 + 7 * number % 23, ()
@@ -380,11 +395,13 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
         "medusa-tree",
         "medusa-likeliest",
         "eagle",
+        "vispec",
         "prompt-lookup",
         "always-wrong",
     )
 } | {
     "eagle-wrong": lambda rig, truth: Wrong(DRAFTS["eagle"](rig, truth), rig.manifest.text.vocab_size),
+    "vispec-wrong": lambda rig, truth: Wrong(DRAFTS["vispec"](rig, truth), rig.manifest.text.vocab_size),
     "bushy": lambda rig, truth: Bushy(
         rig, None, lambda i: _at(truth, i) if i % 5 else wrong_token(_at(truth, i))
     ),

@@ -84,6 +84,8 @@ class Oracle:
         self.text = self.model.get_submodule(paths.get(kind, ""))
         layers, norm = PARTS[kind if kind in PARTS else self.text.config.model_type]
         self.layers, self.norm = self.text.get_submodule(layers), self.text.get_submodule(norm)
+        self.stack = self.text.get_submodule(layers.rpartition(".")[0])
+        """The module that `layers` belong to."""
         self.reads_text = kind != "vision-encoder-decoder"
         self.encoder_decoder = not self.reads_text or bool(self.text.config.is_encoder_decoder)
 

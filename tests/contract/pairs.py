@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 
-def covering(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Few combinations in which every pair of values of two axes stands together; greedy, the same every time."""
+def covering(
+    axes: Sequence[Sequence[Any]], there: Callable[[tuple[Any, ...]], bool] = lambda combination: True
+) -> list[tuple[Any, ...]]:
+    """Few combinations in which every pair of values of two axes stands together, as far as `there` are any; greedy, the
+    same every time."""
+    candidates = list(filter(there, itertools.product(*axes)))
     left = {
         (one, a, other, b)
+        for candidate in candidates
         for one, other in itertools.combinations(range(len(axes)), 2)
-        for a in axes[one]
-        for b in axes[other]
+        for a, b in [(candidate[one], candidate[other])]
     }
     chosen: list[tuple[Any, ...]] = []
-    candidates = list(itertools.product(*axes))
     while left:
         best, found = candidates[0], set()
         for candidate in candidates:
@@ -35,12 +38,19 @@ def covering(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     return chosen
 
 
-def in_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """`parametrize` over the product of the axes; combinations that add no new pair are marked `slow`."""
+def in_pairs(
+    there: Callable[[dict[str, Any]], bool] = lambda combination: True, /, **axes: Sequence[Any]
+) -> pytest.MarkDecorator:
+    """`parametrize` over the product of the axes, as far as `there` is a combination; those that add no new pair are
+    marked `slow`."""
     values = [list(axis) for axis in axes.values()]
-    kept = set(covering(values))
+
+    def known(each: tuple[Any, ...]) -> bool:
+        return there(dict(zip(axes, each, strict=True)))
+
+    kept = set(covering(values, known))
     params = [
         pytest.param(*each, marks=() if each in kept else pytest.mark.slow)
-        for each in itertools.product(*values)
+        for each in filter(known, itertools.product(*values))
     ]
     return pytest.mark.parametrize(tuple(axes), params)

@@ -21,6 +21,7 @@ from vlmexport.runtime.families.mrope import Span, positions
 from vlmexport.runtime.images.processors import tiles
 from vlmexport.runtime.images.processors.patches import settings_of
 from vlmexport.runtime.images.windows import windows
+from vlmexport.runtime.speculate.proposer import Picture
 
 
 def _cpu(tiny: TinyBundle) -> OnnxRuntimeCpu:
@@ -154,11 +155,13 @@ class Rig:
         """Of the first `count` rows, where they do not just count."""
         return None if request.grid is None else positions(count, [Span(0, 1, *request.grid)])
 
+    def pictures(self, request: Request) -> np.ndarray | None:
+        """Rows [n, E] of the picture in front of the prompt."""
+        return None if request.pixels is None else self.decoder.image_rows([self.vision(request)])
+
     def source(self, request: Request) -> np.ndarray:
         """Prompt rows [n, E] with the image rows in their place."""
-        image = None
-        if request.pixels is not None:
-            image = self.decoder.image_rows([self.vision(request)])
+        image = self.pictures(request)
         slots = None if image is None else np.arange(len(image))
         return self.decoder.embed(np.array(request.token_ids, np.int64), image, slots)
 
@@ -184,6 +187,9 @@ class Rig:
         decoder, on_rows = self.decoder, None
         if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_prompt_rows:
             on_rows = lambda slot, rows: sequence.proposer.on_rows(sequence, slot, rows)  # noqa: E731
+        if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_pictures:
+            image = self.pictures(request)
+            sequence.proposer.on_pictures(sequence, [] if image is None else [Picture(0, image[None])])
         row, rows = decoder.add(), self.source(request)
         if self.manifest.decoder.cross_attention:
             decoder.encode(row, rows)

@@ -13,9 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from eagle_oracle import EagleOracle, paths_of
+from eagle_oracle import EagleOracle, Growing, paths_of
 from oracle import Request
 from rig import Rig, close
+from tiny_bundles import BUNDLES
+from vispec_oracle import behind
 from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import CapacityError, PromptError
@@ -230,10 +232,26 @@ def medusa(rig_for: RigFor, family: str) -> None:
 def eagle(rig_for: RigFor, family: str) -> None:
     """The layer goes on from the target's features of everything that was accepted, whatever it had drafted; its tree is
     that of its own probabilities, with nothing in sight of a node but its path."""
+    goes_on(rig_for(family), "eagle", EagleOracle)
+
+
+@row
+def vispec(rig_for: RigFor, family: str) -> None:
+    """The same with a picture's tokens in place of its rows, at their positions, and its global feature in every text
+    behind them."""
     rig = rig_for(family)
-    asked = next(draft for draft in rig.manifest.drafts if draft.kind == "eagle")
+    if rig.manifest.draft("vispec") is None:
+        assert not BUNDLES[family].sees
+        return  # its decoder sees no pictures among its rows
+    goes_on(rig, "vispec", behind)
+
+
+def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
+    """A draft of `kind` with a layer of its own against `oracle(rig, network, request, tokens)`, over cycles of a batch
+    whose sequences accept other counts, wait, and leave."""
+    asked = next(draft for draft in rig.manifest.drafts if draft.kind == kind)
     proposer = proposers.create(asked, rig.decoder)
-    network = rig.tiny.networks()["eagle"]
+    network = rig.tiny.networks()[kind]
     assert asked.ranks == 10
     requests = [rig.request(seed, length) for seed, length in ((52, 5), (53, 11), (54, 8))]
     want = [rig.oracle.greedy(request, 48) for request in requests]
@@ -256,7 +274,7 @@ def eagle(rig_for: RigFor, family: str) -> None:
     ):
         proposed = proposer.propose(sequences[: len(budgets)], budgets)
         for i, (tree, budget) in enumerate(zip(proposed, budgets, strict=True)):
-            layer = EagleOracle(rig, network, requests[i], sequences[i].tokens)
+            layer = oracle(rig, network, requests[i], sequences[i].tokens)
             assert tree.tokens[0] == sequences[i].tokens[-1]
             assert paths_of(tree) == layer.paths(budget, asked.ranks), f"sequence {i}, {budget}"
         trees, paths = [], []
@@ -287,7 +305,7 @@ def eagle(rig_for: RigFor, family: str) -> None:
         rig.decoder.accept_all(trees, [path] * 3)
     proposer.end(sequences[0])
     (found,) = proposer.propose(sequences[2:], [Budget(7, 3)])
-    layer = EagleOracle(rig, network, requests[2], sequences[2].tokens)
+    layer = oracle(rig, network, requests[2], sequences[2].tokens)
     assert paths_of(found) == layer.paths(Budget(7, 3), asked.ranks), "in the place of one that left"
 
 

@@ -12,10 +12,11 @@ from tiny_bundles import TinyBundle
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 
 pytest.importorskip("tensorrt_rtx_libs")
 
-ATTENDING = ("segment", "eagle", "encoder", "vision")
+ATTENDING = ("segment", *DRAFT_LAYERS, "adaptor", "encoder", "vision")
 
 QUICK = ("t5", "qwen2.5-vl", "llama-bfloat16")
 """A float mask and cross-attention; three axes of positions and groups of queries; types as they are stored."""
@@ -44,10 +45,10 @@ def test_every_graph_gets_a_portable_plan(
         dtypes = {binding["name"]: binding["dtype"] for binding in plan["bindings"]}
         info = manifest.graphs[plan["graph"]]
         assert plan["fused_attention"] is (False if info.role in ATTENDING else None)
-        if info.role not in ("segment", "commit", "eagle"):
+        if info.role not in ("segment", "commit", *DRAFT_LAYERS):
             continue
         assert "write_indices" not in shapes
-        own = manifest.draft("eagle").cache if info.role == "eagle" else None
+        own = manifest.draft(info.role).cache if info.role in DRAFT_LAYERS else None
         heads, size = (own or decoder).num_kv_heads, (own or decoder).head_dim
         for layer in range(*(info.layers or (0, (own or decoder).num_layers))):
             for kind in ("key", "value"):

@@ -15,6 +15,8 @@ import lossless
 import numpy as np
 import pytest
 import tensorrt_mutants as plans
+import vispec_mutants as vispec
+import vispec_sessions as sessions
 from rig import Rig
 from rows import ROWS
 from vlmexport.runtime.decode import appending, masks
@@ -406,6 +408,25 @@ def same_drafts(rigs: Callable, family: str) -> None:
     device.same_drafts(rigs(family, "device"))
 
 
+def turns_with_pictures(rigs: Callable, family: str) -> None:
+    """A conversation whose later turns go on behind what a ViSpec layer keeps."""
+    sessions.conversation(rigs(family, "onnxruntime"))
+
+
+def several_pictures(rigs: Callable, family: str) -> None:
+    """Prompts with several pictures, which a ViSpec layer sees."""
+    sessions.several_and_none(rigs(family, "onnxruntime"))
+
+
+def a_video(rigs: Callable, family: str) -> None:
+    """A video that a ViSpec layer sees."""
+    sessions.video(rigs(family, "onnxruntime"))
+
+
+SEES = ("llava", "qwen2.5-vl")
+"""Families with a ViSpec layer."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """An error, and what must notice it for these families."""
@@ -525,6 +546,26 @@ MUTANTS = {
     "features normed twice": Mutant(eagle.normed_twice, {"eagle": table("eagle")}),
     "d2t left out": Mutant(eagle.d2t_left_out, {"eagle": table("eagle")}, ("llama",)),
     "waiting rows of who left": Mutant(eagle.rows_of_who_left_kept, {"eagle": table("eagle")}),
+    "no global feature": Mutant(vispec.no_global_feature, {"vispec": table("vispec")}, SEES),
+    "no global feature in prompts": Mutant(
+        vispec.no_global_feature_in_prompts, {"vispec": table("vispec")}, SEES
+    ),
+    "picture's tokens at its first positions": Mutant(
+        vispec.tokens_at_first_positions, {"several": several_pictures}, SEES
+    ),
+    "picture's tokens taken for text": Mutant(
+        vispec.tokens_taken_for_text, {"vispec": table("vispec")}, SEES
+    ),
+    "picture's pairs left in": Mutant(vispec.pictures_left_in, {"several": several_pictures}, SEES),
+    "gaps behind pictures closed": Mutant(vispec.gaps_closed, {"several": several_pictures}, SEES),
+    "global feature of who left": Mutant(vispec.global_feature_of_another, {"vispec": table("vispec")}, SEES),
+    "stale picture after a second turn": Mutant(
+        vispec.stale_picture, {"conversation": turns_with_pictures}, SEES
+    ),
+    "pictures of earlier turns forgotten": Mutant(
+        vispec.pictures_of_earlier_turns_forgotten, {"conversation": turns_with_pictures}, SEES
+    ),
+    "frames not averaged": Mutant(vispec.frames_not_averaged, {"video": a_video}, ("qwen2.5-vl",)),
     "growth without moving rows": Mutant(
         rows_left_over_by_growth,
         {"last positions": table("last_positions"), "growing device": growing("last_positions")},

@@ -59,7 +59,7 @@ def test_a_turn_computes_what_is_new(tiny: TinyBundle) -> None:
         assert [turn["role"] for turn in chat.messages] == ["system", *["user", "assistant"] * 3]
 
 
-@pytest.mark.parametrize("draft", ["none", "imitation", "medusa", "prompt-lookup"])
+@pytest.mark.parametrize("draft", ["none", "imitation", "medusa", "eagle", "vispec", "prompt-lookup"])
 def test_whatever_drafts_a_later_turn_has_the_same_answer(tiny_bundle: Bundles, draft: str) -> None:
     tiny = tiny_bundle("qwen2.5-vl")
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:

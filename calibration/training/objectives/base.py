@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from ....exporter.drafts.base import Draft
-from ....exporter.families.base import DecoderShape
+from ....exporter.families.base import DecoderShape, Family
 from ...targets.changing import ChangingDecoder
 from ...targets.target import Rows
 from ..features import FeatureSource
@@ -24,6 +24,7 @@ class LearnedTarget(Protocol):
     """The target as an objective sees it; frozen, unless one asks for what is `changing`."""
 
     name: str
+    family: Family
     lm_head: Any
     """A linear layer without bias, [V, E]."""
 

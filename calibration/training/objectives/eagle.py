@@ -17,9 +17,11 @@ from ....exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from ....runtime.errors import OptionError
 from ...targets.target import Texts
 from .. import losses
-from ..texts import shifted, unrolled
+from ..sight import shifted
+from ..texts import unrolled
 from .base import Counts, LearnedTarget, Objective, identity_of
 from .eagle_options import EagleOptions
+from .layer_options import LayerOptions
 from .medusa import frequent
 
 PUBLISHED_LENGTH = 512
@@ -37,30 +39,9 @@ class EagleObjective(Objective):
         super().__init__()
         self.options: EagleOptions = options
         self.target = identity_of(target)
-        table = target.lm_head.weight.detach()
-        trimmed, d2t = None, None
-        if options.head == "trimmed":
-            assert counts is not None, "the layer needs to know which tokens are frequent"
-            d2t = frequent(counts(), options.head_vocabulary)
-            trimmed = len(d2t)
-        vocabulary, width = table.shape
-        shape = target.decoder
-        heads = options.attention_heads or shape.num_heads
-        if width % heads or width // heads % 2:
-            raise OptionError(f"--attention-heads {heads} does not divide the width {width} into pairs")
-        self.network = EagleNetwork(
-            EagleConfig(
-                width,
-                vocabulary,
-                heads,
-                heads if heads % shape.num_kv_heads else shape.num_kv_heads,
-                width // heads,
-                options.feed_forward or -(-8 * width // 3 // 64) * 64,
-                head=options.head,
-                trimmed=trimmed,
-            )
-        )
-        self.network.start_from(table, d2t)
+        config, d2t = layer_config(options, target, counts)
+        self.network = EagleNetwork(config)
+        self.network.start_from(target.lm_head.weight.detach(), d2t)
 
     def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
         """Σ_j decay^j of the weighted losses after step j; step 0 is the published one.
@@ -72,8 +53,7 @@ class EagleObjective(Objective):
         features = target.features(batch.hidden)
         given = features
         if self.training and options.feature_noise:
-            most = options.feature_noise * min(1.0, PUBLISHED_LENGTH / features.shape[1])
-            given = losses.with_noise(features, 2 * most)
+            given = noisy(features, options.feature_noise)
         total = features.new_zeros(())
         parts: dict[str, Tensor] = {}
         steps = unrolled(self.network, batch.embedded, given, 1 + options.own_steps)
@@ -113,3 +93,35 @@ class EagleObjective(Objective):
             provenance=dict(provenance),
             evaluation=dict(evaluation),
         )
+
+
+def layer_config(
+    options: LayerOptions, target: LearnedTarget, counts: Counts | None
+) -> tuple[EagleConfig, Tensor | None]:
+    """(shape of a layer for `target`, ids of its trimmed vocabulary). OptionError for heads that do not fit."""
+    vocabulary, width = target.lm_head.weight.shape
+    trimmed, d2t = None, None
+    if options.head == "trimmed":
+        assert counts is not None, "the layer needs to know which tokens are frequent"
+        d2t = frequent(counts(), options.head_vocabulary)
+        trimmed = len(d2t)
+    shape = target.decoder
+    heads = options.attention_heads or shape.num_heads
+    if width % heads or width // heads % 2:
+        raise OptionError(f"--attention-heads {heads} does not divide the width {width} into pairs")
+    config = EagleConfig(
+        width,
+        vocabulary,
+        heads,
+        heads if heads % shape.num_kv_heads else shape.num_kv_heads,
+        width // heads,
+        options.feed_forward or -(-8 * width // 3 // 64) * 64,
+        head=options.head,
+        trimmed=trimmed,
+    )
+    return config, d2t
+
+
+def noisy(features: Tensor, most: float) -> Tensor:
+    """`features` [B, T, E] with uniform noise of at most `most` in texts up to the published length, else less."""
+    return losses.with_noise(features, 2 * most * min(1.0, PUBLISHED_LENGTH / features.shape[1]))

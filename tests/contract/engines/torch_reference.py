@@ -79,7 +79,7 @@ class _Model:
         self.model, self.networks = model.eval(), dict(networks)
 
     def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
-        if name in ("medusa", "eagle"):
+        if name in ("medusa", "eagle", "vispec", "adaptor"):
             return getattr(self, name)
         if name in self.networks:
             network = self.networks[name]
@@ -102,14 +102,27 @@ class _Model:
 
     def eagle(self, io: Tensors) -> Tensors:
         network: Any = self.networks["eagle"]
+        return self._layer(io, network, network.joined(*self._pairs(io)))
+
+    def vispec(self, io: Tensors) -> Tensors:
+        network: Any = self.networks["vispec"]
+        visual = io["visual"][io["visual_index"]]
+        return self._layer(io, network.layer, network.entering(*self._pairs(io), visual, io["compressed"]))
+
+    def _pairs(self, io: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings and features that a draft's layer goes on from."""
         shape, rows = io["feature_index"].shape, io["hidden"][io["feature_index"]]
         if not io["drafted"].item():
             rows = self.normed({"hidden": rows, "row_index": torch.arange(shape.numel())}).view_as(rows)
-        embedded = self.embed({"token_ids": io["next_ids"], "embedding_table": io["embedding_table"]})[
-            "hidden"
-        ]
+        tokens = {"token_ids": io["next_ids"], "embedding_table": io["embedding_table"]}
+        return self.embed(tokens)["hidden"], rows
+
+    def adaptor(self, io: Tensors) -> Tensors:
+        return {"visual_rows": self.networks["vispec"].imadpt(io["image_rows"])}
+
+    def _layer(self, io: Tensors, network: Any, entering: torch.Tensor) -> Tensors:
         features = network.layers[0](
-            network.joined(embedded, rows),
+            entering,
             attention_mask=_additive(io["attn_mask"]),
             position_embeddings=tuple(half.repeat(1, 1, 2) for half in network.angles(io["positions"])),
             past_key_values=_Rows(io),

@@ -1,0 +1,22 @@
+"""ViSpec through the public interface: several pictures, none, videos, and pictures late in a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import vispec_sessions as sessions
+
+
+@pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl"])
+def test_several_pictures_and_none(rigs: Callable, family: str) -> None:
+    sessions.several_and_none(rigs(family, "onnxruntime"))
+
+
+@pytest.mark.parametrize("family", ["llava", "llava-next", "qwen2.5-vl"])
+def test_a_conversation_with_pictures_late(rigs: Callable, family: str) -> None:
+    sessions.conversation(rigs(family, "onnxruntime"))
+
+
+def test_frames_of_a_video_are_averaged(rigs: Callable) -> None:
+    sessions.video(rigs("qwen2.5-vl", "onnxruntime"))
