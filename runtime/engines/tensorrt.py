@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
 from .calls import BoundCalls
 from .cuda import Cuda
-from .device import DeviceEngine
+from .device import DeviceEngine, Steps
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle
@@ -168,27 +168,19 @@ class TensorRTEngine(DeviceEngine):
         steps: list[Call] = []
         if MASK in inputs:
             mask = inputs[MASK]
-            given[MASK] = before = self._passing("mask.before", mask.shape, mask.dtype)
-            given[NEW_MASK] = own = self._passing("mask.own", (*mask.shape[:3], width), mask.dtype)
+            given[MASK] = before = self.passing("mask.before", mask.shape, mask.dtype)
+            given[NEW_MASK] = own = self.passing("mask.own", (*mask.shape[:3], width), mask.dtype)
             steps.append(self._appending.split(mask, starts, before, own))
         pairs: list[tuple[View, View]] = []
         for name, cache in outputs.items():
             if name.startswith(UPDATED):
                 batch, heads, _, size = cache.shape
-                rows = self._passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                rows = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
                 made[new_name(name)] = rows
                 pairs.append((rows, cache))
         steps.append(self._bound_call(graph, given, made))
         steps.append(self._appending.append(pairs, starts))
-        return _Steps(steps)
-
-    def _passing(self, name: str, shape: tuple[int, ...], dtype: str) -> View:
-        """Memory that holds something from one step of a call to the next: the calls of a stream share it."""
-        nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-        buffer = self._unread.get(("", name))
-        if buffer is None or buffer.nbytes < nbytes:
-            buffer = self._unread["", name] = self.allocate(name, nbytes)
-        return buffer.view(shape, dtype)
+        return Steps(steps)
 
     def _give_memory(self, call: _BoundCall, nbytes: int) -> None:
         """Let `call` have activation memory; where it needs more than there is, all calls that are not captured move. The
@@ -301,22 +293,6 @@ class _BoundCall:
     def forget(self) -> None:
         """Let the context go before its plan."""
         self._context = None
-
-
-class _Steps:
-    """Calls that are one call."""
-
-    def __init__(self, steps: Sequence[Call]):
-        self._steps = steps
-
-    @property
-    def capturable(self) -> bool:
-        """Whether all of them can be captured."""
-        return all(getattr(step, "capturable", True) for step in self._steps)
-
-    def run(self) -> None:
-        for step in self._steps:
-            step.run()
 
 
 class _Loaded:
