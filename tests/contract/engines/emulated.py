@@ -33,7 +33,9 @@ from .stream import Counts
 TARGET = "sm87"
 
 
-def with_plans(path: Path, manifest: Manifest, folder: Path, lowering: str = "native") -> Bundle:
+def with_plans(
+    path: Path, manifest: Manifest, folder: Path, lowering: str = "native", lean: bool = False
+) -> Bundle:
     """The bundle at `path` once more in `folder`, with float32 plans of its graphs by the exporter and a builder that is
     not there. Of a narrow bundle the graphs are those that compute in float32."""
     link_files(path, folder, manifest)
@@ -43,7 +45,7 @@ def with_plans(path: Path, manifest: Manifest, folder: Path, lowering: str = "na
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", library(FakeCuda()))
         patch.setattr(api, "local_architecture", lambda: TARGET)
-        add_plans(bundle, PlanOptions("tensorrt", "native", "fp32", lowering))
+        add_plans(bundle, PlanOptions("tensorrt", "native", "fp32", lowering, lean))
     return bundle
 
 
