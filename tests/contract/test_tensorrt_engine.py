@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -516,6 +517,12 @@ def test_from_plans_to_text(
     )
     report = capsys.readouterr().out
     assert '"gpu": "a GPU that is not there"' in report
+    assert main(["profile", folder, "--device", "tensorrt", "--widths", "1,2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["timed_with"], report["device"]) == ("the engine tensorrt", "a GPU that is not there")
+    assert report["request"]["ms"]["host"] is not None and {"embed", "mask"} <= {
+        row["graph"] for row in report["graphs"]
+    }
     assert (
         main(["verify", folder, "--model", str(tiny.checkpoint), "--device", "tensorrt", "--prompts", "1"])
         == 0
