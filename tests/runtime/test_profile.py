@@ -157,13 +157,18 @@ def test_every_graph_is_run_at_shapes_that_its_plan_takes(
         assert all(f"{name}:I/{run.point.name}.{name}.bin" in " ".join(flags) for name in run.inputs)
 
 
-def test_what_a_pass_reads_lies_within_its_buffers(tiny_bundle: Bundles, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", [None, 30])
+def test_what_a_pass_reads_lies_within_its_buffers(
+    tiny_bundle: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: int | None
+) -> None:
+    """A table of positions may be shorter than the cache, which has room for a pass beyond the last one."""
     bundle = with_plans(tiny_bundle("llama").bundle, tmp_path)
+    monkeypatch.setattr(bundle.manifest.decoder, "max_positions", table)
     limits = bundle.manifest.limits
     for run in all_runs(bundle):
         for name, bound in (
             ("write_indices", limits.max_length + limits.max_width - run.point.width),
-            ("positions", limits.max_length + limits.max_width - 1),
+            ("positions", (table or limits.max_length + limits.max_width) - 1),
             ("row_index", run.point.width - 1),
             ("token_ids", bundle.manifest.text.vocab_size - 1),
         ):
