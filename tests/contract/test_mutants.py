@@ -690,11 +690,11 @@ MUTANTS = {
     "cuda: one number for all calls": Mutant(
         provider.one_number_for_all_calls,
         {"draft": generation("early-exit", 3, engine="cuda")},
-        refused_by=(NumericsError,),
+        refused_by=(NumericsError, RuntimeError),  # ONNX Runtime looks at slots itself on a CPU
     ),
     "cuda: runs not excluded": Mutant(
         provider.runs_not_excluded,
-        {"ragged": on_cuda("ragged_batch"), "draft": generation("early-exit", 3, engine="cuda")},
+        {"ragged": on_cuda("ragged_batch")},
         refused_by=(NumericsError,),
     ),
     "best of the row before": Mutant(
