@@ -22,8 +22,9 @@ def main() -> None:
     parser.add_argument("image")
     parser.add_argument("--period", type=float, default=0.2, help="seconds per tick")
     parser.add_argument("--ticks", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu; on a GPU cuda or tensorrt")
     options = parser.parse_args()
-    with Session.load(options.bundle) as session:
+    with Session.load(options.bundle, options.device) as session:
         session.generate(image=options.image, max_new_tokens=8)  # warm-up: the first request allocates
         for tick in range(options.ticks):
             begin = time.monotonic()

@@ -3,7 +3,9 @@
 Needs ROS 2 (rclpy, sensor_msgs, std_msgs): source its setup file, and install vlmexport into a virtual environment
 of the same Python. The tests run this file against stand-ins for those packages, not against ROS.
 
-    python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle
+    python examples/ros2_node.py --ros-args -p bundle:=/path/to/bundle -p device:=tensorrt
+
+`device` is cpu unless it is given.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class CaptionNode(Node):
         bundle = self.declare_parameter("bundle", "").value
         if not bundle:
             raise VlmexportError(USAGE)
-        self.session = Session.load(bundle)
+        self.session = Session.load(bundle, self.declare_parameter("device", "cpu").value)
         self.publisher = self.create_publisher(String, "caption", 10)
         # Cameras publish "best effort", which a reliable subscription would never receive.
         latest = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)

@@ -110,13 +110,15 @@ class Session:
         max_batch: int = 1,
         threads: int | None = None,
         check: Check = "size",
+        kernel_cache: Path | None = None,
     ) -> Session:
         """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `max_batch` requests of
         `generate_batch` are decoded together, each with a key/value cache of its own; `threads` is the size of the
         process's one thread pool, by default all cores, for small models only the caller's. `check`: "size" compares
         the manifest and small files with their checksums, "sha256" every byte, "once" every byte that was not compared
         before, which it remembers in the user's cache folder (`Bundle.open`). `device`: "cpu"; on a GPU "cuda",
-        ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/tensorrt.md).
+        ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/tensorrt.md). `kernel_cache`: a
+        folder of yours where "tensorrt" keeps what TensorRT-RTX compiles, for the next process.
 
         Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """
@@ -128,7 +130,7 @@ class Session:
         if max_length is not None:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
-        engine = engines.create(bundle, device, threads)
+        engine = engines.create(bundle, device, threads, kernel_cache)
         try:
             decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
             session = cls(bundle, decoder, engine.threads)

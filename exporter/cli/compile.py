@@ -36,6 +36,9 @@ def compile_plans(
         "auto", "--plan-precision", metavar="auto|fp16|bf16|fp32", help="Of the plans."
     ),
     lowering: str = typer.Option("auto", "--lowering", metavar="auto|native|portable", help=LOWERING),
+    lean: bool = typer.Option(
+        False, "--lean", help="For TensorRT's lean runtime (tensorrt_lean), of this version or a newer one."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Build TensorRT plans into a bundle, in place of those for the same backend and target."""
@@ -44,7 +47,7 @@ def compile_plans(
     from ..tensorrt.compile import compile_bundle
     from ..tensorrt.options import PlanOptions
 
-    options = PlanOptions(backend, target or default_target(backend), plan_precision, lowering)
+    options = PlanOptions(backend, target or default_target(backend), plan_precision, lowering, lean)
     with shown(as_json) as progress:
         report = compile_bundle(bundle, options, progress)
     if as_json:

@@ -61,7 +61,7 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
     if backend not in BACKENDS:
         raise OptionError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     try:
-        module = import_library(backend, builds=True)
+        module = import_library(backend)
         version = str(module.__version__)
     except ModuleNotFoundError as error:
         raise ExportError(

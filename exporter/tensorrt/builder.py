@@ -41,11 +41,12 @@ def build_plan(
     scratch: Path,
     options: CopyOptions,
     profiles: Sequence[Profile],
+    lean: bool = False,
 ) -> BuiltPlan:
     """Copies, parses and builds one graph for `capability` (None: the GPU of this machine).
 
     Attention is built fused; where TensorRT has no fused kernel (float32, some head sizes) it is built again with
-    `decomposable` set. Portable copies have no attention layer. Raises ExportError with TensorRT's own reason.
+    `decomposable` set. Portable copies have no attention layer. With `lean` the lean runtime loads the plan. Raises ExportError with TensorRT's own reason.
     """
     attempts = [options]
     if options.lowering == "native":
@@ -56,7 +57,7 @@ def build_plan(
         copied = copy_graph(source, scratch, attempt)
         parsed = parse(library, copied.path)
         inputs, outputs = symbolic_shapes(copied.path)
-        data = _serialize(parsed, capability, profiles, inputs, attempt.precision)
+        data = _serialize(parsed, capability, profiles, inputs, attempt.precision, lean)
         if data is not None:
             kept = attempt.lowering == "native" and not attempt.decomposable
             fused = kept if copied.attentions else None
@@ -73,6 +74,7 @@ def _serialize(
     profiles: Sequence[Profile],
     inputs: Mapping[str, Sequence[int | str]],
     precision: str,
+    lean: bool,
 ) -> Any:
     trt = parsed.library.module
     config = parsed.builder.create_builder_config()
@@ -84,6 +86,10 @@ def _serialize(
     if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
         # Without it TensorRT-RTX allocates while it runs, and what allocates cannot be captured.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    if lean:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        # Else each plan would carry the runtime's own library, which is code for the host.
+        config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)
     for profile in profiles:
         made = parsed.builder.create_optimization_profile()
         for name, shape in inputs.items():

@@ -22,12 +22,13 @@ LOWERINGS = ("auto", *FORMS)
 @dataclass(frozen=True)
 class PlanOptions:
     """What to build. `precision`: auto (bfloat16 for T5 where the target has it, else float16), fp16, bf16 or fp32;
-    `lowering`: auto (native where TensorRT has a cache update), native or portable."""
+    `lowering`: auto (native where TensorRT has a cache update), native or portable; `lean`: for the lean runtime."""
 
     backend: str = "tensorrt-rtx"
     target: str = "sm86"
     precision: str = "auto"
     lowering: str = "auto"
+    lean: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,22 @@ class Resolved:
     capability: Any
     precision: str
     lowering: str
+    lean: bool = False
 
 
 def resolve(options: PlanOptions, decoder: str = "llama", source: str = "float32") -> Resolved:
     """What `options` come to for a bundle with this decoder, whose graphs are of type `source`. Raises OptionError or
     ExportError, before any work, for an option that is unknown or does not fit, and where TensorRT is missing."""
     lowering_known(options.lowering)
+    if options.lean and options.backend != "tensorrt":
+        raise OptionError(
+            f"--lean: {options.backend} has no lean runtime; leave it out, or build on the device with --backend tensorrt"
+        )
     library = load_tensorrt(options.backend)
     target, capability = resolve_target(library, options.target)
     precision = plan_precision(options.precision, target, decoder, source)
-    return Resolved(library, target, capability, precision, chosen_lowering(options.lowering, library))
+    lowering = chosen_lowering(options.lowering, library)
+    return Resolved(library, target, capability, precision, lowering, options.lean)
 
 
 def lowering_known(lowering: str) -> None:

@@ -91,8 +91,10 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
                 progress(name, done, len(manifest.graphs))
             profiles = profiles_for(graph.role, sizes)
             copies = scratch / name
-            plan = build_plan(library, wanted.capability, folder / graph.file, copies, copy_options, profiles)
+            source = folder / graph.file
+            plan = build_plan(library, wanted.capability, source, copies, copy_options, profiles, wanted.lean)
             entry = _entry(name, plan, report, [(p.name, p) for p in profiles])
+            entry["lean"] = wanted.lean
             shared += _shared_weights(name, plan, places)
             entry["sha256"] = _write(made / f"{name}.plan", plan.data)
             files[entry["file"]] = FileInfo(bytes=entry["bytes"], sha256=entry["sha256"])

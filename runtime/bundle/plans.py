@@ -16,6 +16,7 @@ from .manifest import LOWERINGS, ValueInfo
 from .schema import (
     ITEM_SIZES,
     Part,
+    boolean,
     bundle_path,
     checked,
     dimension,
@@ -61,6 +62,8 @@ class Plan(Part):
     precision: str = checked(string(20, ("float32", "float16", "bfloat16")))
     bindings: list[Binding] = checked(list_of(Binding.parse, 10_000))
     lowering: str = checked(string(20, LOWERINGS), default="native")
+    lean: bool = checked(boolean, default=False)
+    """For the lean runtime alone."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,12 +77,14 @@ class Plan(Part):
         return {each.name: each for each in self.bindings if each.mode == "output"}
 
 
-def compile_command(bundle: Path | str, backend: str | None, target: str) -> str:
-    """What builds the plans of a bundle for a GPU; without a `backend`, with the TensorRT that can."""
+def compile_command(bundle: Path | str, backend: str | None, target: str, lean: bool = False) -> str:
+    """What builds the plans of a bundle for a GPU, with `lean` for the lean runtime; without a `backend`, with the TensorRT
+    that can."""
     if backend is None:
         backend = "tensorrt-rtx" if target in RTX_TARGETS else "tensorrt"
     there = f" --target {target}" if backend == "tensorrt-rtx" else " on the device"
-    return f"`vlmexport compile {shlex.quote(str(bundle))} --backend {backend}{there}`"
+    how = " --lean" if lean else ""
+    return f"`vlmexport compile {shlex.quote(str(bundle))} --backend {backend}{how}{there}`"
 
 
 def choose_plans(
@@ -109,6 +114,10 @@ def choose_plans(
     for number, plan in here:
         if plan.get("file") not in manifest.files:
             raise failure(f"plans[{number}].file", plan.get("file"), "a file listed under 'files'")
+    if len({plan.lean for plan in found.values()}) > 1:
+        raise BundleError(
+            f"{bundle}: some plans for {target} are for the lean runtime, others are not; build them again with {command}"
+        )
     lowerings = {plan.lowering for plan in found.values()}
     if len(lowerings) > 1:
         raise BundleError(

@@ -39,6 +39,7 @@ def bench(
     typical_epsilon: options.TypicalEpsilon = TYPICAL_EPSILON,
     typical_delta: options.TypicalDelta = TYPICAL_DELTA,
     device: options.Device = "cpu",
+    kernel_cache: options.KernelCache = None,
     threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
@@ -81,7 +82,10 @@ def bench(
     asked = draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
-    with Session.load(opened, device, threads=threads) as session, showing(as_json) as progress:
+    with (
+        Session.load(opened, device, threads=threads, kernel_cache=kernel_cache) as session,
+        showing(as_json) as progress,
+    ):
         tell_session(session, time.perf_counter() - begin)
         report = measure(
             session,

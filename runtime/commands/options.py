@@ -23,6 +23,14 @@ Device = Annotated[
         help="What computes; cuda: a GPU, by ONNX Runtime; tensorrt: the bundle's plans for it.",
     ),
 ]
+KernelCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--kernel-cache",
+        metavar="DIR",
+        help="Of --device tensorrt: keep what TensorRT-RTX compiles for the next time.",
+    ),
+]
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..bundle.folder import Bundle
+    from ..profiling.host import Cycles
     from ..profiling.results import Timing
+
+    TimeCycles = Callable[[str | None, int], Cycles | None]
 
 
 APPENDED = (
@@ -29,6 +32,7 @@ def profile(
     backend: str = typer.Option(None, "--backend", metavar="NAME", help="Their TensorRT, where the bundle has plans of several."),
     trtexec: Path = typer.Option(None, "--trtexec", metavar="FILE", help="The program. Default: on PATH, or where JetPack has it."),
     engine: bool = typer.Option(False, "--engine", help="Time the engine at hand, also where plans could be."),
+    device: options.Device = "cpu",
     widths: str = typer.Option(None, "--widths", metavar="Q,…", help="Positions in one pass. Default: 1 to the bundle's max_width."),
     iterations: int = typer.Option(200, "--iterations", metavar="N", min=10, max=100_000, help="Runs of trtexec of each graph."),
     tokens: int = typer.Option(64, "--tokens", metavar="N", min=1, help="Of the request whose time is split."),
@@ -49,6 +53,10 @@ def profile(
         raise OptionError(
             "--save-commands and --import are two steps: run the script on the device in between"
         )
+    if device != "cpu" and (save_commands is not None or import_results is not None or trtexec is not None):
+        raise OptionError(
+            f"--device {device} times that engine: leave --save-commands, --import and --trtexec out"
+        )
     if html is not None:
         check_page(html)
     opened = Bundle.open(bundle)
@@ -59,15 +67,24 @@ def profile(
             f"{save_commands}: {count} runs; then `vlmexport profile {bundle} --import DIR`", markup=False
         )
         return
-    timings, about, embed = _times(
-        opened, target, backend, trtexec, engine, wanted, iterations, import_results, threads
-    )
     from ..profiling.report import build_report
 
-    report = build_report(
-        opened.manifest, timings, {"model": opened.manifest.model.source, **about}, embed=embed, tokens=tokens,
-        alpha=acceptance,
-    )  # fmt: skip
+    def reported(
+        timings: list[Timing], about: dict[str, Any], embed: bool, cycles: TimeCycles | None = None
+    ) -> dict[str, Any]:
+        return build_report(
+            opened.manifest, timings, {"model": opened.manifest.model.source, **about}, embed=embed, tokens=tokens,
+            alpha=acceptance, cycles=cycles,
+        )  # fmt: skip
+
+    found = _by_trtexec(
+        opened, target, backend, trtexec, engine or device != "cpu", wanted, iterations, import_results
+    )
+    report = (
+        _here(opened, wanted, device, threads, found, reported)
+        if isinstance(found, list)
+        else reported(*found)
+    )
     if html is not None:
         write_page(report, html)
     if as_json:
@@ -119,7 +136,7 @@ def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return plans
 
 
-def _times(
+def _by_trtexec(
     bundle: Bundle,
     target: str | None,
     backend: str | None,
@@ -128,9 +145,9 @@ def _times(
     widths: Sequence[int],
     iterations: int,
     import_results: Path | None,
-    threads: int | None,
-) -> tuple[list[Timing], dict[str, Any], bool]:
-    """Times, what the report says of where they come from, and whether embedding rows come from a graph."""
+) -> tuple[list[Timing], dict[str, Any], bool] | list[str]:
+    """Times, what the report says of where they come from, and whether embedding rows come from a graph; or, where the
+    engine at hand is to be timed, notes that say why."""
     from ..profiling.commands import choose_plans, execute, find_tool, read_results, runs
     from ..profiling.points import points
 
@@ -157,20 +174,27 @@ def _times(
                     timings = execute(found, tool, bundle.path, Path(folder), iterations)
                 return timings, {**about, "device": "this machine's GPU"}, True
             note = "trtexec was not found: these are times of the engine at hand, not of the plans"
-            return _here(bundle, widths, threads, [note])
-    return _here(bundle, widths, threads, [])
+            return [note]
+    return []
 
 
 def _here(
-    bundle: Bundle, widths: Sequence[int], threads: int | None, notes: list[str]
-) -> tuple[list[Timing], dict[str, Any], bool]:
+    bundle: Bundle,
+    widths: Sequence[int],
+    device: str,
+    threads: int | None,
+    notes: list[str],
+    reported: Callable[[list[Timing], dict[str, Any], bool, TimeCycles], dict[str, Any]],
+) -> dict[str, Any]:
+    """The report of the engine of a device."""
     from ..measure import machine
+    from ..profiling.host import time_cycles
     from ..profiling.local import time_here
     from ..profiling.points import points
     from ..session import Session
 
     found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
-    with Session.load(bundle, threads=threads) as session:
+    with Session.load(bundle, device, threads=threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
             found = [point for point in found if point.graph not in ("embed", "mask")]
@@ -180,9 +204,11 @@ def _here(
             notes = [*notes, machine.BUSY]
         about = {
             "timed_with": f"the engine {engine.name}", "cache_rows": rows, "notes": notes,
-            "device": f"{where['cpu']}, {session.threads or 1} threads",
+            "device": f"{where['cpu']}, {session.threads or 1} threads" if engine.host_memory else engine.machine,
         }  # fmt: skip
-        return timings, about, not engine.host_memory
+        return reported(
+            timings, about, not engine.host_memory, lambda draft, length: time_cycles(session, draft, length)
+        )
 
 
 def show(report: dict[str, Any], out: Console) -> None:
@@ -216,11 +242,14 @@ def show(report: dict[str, Any], out: Console) -> None:
     if report["drafts"]:
         out.print(drafts)
     request = report["request"]
-    every = sum(request["ms"].values())
+    every = sum(ms for ms in request["ms"].values() if ms)
     parts = ", ".join(f"{part} {100 * ms / every:.0f} %" for part, ms in request["ms"].items() if ms)
+    where = (
+        "in graphs, the host not counted" if request["ms"]["host"] is None else "in graphs and on the host"
+    )
     how = f"{request['draft']} at {request['draft_length']}" if request["draft"] else "plain"
     out.print(
-        f"A request of {request['tokens']} tokens ({how}, acceptance {request['acceptance']:g}): {every:.0f} ms in graphs: {parts}",
+        f"A request of {request['tokens']} tokens ({how}, acceptance {request['acceptance']:g}): {every:.0f} ms {where}: {parts}",
         markup=False,
     )
     for line in warnings(report):

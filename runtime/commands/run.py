@@ -85,6 +85,7 @@ def run(
     ),
     device: options.Device = "cpu",
     threads: options.Threads = None,
+    kernel_cache: options.KernelCache = None,
     check: bool = typer.Option(False, "--check", help="First compare every file with its checksum."),
     check_once: bool = typer.Option(
         False,
@@ -138,7 +139,9 @@ def run(
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
-    with Session.load(opened, device, threads=threads, max_length=max_length) as session:
+    with Session.load(
+        opened, device, threads=threads, max_length=max_length, kernel_cache=kernel_cache
+    ) as session:
         tell_session(session, time.perf_counter() - begin)
         if chat:
             converse(session, text, views, asked, video_fps)

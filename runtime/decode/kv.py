@@ -63,6 +63,7 @@ class KVArena:
         """Rows per head in the bound views."""
         self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
         self._shape = (heads, head_dim)
+        self._beside: dict[str, Buffer] = {}
         size = max_batch * heads * capacity * head_dim * DTYPES[dtype].itemsize
         self.keys = [
             engine.allocate(f"{prefix}key_cache.{layer}", size, zeroed=True) for layer in range(layers)
@@ -138,7 +139,12 @@ class KVArena:
                 f"a pass of width {width} at length {needed - width} needs {needed} rows, the buffers hold "
                 f"{self.capacity}; load the session with a larger max_length"
             )
-        self._grow(min(-(-needed // self._bucket) * self._bucket, self.capacity))
+        rows = -(-needed // self._bucket) * self._bucket
+        if (
+            not self._engine.host_memory
+        ):  # what is captured there, and copied to grow, is so for every length anew
+            rows = max(rows, 2 * self.rows)
+        self._grow(min(rows, self.capacity))
         return True
 
     def advance(self, count: int, row: int = 0) -> None:
@@ -192,22 +198,41 @@ class KVArena:
         return buffer.view((batch, heads, self.rows, size), self._dtype, row * heads * self.rows * size)
 
     def _grow(self, rows: int) -> None:
-        """Re-stride from `self.rows` to `rows` per head, last head first so that nothing is overwritten."""
-        old, (per_sequence, size) = self.rows, self._shape
-        heads = self.batch * per_sequence
-        valid = self.length
-        in_place = self._engine.host_memory
+        """Re-stride from `self.rows` to `rows` per head."""
         for buffer in (*self.keys, *self.values):
-            whole = buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype)
-            flat = self._engine.read(whole)
-            if not in_place:
-                flat = np.array(flat)
-            before = flat[: heads * old * size].reshape(heads, old, size)
-            after = flat[: heads * rows * size].reshape(heads, rows, size)
-            for head in range(heads - 1, 0, -1):
-                after[head, :valid] = before[head, :valid]  # numpy copies overlapping ranges safely
-            # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
-            after[:, valid:] = 0
-            if not in_place:
-                self._engine.write(whole, flat)
+            (self._grow_here if self._engine.host_memory else self._grow_there)(buffer, rows)
         self.rows = rows
+
+    def _grow_here(self, buffer: Buffer, rows: int) -> None:
+        """In the memory itself, last head first so that nothing is overwritten."""
+        old, (per_sequence, size) = self.rows, self._shape
+        heads, valid = self.batch * per_sequence, self.length
+        flat = self._engine.read(buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype))
+        before = flat[: heads * old * size].reshape(heads, old, size)
+        after = flat[: heads * rows * size].reshape(heads, rows, size)
+        for head in range(heads - 1, 0, -1):
+            after[head, :valid] = before[head, :valid]  # numpy copies overlapping ranges safely
+        # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
+        after[:, valid:] = 0
+
+    def _grow_there(self, buffer: Buffer, rows: int) -> None:
+        """On the device, where copies must not overlap: out of the way and back, over zeros."""
+        engine, old, (per_sequence, size), kind = self._engine, self.rows, self._shape, self._dtype
+        heads, valid = self.batch * per_sequence, self.length
+        moved, zeros = (
+            self._aside(name, heads * count * size).view((heads * count * size,), kind)
+            for name, count in (("moved", old), ("zeros", rows))
+        )
+        engine.copy(moved, buffer.view(moved.shape, kind)).run()
+        engine.copy(buffer.view(zeros.shape, kind), zeros).run()
+        for head in range(heads if valid else 0):
+            source = moved.buffer.view((valid, size), kind, head * old * size)
+            engine.copy(buffer.view((valid, size), kind, head * rows * size), source).run()
+
+    def _aside(self, name: str, count: int) -> Buffer:
+        """Memory of the engine for `count` numbers beside the caches; zeros until somebody writes there."""
+        nbytes = count * DTYPES[self._dtype].itemsize
+        buffer = self._beside.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._beside[name] = self._engine.allocate(f"cache.{name}", nbytes, zeroed=True)
+        return buffer

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ..errors import NO_ONNX_RUNTIME, OptionError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..bundle.folder import Bundle
     from .base import Engine
 
@@ -14,9 +16,16 @@ DEVICES = ("cpu", "cuda", "tensorrt")
 """Device names that `create` understands."""
 
 
-def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
-    """The engine for `device`; `threads` are those of a CPU. Raises `OptionError` for an unknown device, and for one whose
-    package is missing, `DeviceError` without a GPU that is asked for."""
+def create(
+    bundle: Bundle, device: str, threads: int | None = None, kernel_cache: Path | None = None
+) -> Engine:
+    """The engine for `device`; `threads` are those of a CPU, `kernel_cache` is a folder for what TensorRT-RTX compiles.
+    Raises `OptionError` for an unknown device, for one whose package is missing and for options of another device,
+    `DeviceError` without a GPU that is asked for."""
+    if kernel_cache is not None and device != "tensorrt":
+        raise OptionError(
+            f"kernel cache: {kernel_cache} asked for, but device {device!r} compiles no kernels; leave it out"
+        )
     if device == "cpu":
         try:
             from .onnxruntime import OnnxRuntimeCpu
@@ -44,5 +53,5 @@ def create(bundle: Bundle, device: str, threads: int | None = None) -> Engine:
     if device == "tensorrt":
         from .tensorrt import TensorRTEngine
 
-        return TensorRTEngine.open(bundle)
+        return TensorRTEngine.open(bundle, kernel_cache)
     raise OptionError(f"unknown device {device!r}; choose one of: {', '.join(DEVICES)}")

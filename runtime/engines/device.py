@@ -7,6 +7,7 @@ which is free again when the stream was waited for.
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +48,7 @@ class DeviceEngine(Engine):
         self._resources = Resources()
         self._staging: np.ndarray | None = None
         self._staged = 0
+        self._passing: dict[str, Buffer] = {}
 
     # --- memory ---
 
@@ -96,6 +98,14 @@ class DeviceEngine(Engine):
         found[:] = 0
         return found
 
+    def passing(self, name: str, shape: tuple[int, ...], dtype: str) -> View:
+        """Memory that holds something from one step of a call to the next: the calls of a stream share it."""
+        nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+        buffer = self._passing.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._passing[name] = self.allocate(name, nbytes)
+        return buffer.view(shape, dtype)
+
     def _place(self, nbytes: int) -> np.ndarray:
         """Page-locked memory for a transfer, uint8 [nbytes], that nothing else uses before the stream was waited for."""
         if self._staging is None:
@@ -126,6 +136,22 @@ class DeviceEngine(Engine):
         self._resources.close()
         self.cuda.destroy_stream(self.stream)
         self.stream = 0
+
+
+class Steps:
+    """Calls that are one call."""
+
+    def __init__(self, steps: Sequence[Call]):
+        self.steps = steps
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all of them can be captured."""
+        return all(getattr(step, "capturable", True) for step in self.steps)
+
+    def run(self) -> None:
+        for step in self.steps:
+            step.run()
 
 
 class Resources:

@@ -1,25 +1,29 @@
 """ONNX Runtime's CUDA provider: the graphs of a bundle as they are, on buffers that stay on the GPU.
 
 Caches are updated in place: inputs and outputs are bound by address, and the provider's cache update writes where it reads
-when both are one. Calls are put into the engine's stream one by one; ONNX Runtime captures single graphs only.
+when both are one. Calls are put into the engine's stream one by one, and none of them waits. ONNX Runtime captures single
+graphs only: each call of a program is captured by itself, and costs one launch.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnxruntime as ort
 
+from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..errors import DeviceError
-from .base import Call, View
+from .answers import ANSWERS, FILE, answers, places
+from .base import Call, Program, View
 from .calls import BoundCalls
 from .cuda import Cuda
-from .device import DeviceEngine
+from .device import DeviceEngine, Steps
 from .onnxruntime import check_interface, failure, filled_binding, session_options
 
 if TYPE_CHECKING:
@@ -29,10 +33,20 @@ log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 
+REPEATABLE = ("embed", "segment", "head", "imitation", "mask")
+"""Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
+so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
+
+GRAPH_ID, NEVER = "gpu_graph_id", "-1"
+"""Of a run: the number of what is captured, or that nothing is. A run that does not say is captured under one number."""
+
 
 class OnnxRuntimeCuda(DeviceEngine):
     """`Engine` on the CUDA provider. It computes and caches in the types of the bundle, without TF32. Graphs are loaded
-    when first bound, or by `load`."""
+    when first bound, or by `load`.
+
+    The head offers `best` and `finite`, by a graph of this engine behind the bundle's (`answers.py`).
+    """
 
     name = "onnxruntime-cuda"
     captures = False
@@ -42,11 +56,16 @@ class OnnxRuntimeCuda(DeviceEngine):
     def __init__(self, folder: Path, manifest: Manifest, cuda: Cuda):
         super().__init__(manifest.graphs, cuda)
         self._folder = Path(folder)
+        self._interfaces = {
+            name: answers(info) if info.role == "head" else info for name, info in self.graphs.items()
+        }
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._calls = BoundCalls(self.synchronise)  # a call that is dropped may still be at work
-        self._options = ort.RunOptions()
-        # `read` is the only call that waits.
-        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._regular = run_options(NEVER)
+        self._captured = 0
+        self.captures_calls = True
+        """Whether calls of programs are captured; False from the first one on that ONNX Runtime cannot capture."""
+        self._places: View | None = None
 
     @classmethod
     def open(cls, folder: Path, manifest: Manifest) -> OnnxRuntimeCuda:
@@ -58,65 +77,151 @@ class OnnxRuntimeCuda(DeviceEngine):
             )
         return cls(folder, manifest, Cuda.open())
 
-    def providers(self) -> list[Any]:
-        """What a session is made with: this engine's stream, and products as exact as the types are."""
-        return [(PROVIDER, {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(self.stream)})]
+    def providers(self, captures: bool) -> list[Any]:
+        """What a session is made with: this engine's stream, and products as exact as the types are; with `captures` runs
+        of it may be captured."""
+        options = {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(self.stream)}
+        return [(PROVIDER, options | ({"enable_cuda_graph": "1"} if captures else {}))]
+
+    def interface(self, graph: str) -> GraphInfo:
+        return self._interfaces.get(graph) or super().interface(graph)
 
     def load(self, *graphs: str) -> None:
         for graph in graphs:
             self._session(graph)
 
+    def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
+        for call in calls:
+            for step in call.steps if isinstance(call, Steps) else (call,):
+                if isinstance(step, _BoundCall) and step.repeatable and step.captured is None:
+                    self._captured += 1
+                    step.captured = run_options(str(self._captured))
+                    release = getattr(step.session, "release_captured_graph", None)
+                    if release is not None:  # since ONNX Runtime 1.31
+                        self._resources.hold(step, release, self._captured)
+        return super().program(calls, upload, download)
+
     def close(self) -> None:
         if self.stream:
             self.synchronise()
         self._calls.clear()
-        self._sessions.clear()
         super().close()
+        self._sessions.clear()
+
+    # --- calls ---
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        return self._calls.get(graph, inputs, outputs, self._bound_call)
+        return self._calls.get(graph, inputs, outputs, self._new_call)
 
-    def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
-        session, file = self._session(graph), self.graphs[graph].file
+    def _new_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
+        asked = {name: outputs[name] for name in ANSWERS if name in outputs}
+        if not asked:
+            return self._bound_call(graph, inputs, outputs)
+        (rows,) = inputs["row_index"].shape
+        vocabulary = next(int(each.shape[1]) for each in self.graphs[graph].outputs if each.name == "logits")
+        made = {name: view for name, view in outputs.items() if name not in ANSWERS}
+        logits = made.setdefault("logits", self.passing("logits", (rows, vocabulary), "float32"))
+        if self._places is None:
+            self._places = self.constant("answers.places", places(vocabulary))
+        for name, dtype in ANSWERS.items():
+            asked.setdefault(name, self.passing(f"answers.{name}", (rows,), dtype))
+        judged = self._bound_call(FILE, {"logits": logits, "places": self._places}, asked)
+        return Steps([self._bound_call(graph, inputs, made), judged])
+
+    def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
+        session, file = self._session(graph), FILE if graph == FILE else self.graphs[graph].file
         binding = filled_binding(session, file, self.place, inputs, outputs)
-        return _BoundCall(file, session, binding, self._options, (*inputs.values(), *outputs.values()))
+        return _BoundCall(
+            self, graph, file, session, binding, self._regular, (*inputs.values(), *outputs.values())
+        )
+
+    def repeatable(self, graph: str) -> bool:
+        """Whether a graph may be run once more than it is asked for."""
+        return graph == FILE or self.graphs[graph].role in REPEATABLE
+
+    # --- sessions ---
 
     def _session(self, graph: str) -> ort.InferenceSession:
         session = self._sessions.get(graph)
         if session is None:
-            info, begin = self.interface(graph), time.perf_counter()
-            path = self._folder / info.file
-            refuse(path)
-            try:
-                session = ort.InferenceSession(
-                    str(path), session_options(pooled=False), providers=self.providers()
-                )
-            except Exception as error:
-                raise failure("load", info.file, error) from error
-            check_interface(graph, info, session)
-            log.debug("loaded %s in %.2f s", info.file, time.perf_counter() - begin)
-            self._sessions[graph] = session
+            begin = time.perf_counter()
+            if graph == FILE:
+                path = Path(__file__).with_name(FILE)
+            else:
+                path = self._folder / super().interface(graph).file
+                refuse(path)
+            session = self._sessions[graph] = self._loaded(graph, path)
+            if graph != FILE:
+                check_interface(graph, self.graphs[graph], session)
+            log.debug("loaded %s in %.2f s", path.name, time.perf_counter() - begin)
         return session
+
+    def _loaded(self, graph: str, path: Path) -> ort.InferenceSession:
+        """A session, one that can capture where the graph may be captured and ONNX Runtime agrees."""
+        if self.captures_calls and self.repeatable(graph):
+            try:
+                return self.open_session(path, captures=True)
+            except Exception as error:  # for instance a node that the provider leaves to the CPU
+                log.debug("%s is not captured: %s", path.name, error)
+        try:
+            return self.open_session(path, captures=False)
+        except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            raise failure("load", path.name, error) from error
+
+    def open_session(self, path: Path, captures: bool) -> ort.InferenceSession:
+        """ONNX Runtime's session of a file. Raises what ONNX Runtime raises."""
+        return ort.InferenceSession(
+            str(path), session_options(pooled=False), providers=self.providers(captures)
+        )
+
+    def give_up_capturing(self, file: str, error: Exception) -> None:
+        """ONNX Runtime could not capture a call: none is captured from now on, and what it began is ended."""
+        log.warning("%s cannot be captured, calls are put into the stream one by one: %s", file, error)
+        self.captures_calls = False
+        with suppress(DeviceError):  # it may not have begun
+            self.cuda.free_captured(self.cuda.end_capture(self.stream))
+
+
+def run_options(number: str) -> ort.RunOptions:
+    """Of runs that do not wait, captured under `number`."""
+    options = ort.RunOptions()
+    # `read` is the only call that waits.
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    options.add_run_config_entry(GRAPH_ID, number)
+    return options
 
 
 class _BoundCall:
-    """A session and its filled binding. `keep` holds what lies at the addresses."""
+    """A session and its filled binding. `keep` holds what lies at the addresses; `captured`: options of a run that is
+    captured, once a program asked for that."""
 
-    __slots__ = ("_binding", "_file", "_keep", "_options", "_session")
+    __slots__ = (
+        "__weakref__", "_binding", "_engine", "_file", "_keep", "_ran", "_regular", "captured", "repeatable", "session",
+    )  # fmt: skip
 
     def __init__(
         self,
+        engine: OnnxRuntimeCuda,
+        graph: str,
         file: str,
         session: ort.InferenceSession,
         binding: ort.IOBinding,
-        options: ort.RunOptions,
+        regular: ort.RunOptions,
         keep: tuple[View, ...],
     ):
-        self._file, self._session, self._binding = file, session, binding
-        self._options, self._keep = options, keep
+        self._engine, self._file, self.session, self._binding = engine, file, session, binding
+        self._regular, self._keep = regular, keep
+        self.repeatable = engine.repeatable(graph)
+        self.captured: ort.RunOptions | None = None
+        self._ran = False
 
     def run(self) -> None:
+        captured = self.captured if self._engine.captures_calls else None
         try:
-            self._session.run_with_iobinding(self._binding, self._options)
+            self.session.run_with_iobinding(self._binding, captured or self._regular)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
-            raise failure("run", self._file, error) from error
+            if captured is None or self._ran:
+                raise failure("run", self._file, error) from error
+            self._engine.give_up_capturing(self._file, error)
+            self.run()
+        self._ran = self._ran or captured is not None

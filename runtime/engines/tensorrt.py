@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +26,12 @@ from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
 from .calls import BoundCalls
 from .cuda import Cuda
-from .device import DeviceEngine
+from .device import DeviceEngine, Steps
+from .kernel_cache import KernelCache
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..bundle.folder import Bundle
 
 log = logging.getLogger(__name__)
@@ -49,14 +52,21 @@ class TensorRTEngine(DeviceEngine):
     name = "tensorrt"
     static_cache = True
 
-    def __init__(self, bundle: Bundle, plans: Mapping[str, Plan], library: Any, cuda: Cuda):
-        """`plans` has one of every graph, `library` is the module of their TensorRT. Raises `BundleError` for plans of
-        another version."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        plans: Mapping[str, Plan],
+        library: Any,
+        cuda: Cuda,
+        kernels: KernelCache | None = None,
+    ):
+        """`plans` has one of every graph, `library` is the module of their TensorRT; `kernels`: where TensorRT-RTX keeps
+        what it compiles. Raises `BundleError` for plans of another version."""
         first = next(iter(plans.values()))
-        self._command = compile_command(bundle.path, first.backend, first.target)
+        self._command = compile_command(bundle.path, first.backend, first.target, first.lean)
         _check_version(plans, str(library.__version__), self._command)
         super().__init__(bundle.manifest.graphs, cuda)
-        self._bundle, self._plans, self._library = bundle, plans, library
+        self._bundle, self._plans, self._library, self._kernels = bundle, plans, library, kernels
         if first.precision != bundle.manifest.compute_dtype:
             self.note = (
                 f"TensorRT plans of {first.precision}: this engine computes and caches in {first.precision}, "
@@ -76,8 +86,9 @@ class TensorRTEngine(DeviceEngine):
         self._appending: Appending | None = None
 
     @classmethod
-    def open(cls, bundle: Bundle) -> TensorRTEngine:
-        """The engine for the GPU of this machine.
+    def open(cls, bundle: Bundle, kernel_cache: Path | None = None) -> TensorRTEngine:
+        """The engine for the GPU of this machine. `kernel_cache` is a folder for what TensorRT-RTX compiles; other
+        TensorRT leave it empty.
 
         Raises `DeviceError` without a GPU, its driver or TensorRT, `OptionError` where the bundle has no plans for it, and
         `BundleError` for plans that cannot be trusted or are of another version.
@@ -86,17 +97,23 @@ class TensorRTEngine(DeviceEngine):
         plans = choose_plans(
             bundle.manifest, bundle.path, cuda.gpu().architecture, tensorrt_library.installed
         )
-        backend = next(iter(plans.values())).backend
+        first = next(iter(plans.values()))
+        backend = first.backend
         try:
-            library = tensorrt_library.import_library(backend)
+            library = tensorrt_library.import_library(backend, first.lean)
         except ModuleNotFoundError as error:
+            other = ""
+            if backend == "tensorrt" and tensorrt_library.installed(backend):
+                again = compile_command(bundle.path, backend, first.target, not first.lean)
+                other = f"; or build them for the {'full' if first.lean else 'lean'} runtime, which is here, with {again}"
             raise DeviceError(
                 f"the plans of {bundle.path} are of {backend}, and the module {error.name} is missing: "
-                f"{_install(backend)}"
+                f"{'pip install tensorrt-lean' if first.lean else _install(backend)}{other}"
             ) from error
         except (ImportError, OSError, RuntimeError) as error:
             raise DeviceError(f"{backend} is installed but cannot be loaded: {_first(error)}") from error
-        return cls(bundle, plans, library, cuda)
+        kernels = None if kernel_cache is None else KernelCache(kernel_cache)
+        return cls(bundle, plans, library, cuda, kernels)
 
     def interface(self, graph: str) -> GraphInfo:
         return self._interfaces.get(graph) or super().interface(graph)
@@ -118,6 +135,8 @@ class TensorRTEngine(DeviceEngine):
         if self.stream:
             self.synchronise()
         self._calls.clear()
+        if self._kernels is not None:
+            self._kernels.save()
         for call in list(self._bound):
             call.forget()
         self._loaded.clear()
@@ -168,27 +187,19 @@ class TensorRTEngine(DeviceEngine):
         steps: list[Call] = []
         if MASK in inputs:
             mask = inputs[MASK]
-            given[MASK] = before = self._passing("mask.before", mask.shape, mask.dtype)
-            given[NEW_MASK] = own = self._passing("mask.own", (*mask.shape[:3], width), mask.dtype)
+            given[MASK] = before = self.passing("mask.before", mask.shape, mask.dtype)
+            given[NEW_MASK] = own = self.passing("mask.own", (*mask.shape[:3], width), mask.dtype)
             steps.append(self._appending.split(mask, starts, before, own))
         pairs: list[tuple[View, View]] = []
         for name, cache in outputs.items():
             if name.startswith(UPDATED):
                 batch, heads, _, size = cache.shape
-                rows = self._passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
+                rows = self.passing(f"rows.{len(pairs)}", (batch, heads, width, size), cache.dtype)
                 made[new_name(name)] = rows
                 pairs.append((rows, cache))
         steps.append(self._bound_call(graph, given, made))
         steps.append(self._appending.append(pairs, starts))
-        return _Steps(steps)
-
-    def _passing(self, name: str, shape: tuple[int, ...], dtype: str) -> View:
-        """Memory that holds something from one step of a call to the next: the calls of a stream share it."""
-        nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-        buffer = self._unread.get(("", name))
-        if buffer is None or buffer.nbytes < nbytes:
-            buffer = self._unread["", name] = self.allocate(name, nbytes)
-        return buffer.view(shape, dtype)
+        return Steps(steps)
 
     def _give_memory(self, call: _BoundCall, nbytes: int) -> None:
         """Let `call` have activation memory; where it needs more than there is, all calls that are not captured move. The
@@ -243,7 +254,9 @@ class TensorRTEngine(DeviceEngine):
                     f"{plan.backend} {self._library.__version__} cannot load {plan.file}: "
                     f"{tensorrt_library.first_error(self._logger.errors)}; build it again with {self._command}"
                 )
-            found = self._loaded[graph] = _Loaded(plan, engine, self._library, self._command)
+            found = self._loaded[graph] = _Loaded(
+                plan, engine, self._library, self._command, self._kernels, self._sha256(plan)
+            )
             log.debug("loaded %s in %.2f s", plan.file, time.perf_counter() - begin)
         return found
 
@@ -254,13 +267,16 @@ class TensorRTEngine(DeviceEngine):
             data = path.read_bytes()
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
-        digest, listed = hashlib.sha256(data).hexdigest(), self._bundle.manifest.files[plan.file].sha256
+        digest, listed = hashlib.sha256(data).hexdigest(), self._sha256(plan)
         if digest != listed:
             raise BundleError(
                 f"{path}: SHA-256 is {digest[:12]}…, the manifest says {listed[:12]}…: the file was changed; build it again "
                 f"with {self._command}"
             )
         return data
+
+    def _sha256(self, plan: Plan) -> str:
+        return self._bundle.manifest.files[plan.file].sha256
 
     def _failed(self, step: str, what: str) -> DeviceError:
         reason = tensorrt_library.first_error(self._logger.errors)
@@ -303,27 +319,14 @@ class _BoundCall:
         self._context = None
 
 
-class _Steps:
-    """Calls that are one call."""
-
-    def __init__(self, steps: Sequence[Call]):
-        self._steps = steps
-
-    @property
-    def capturable(self) -> bool:
-        """Whether all of them can be captured."""
-        return all(getattr(step, "capturable", True) for step in self._steps)
-
-    def run(self) -> None:
-        for step in self._steps:
-            step.run()
-
-
 class _Loaded:
     """A deserialised plan, compared with its entry in the manifest."""
 
-    def __init__(self, plan: Plan, engine: Any, library: Any, command: str):
+    def __init__(
+        self, plan: Plan, engine: Any, library: Any, command: str, kernels: KernelCache | None, sha256: str
+    ):
         self.plan, self._engine, self._library, self._command = plan, engine, library, command
+        self._kernels, self._sha256 = kernels, sha256
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         kinds = {name: engine.get_tensor_dtype(name).name for name in names}
         modes = {name: engine.get_tensor_mode(name).name.lower() for name in names}
@@ -385,6 +388,8 @@ class _Loaded:
         config = self._engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(user_managed)
         config.dynamic_shapes_kernel_specialization_strategy = specialising.EAGER
+        if self._kernels is not None and hasattr(config, "create_runtime_cache"):
+            self._kernels.attach(config, self._sha256)
         return config
 
     def _profile(self, sizes: Mapping[str, int]) -> int:
@@ -442,8 +447,11 @@ def _interface(info: GraphInfo, plan: Plan) -> GraphInfo:
 
 
 def _check_version(plans: Mapping[str, Plan], version: str, command: str) -> None:
+    here = tensorrt_library.numbers(version, 3)
     for plan in plans.values():
-        if tensorrt_library.numbers(plan.version, 3) != tensorrt_library.numbers(version, 3):
+        built = tensorrt_library.numbers(plan.version, 3)
+        runs = built[0] == here[0] and built <= here if plan.lean else built == here
+        if not runs:
             raise BundleError(
                 f"{plan.file}: built by {plan.backend} {plan.version}, here is {version}, which cannot run it; build the plans "
                 f"again with {command}"

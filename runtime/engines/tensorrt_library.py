@@ -6,11 +6,11 @@ import importlib
 import importlib.util
 from typing import Any
 
-LEAN = ("tensorrt_lean",)
-"""Runs plans and builds none."""
+LEAN = "tensorrt_lean"
+"""The module that runs plans which were built for it, and builds none."""
 
 MODULES = {
-    "tensorrt": (("tensorrt",), LEAN),
+    "tensorrt": (("tensorrt",),),
     # The first of the two loads the shared libraries that the bindings need.
     "tensorrt-rtx": (("tensorrt_rtx_libs", "tensorrt_rtx_bindings"), ("tensorrt_rtx",)),
 }
@@ -25,16 +25,16 @@ DTYPES = {
 
 def installed(backend: str) -> bool:
     """Whether a module of the backend is here; nothing is imported."""
-    return any(all(_there(name) for name in names) for names in MODULES[backend])
+    return (backend == "tensorrt" and _there(LEAN)) or any(
+        all(_there(name) for name in names) for names in MODULES[backend]
+    )
 
 
-def import_library(backend: str, builds: bool = False) -> Any:
-    """The module with a backend's API; with `builds` one that has a builder, too. Raises `ModuleNotFoundError` naming the
-    first that is missing, and whatever its import raises."""
+def import_library(backend: str, lean: bool = False) -> Any:
+    """The module with a backend's API; with `lean` that of the lean runtime. Raises `ModuleNotFoundError` naming the first
+    that is missing, and whatever its import raises."""
     missing: ModuleNotFoundError | None = None
-    for names in MODULES[backend]:
-        if builds and names == LEAN:
-            continue
+    for names in ((LEAN,),) if lean else MODULES[backend]:
         try:
             return [importlib.import_module(name) for name in names][-1]
         except ModuleNotFoundError as error:

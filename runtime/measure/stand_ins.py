@@ -14,13 +14,15 @@ from ..engines.base import DTYPES
 def stand_in(
     name: str, dtype: str, shape: tuple[int, ...], sizes: Mapping[str, int], rng: np.random.Generator
 ) -> np.ndarray | None:
-    """Values of `dtype` (bfloat16 as bits) for the input `name`, None for zeros; `sizes` has `width` and `cache`."""
+    """Values of `dtype` (bfloat16 as bits) for the input `name`, None for zeros; `sizes` has `width` and
+    `cache`, and `max_positions` where positions are rows of a table: a cache may be longer."""
     if dtype == "bool":
         return np.ones(shape, bool)
     if name == "row_index":
         return np.arange(sizes["width"] - shape[0], sizes["width"], dtype=np.int64)
     if name == "positions":
-        rows = np.arange(sizes["cache"] - sizes["width"], sizes["cache"], dtype=np.int64)
+        end = min(sizes["cache"], sizes.get("max_positions", sizes["cache"]))
+        rows = np.arange(end - sizes["width"], end, dtype=np.int64).clip(0)
         return np.ascontiguousarray(np.broadcast_to(rows, shape))
     if name.endswith("mask") or dtype not in FLOATS:
         return None  # a float mask of zeros shows everything; slot 0 of a cache costs what any slot does

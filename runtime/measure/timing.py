@@ -48,6 +48,8 @@ class GraphTimer:
             "distances": capacity + 1,
             "source": max(source, 1),
         }
+        if bundle.manifest.decoder.max_positions is not None:
+            self._sizes["max_positions"] = bundle.manifest.decoder.max_positions
         self._views: dict[Any, View] = {}
         self._mark: View | None = None
         self._rng = np.random.default_rng(0)

@@ -162,7 +162,7 @@ def _drafts(axes: Any, report: Mapping[str, Any]) -> None:
 def _request(axes: Any, report: Mapping[str, Any]) -> None:
     request, start = report["request"], 0.0
     for part, ms in request["ms"].items():
-        if ms > 0:
+        if ms:
             axes.barh(0, ms, left=start, label=f"{part} {ms:.1f} ms")
             start += ms
     axes.set_yticks([])
@@ -172,4 +172,4 @@ def _request(axes: Any, report: Mapping[str, Any]) -> None:
         f"a request of {request['tokens']} tokens, {drafted}, acceptance {request['acceptance']:g}",
         fontsize=10,
     )
-    axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
+    axes.legend(fontsize=8, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)

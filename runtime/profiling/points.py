@@ -74,6 +74,8 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
     chunk, source = min(PREFILL, limits.max_length), source_rows(manifest)
     cache = limits.max_length + limits.max_width
     fixed = {"batch": 1, "cache": cache, "distances": cache + 1, "source": source}
+    if manifest.decoder.max_positions is not None:
+        fixed["max_positions"] = manifest.decoder.max_positions
     wide = sorted(width for width in set(widths) if width > 1)
     found: list[Point] = []
     for name, graph in manifest.graphs.items():

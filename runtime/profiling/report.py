@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -13,6 +13,7 @@ from .results import Timing
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
+    from .host import Cycles
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance of a drafted token for which a draft's best length is predicted."""
@@ -62,9 +63,11 @@ def build_report(
     embed: bool,
     tokens: int,
     alpha: float,
+    cycles: Callable[[str | None, int], Cycles | None] | None = None,
 ) -> dict[str, Any]:
     """One JSON object (schema: `schemas/profile-1.json`). `about`: what was timed, how and where. The split of a request is
-    of one picture, a chunk of a prompt and `tokens` generated ones, drafted at acceptance `alpha`."""
+    of one picture, a chunk of a prompt and `tokens` generated ones, drafted at acceptance `alpha`; `cycles` times whole
+    cycles of a draft at a length, without which the host's share is not known."""
     table = table_of(manifest, timings, embed=embed)
     longest = longest_drafts(manifest, table)
     token = table.token_seconds()
@@ -92,7 +95,7 @@ def build_report(
             for name, costs in sorted(table.drafts.items())
         },
         "predictions": predicted,
-        "request": split(manifest, timings, table, tokens=tokens, alpha=alpha, longest=longest),
+        "request": split(manifest, timings, table, tokens=tokens, alpha=alpha, longest=longest, timed=cycles),
     }  # fmt: skip
 
 
@@ -104,9 +107,10 @@ def split(
     tokens: int,
     alpha: float,
     longest: Mapping[str, int],
+    timed: Callable[[str | None, int], Cycles | None] | None = None,
 ) -> dict[str, Any]:
     """Where the time of a request goes, in milliseconds, with the bundle's own draft at the length that is fastest at
-    `alpha`. What the host does between graphs is not in it: `bench` measures whole requests."""
+    `alpha`. `host` is what cycles take outside their graphs, None where only graphs were timed."""
     roles = {name: graph.role for name, graph in manifest.graphs.items()}
     once: dict[str, float] = dict.fromkeys(PER_REQUEST, 0.0)
     prefill: dict[str, float] = {}
@@ -126,12 +130,14 @@ def split(
     if draft is not None:
         costs = table.drafts[draft]
         drafting = costs.once + length * (costs.trunk + costs.propose)
-    milliseconds = {
+    whole = None if timed is None else timed(draft, length)
+    milliseconds: dict[str, float | None] = {
         "vision": once["vision"],
         "encoder": once["encoder"] + once["cross_kv"],
         "prefill": sum(prefill.values()),
         "draft": 1e3 * cycles * drafting,
         "verify": 1e3 * cycles * (cycle - drafting),
+        "host": None if whole is None else 1e3 * cycles * whole.host(cycle),
     }
     return {
         "tokens": tokens, "acceptance": alpha, "draft": draft, "draft_length": length, "prompt_rows": chunk,

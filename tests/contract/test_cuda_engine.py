@@ -3,15 +3,21 @@ the contract suite, on a CUDA that is not there, computed by the CPU provider.""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import lossless
 import numpy as np
 import onnxruntime as ort
 import pytest
 from engines.emulated import EmulatedCuda
 from engines.fake_cuda import STREAM, FakeCuda
+from rig import Rig
+from vlmexport.exporter.graphs.answers import build_answers
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.engines import create
+from vlmexport.runtime.engines import answers, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from vlmexport.runtime.errors import BundleError, DeviceError
@@ -36,9 +42,9 @@ def test_what_the_provider_is_asked_for(tiny_bundle: Callable, monkeypatch: pyte
     monkeypatch.setattr(Cuda, "open", FakeCuda)
     engine = create(tiny_bundle("llama-bfloat16").bundle, "cuda")
     assert isinstance(engine, OnnxRuntimeCuda)
-    assert engine.providers() == [
-        (PROVIDER, {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(STREAM)})
-    ]
+    asked = {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(STREAM)}
+    assert engine.providers(captures=False) == [(PROVIDER, asked)]
+    assert engine.providers(captures=True) == [(PROVIDER, asked | {"enable_cuda_graph": "1"})]
     assert engine.dtype("segment.0", "key_cache.0") == "bfloat16"
     assert engine.graphs["segment.0"].file == "segment.0.onnx"
     engine.close()
@@ -72,3 +78,132 @@ def test_a_graph_that_is_not_as_the_manifest_says(tiny_bundle: Callable) -> None
             engine.load("head")
     finally:
         engine.graphs["head"].inputs[0].dtype = kept
+
+
+# --- what the head says without its logits ---
+
+
+def test_the_shipped_graph_is_what_its_source_makes() -> None:
+    shipped = Path(answers.__file__).with_name(answers.FILE).read_bytes()
+    assert shipped == build_answers().SerializeToString(), "python -m vlmexport.exporter.graphs.answers FILE"
+
+
+def test_answers_are_the_first_of_the_highest_and_whether_it_is_a_number() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.integers(-4, 4, (64, 700)).astype(np.float32)  # ties in every row
+    nan, high, low = 3, 4, 5
+    logits[nan, 500], logits[high, 600], logits[low] = np.nan, np.inf, -np.inf
+    logits[6], logits[7, ::2] = 2.0, -np.inf
+    session = ort.InferenceSession(
+        str(Path(answers.__file__).with_name(answers.FILE)), providers=["CPUExecutionProvider"]
+    )
+    best, finite = session.run(None, {"logits": logits, "places": answers.places(700)})
+    sound = [row for row in range(64) if row not in (nan, high, low)]
+    assert best[sound].tolist() == logits[sound].argmax(-1).tolist() and best[high] == 600
+    assert finite.tolist() == [row in sound for row in range(64)]
+    assert (best.dtype, finite.dtype) == (np.int64, np.bool_)
+
+
+def test_more_tokens_than_can_be_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"16777217 tokens are more than float32 counts"):
+        answers.places((1 << 24) + 1)
+
+
+# --- calls that are captured ---
+
+
+def generated(rig: Rig, limit: int = 20) -> Any:
+    """A request with drafts on the trunk, which must come out as the oracle has it."""
+    request = rig.request(51)
+    run = lossless.generate(rig, request, limit, proposer=lossless.DRAFTS["early-exit"](rig, ()), length=3)
+    assert run.tokens == rig.oracle.greedy(request, limit)
+    return run
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_cycle_replays_its_calls(rigs: Callable, family: str) -> None:
+    """Once every length of a draft has come, only the prompt is run as it is."""
+    rig: Rig = rigs(family, "cuda")
+    generated(rig)
+    sessions = rig.engine._sessions
+    before = {name: (each.runs, each.replays) for name, each in sessions.items()}
+    run = generated(rig)
+    for name, each in sessions.items():
+        runs, replays = each.runs - before[name][0], each.replays - before[name][1]
+        assert runs - replays <= 2, f"{name}: {runs} runs, {replays} of them replays"
+        if name == "mask":
+            assert replays >= run.stats.proposed + run.stats.cycles, "of the trunk and the tail"
+    assert rig.engine.captures_calls
+
+
+def test_what_moves_rows_is_not_run_again(rigs: Callable) -> None:
+    """ONNX Runtime runs a graph several times before it is captured."""
+    rig: Rig = rigs("llama", "cuda")
+    assert {name for name in rig.manifest.graphs if not rig.engine.repeatable(name)} >= {"commit"}
+    assert not rig.engine._session("commit").captures and rig.engine._session("segment.0").captures
+
+
+def test_calls_outside_of_programs_are_not_captured(rigs: Callable) -> None:
+    """What was captured stays as long as its call, and a prompt comes in any width."""
+    rig: Rig = rigs("llama", "cuda")
+    rig.start(rig.request(51))
+    rig.settle()
+    assert any(each.runs for each in rig.engine._sessions.values())
+    assert not any(each.captured for each in rig.engine._sessions.values())
+
+
+def test_what_was_captured_goes_with_its_call(rigs: Callable) -> None:
+    rig: Rig = rigs("llama", "cuda")
+    generated(rig)
+    engine: EmulatedCuda = rig.engine
+    assert sum(len(each.captured) for each in engine._sessions.values()) > 10
+    rig.decoder = None  # type: ignore[assignment]
+    engine._calls.clear()
+    gc.collect()
+    engine.synchronise()
+    assert not any(each.captured for each in engine._sessions.values())
+    rig.fresh()
+
+
+def test_what_cannot_be_captured_is_put_into_the_stream(
+    rigs: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig: Rig = rigs("llama", "cuda")
+    rig.engine._session("segment.1").broken = "operation not permitted when stream is capturing"
+    generated(rig)
+    assert not rig.engine.captures_calls
+    assert "segment.1.onnx cannot be captured" in caplog.text
+    replays = sum(each.replays for each in rig.engine._sessions.values())
+    generated(rig)
+    assert sum(each.replays for each in rig.engine._sessions.values()) == replays
+    rig.fresh()
+
+
+def test_a_graph_that_onnx_runtime_does_not_capture(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses sessions with a node on the CPU when it is to capture them."""
+    opened = EmulatedCuda.open_session
+
+    def refusing(self: Any, path: Path, captures: bool) -> Any:
+        if captures and path.name == "mask.onnx":
+            raise RuntimeError("This session cannot use the graph capture feature as requested by the user")
+        return opened(self, path, captures)
+
+    monkeypatch.setattr(EmulatedCuda, "open_session", refusing)
+    rig: Rig = rigs("llama", "cuda").fresh()
+    generated(rig)
+    generated(rig)
+    assert rig.engine.captures_calls
+    sessions = rig.engine._sessions
+    assert not sessions["mask"].captured and sessions["segment.0"].replays
+
+
+def test_an_error_of_a_run_is_named(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig: Rig = rigs("llama", "cuda")
+
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError("CUDA failure 700: an illegal memory access")
+
+    monkeypatch.setattr(rig.engine._session("segment.0"), "run_with_iobinding", failing)
+    with pytest.raises(BundleError, match=r"cannot run segment\.0\.onnx: CUDA failure 700"):
+        generated(rig)
+    rig.fresh()

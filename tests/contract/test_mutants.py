@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import cuda_mutants as provider
 import device_mutants as device
 import eagle_mutants as eagle
 import lossless
@@ -383,6 +384,12 @@ def on_plans(name: str) -> Guard:
     return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "tensorrt"), family)
 
 
+@functools.cache
+def on_cuda(name: str) -> Guard:
+    """A row of the contract table, on the engine of the CUDA provider."""
+    return lambda rigs, family: ROWS[name](lambda bundle: rigs(bundle, "cuda"), family)
+
+
 def longer_prompt(rigs: Callable, family: str) -> None:
     """Captured cycles, and a prompt that needs more memory than those before."""
     plans.a_longer_prompt(rigs(family, "tensorrt"))
@@ -718,6 +725,17 @@ MUTANTS = {
     "plans: NaN logits": Mutant(
         plans.nan_logits,
         {"table": on_plans("one_token"), "generation": generation("perfect", 3, engine="tensorrt")},
+        refused_by=(NumericsError,),
+    ),
+    # The engine of ONNX Runtime's CUDA provider.
+    "cuda: one number for all calls": Mutant(
+        provider.one_number_for_all_calls,
+        {"draft": generation("early-exit", 3, engine="cuda")},
+        refused_by=(NumericsError, RuntimeError),  # ONNX Runtime looks at slots itself on a CPU
+    ),
+    "cuda: runs not excluded": Mutant(
+        provider.runs_not_excluded,
+        {"ragged": on_cuda("ragged_batch")},
         refused_by=(NumericsError,),
     ),
     "best of the row before": Mutant(

@@ -3,12 +3,15 @@ to text by the commands. CUDA and TensorRT are not there (`engines/fake_cuda.py`
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import machinery
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from engines.fake_cuda import FakeCuda
 from rig import Rig
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
+from vlmexport.exporter.tensorrt.options import resolve
 from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import choose_plans
@@ -28,6 +32,8 @@ from vlmexport.runtime.cli import main
 from vlmexport.runtime.decode.floats import widen
 from vlmexport.runtime.engines import DEVICES, create
 from vlmexport.runtime.engines.cuda import Cuda
+from vlmexport.runtime.engines.kernel_cache import KernelCache
+from vlmexport.runtime.engines.tensorrt import TensorRTEngine
 from vlmexport.runtime.errors import BundleError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
@@ -286,17 +292,130 @@ def test_plans_of_another_precision(tiny_bundle: Callable, tmp_path: Path) -> No
 
 def test_with_tensorrt_rtx(planned: Bundle, rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which compiles kernels for shapes when it likes to, unless it is told."""
-
-    def of_rtx(cuda: FakeCuda) -> Any:
-        found = fake_tensorrt.library(cuda)
-        found.DynamicShapesKernelSpecializationStrategy = fake_tensorrt.Specialising
-        return found
-
-    monkeypatch.setattr(emulated, "library", of_rtx)
+    monkeypatch.setattr(emulated, "library", fake_tensorrt.rtx_library)
     rig: Rig = rigs("llama", "tensorrt").fresh()
     request = rig.request(51)
     run = lossless.generate(rig, request, 20, proposer=lossless.DRAFTS["early-exit"](rig, ()), length=3)
     assert run.tokens == rig.oracle.greedy(request, 20) and rig.engine.counts.launches
+
+
+# --- what TensorRT-RTX compiled ---
+
+
+def with_kernels(bundle: Bundle, folder: Path) -> tuple[int, str]:
+    """How many kernels a process compiles for one call of every imitation draft, and nothing else; what was logged stays."""
+    cuda = FakeCuda(TARGET)
+    plans = choose_plans(bundle.manifest, bundle.path, TARGET, lambda backend: True)
+    before = fake_tensorrt.RuntimeCache.compiled
+    engine = TensorRTEngine(bundle, plans, fake_tensorrt.rtx_library(cuda), cuda, KernelCache(folder))  # type: ignore[arg-type]
+    graph = next(name for name in engine.graphs if name.startswith("imitation"))
+    size = int(engine.interface(graph).inputs[0].shape[2])
+    given, made = (
+        engine.allocate(name, 4 * size, True).view((1, 1, size), "float32") for name in ("in", "out")
+    )
+    engine.bind(graph, {"hidden": given}, {"hidden_out": made}).run()
+    engine.close()
+    return fake_tensorrt.RuntimeCache.compiled - before, graph
+
+
+def test_kernels_are_compiled_once_and_kept(planned: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "kernels"
+    compiled, graph = with_kernels(planned, folder)
+    assert compiled == 1
+    plan = next(plan for plan in planned.manifest.plans if plan["graph"] == graph)
+    (file,) = folder.iterdir()
+    assert file.name == f"{plan['sha256']}.kernels"
+    written = file.stat().st_mtime_ns
+    assert with_kernels(planned, folder)[0] == 0, "the second process compiles nothing"
+    assert file.stat().st_mtime_ns == written, "what did not change is not written"
+
+
+@pytest.mark.parametrize("what", ["another GPU", "damage"])
+def test_kernels_that_do_not_fit_are_compiled_anew(
+    planned: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with_kernels(planned, tmp_path)
+    (file,) = tmp_path.iterdir()
+    if what == "damage":
+        file.write_bytes(b"\xff none")
+    else:
+        monkeypatch.setattr(fake_tensorrt.RuntimeCache, "environment", "another GPU")
+    assert with_kernels(planned, tmp_path)[0] == 1
+    assert with_kernels(planned, tmp_path)[0] == 0, "they took the place of what did not fit"
+
+
+def test_a_kernel_cache_that_cannot_be_used(
+    planned: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match=r"kernel cache .*file/x: cannot be made \(Not a directory\)"):
+        KernelCache(tmp_path / "file" / "x")
+    with pytest.raises(OptionError, match=r"kernel cache: x asked for, but device 'cpu' compiles no kernels"):
+        create(planned, "cpu", kernel_cache=Path("x"))
+    folder = tmp_path / "gone"
+    cache = KernelCache(folder)
+    folder.rmdir()
+    config: Any = fake_tensorrt.Engine.create_runtime_config(None)  # type: ignore[arg-type]
+    cache.attach(config, "0" * 64)
+    config.cache.compile("a kernel")
+    cache.save()
+    assert "cannot be written" in caplog.text
+
+
+# --- the lean runtime ---
+
+
+@pytest.fixture(scope="module")
+def lean(tiny_bundle: Callable, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with plans for the lean runtime."""
+    tiny = tiny_bundle("llama")
+    return with_plans(tiny.path, tiny.bundle.manifest, tmp_path_factory.mktemp("lean"), lean=True)
+
+
+def test_the_lean_runtime_runs_plans_that_are_for_it(lean: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(plan["lean"] is True for plan in lean.manifest.plans)
+    monkeypatch.setattr(emulated, "library", fake_tensorrt.lean_library)
+    engine = Emulated(lean)
+    engine.load(*engine.graphs)
+    engine.close()
+    newer = functools.partial(fake_tensorrt.lean_library, version="10.20.0.1")
+    monkeypatch.setattr(emulated, "library", newer)
+    Emulated(lean).close()
+    for version in ("10.15.9.9", "11.0.0.1"):
+        monkeypatch.setattr(
+            emulated, "library", functools.partial(fake_tensorrt.lean_library, version=version)
+        )
+        with pytest.raises(
+            BundleError, match=rf"here is {version}, which cannot run it; .* --lean on the dev"
+        ):
+            Emulated(lean)
+
+
+def test_plans_and_runtimes_that_do_not_fit(
+    lean: Bundle, planned: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which module is imported follows the plans, and the error names both ways out."""
+    monkeypatch.setattr(Cuda, "open", lambda: FakeCuda(TARGET))
+    full, small = fake_tensorrt.library(FakeCuda()), fake_tensorrt.lean_library(FakeCuda())
+    full.__spec__ = small.__spec__ = machinery.ModuleSpec("tensorrt", None)
+    for bundle, here, missing, other in (
+        (lean, ("tensorrt", full), "tensorrt_lean", r"pip install tensorrt-lean; or build them for the full runtime.*tensorrt on"),
+        (planned, ("tensorrt_lean", small), "tensorrt", r"JetPack brings it along\); or build them for the lean.*--lean on"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, missing, None)
+            patch.setitem(sys.modules, *here)
+            with pytest.raises(DeviceError, match=rf"the module {missing} is missing: .*{other} the device`"):
+                create(bundle, "tensorrt")
+    with pytest.raises(OptionError, match="--lean: tensorrt-rtx has no lean runtime"):
+        resolve(PlanOptions(lean=True))
+
+
+def test_plans_for_either_runtime_are_not_mixed(planned: Bundle) -> None:
+    first, *others = planned.manifest.plans
+    mixed = replace(planned.manifest, plans=[first | {"lean": True}, *others])
+    with pytest.raises(BundleError, match="some plans for sm87 are for the lean runtime, others are not"):
+        choose_plans(mixed, planned.path, TARGET, lambda backend: True)
 
 
 def test_an_older_tensorrt_has_memory_as_a_field(
@@ -386,6 +505,8 @@ def test_from_plans_to_text(
         "no TensorRT plans for this GPU (sm87); the bundle has none; build them with `vlmexport compile"
         in capsys.readouterr().err
     )
+    assert main(["compile", folder, "--backend", "tensorrt-rtx", "--lean"]) == 2
+    assert "--lean: tensorrt-rtx has no lean runtime" in capsys.readouterr().err
     assert main(["compile", folder, "--backend", "tensorrt", "--plan-precision", "fp32"]) == 0
     capsys.readouterr()
     assert main([*line, "--device", "tensorrt"]) == 0
@@ -396,6 +517,12 @@ def test_from_plans_to_text(
     )
     report = capsys.readouterr().out
     assert '"gpu": "a GPU that is not there"' in report
+    assert main(["profile", folder, "--device", "tensorrt", "--widths", "1,2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["timed_with"], report["device"]) == ("the engine tensorrt", "a GPU that is not there")
+    assert report["request"]["ms"]["host"] is not None and {"embed", "mask"} <= {
+        row["graph"] for row in report["graphs"]
+    }
     assert (
         main(["verify", folder, "--model", str(tiny.checkpoint), "--device", "tensorrt", "--prompts", "1"])
         == 0

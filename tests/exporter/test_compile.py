@@ -48,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     def build(
-        _library: Any, _capability: Any, source: Path, scratch: Path, options: Any, _profiles: Any
+        _library: Any, _capability: Any, source: Path, scratch: Path, options: Any, _profiles: Any, _lean: Any
     ) -> BuiltPlan:
         asked.append(source.name)
         scratch.mkdir()

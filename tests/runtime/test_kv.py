@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,9 @@ def test_growth_keeps_every_valid_row(direct: bool, batch: int, steps: list[int]
                 assert np.array_equal(found[name], np.repeat(expected[..., None], 3, -1).astype(np.float32))
 
 
-def test_growth_leaves_nothing_that_is_not_finite() -> None:
-    engine = Memory(True)
+@pytest.mark.parametrize("direct", [True, False])
+def test_growth_leaves_nothing_that_is_not_finite(direct: bool) -> None:
+    engine = Memory(direct)
     arena = arena_of(engine, 316)
     for buffer in (*arena.keys, *arena.values):
         buffer.data.view(np.float32)[:] = np.nan
@@ -93,6 +95,34 @@ def test_growth_leaves_nothing_that_is_not_finite() -> None:
     for layer in range(2):
         for view in arena.view(layer):
             assert np.isfinite(engine.read(view)).all()
+
+
+def test_a_device_grows_where_it_is_and_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing passes through the host, and lengths double: whatever is captured is captured for each of them."""
+    engine = Memory(False)
+    arena = arena_of(engine, 1040, 2)
+    arena.reset(2)
+    fill(engine, arena, 1, 0, 100, 0.5)
+    arena.advance(100, 1)
+    passed: list[int] = []
+    monkeypatch.setattr(
+        engine, "copy", lambda target, source: SimpleNamespace(run=lambda: moved(target, source))
+    )
+
+    def moved(target: View, source: View) -> None:
+        passed.append(target.nbytes)
+        Memory.write(engine, target, Memory.read(engine, source))
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(engine, name, lambda *_: pytest.fail("through the host"))
+    lengths = []
+    for _ in range(90):
+        if arena.reserve(10, 1):
+            lengths.append(arena.rows)
+        arena.advance(10, 1)
+    assert lengths == [256, 512, 1024] and len(passed) == 3 * 4 * (2 + 4)
+    monkeypatch.undo()
+    assert (arena.read(0, 1)["key"][1, :100, 0] == 10.5 + np.arange(100)).all()
 
 
 def test_static_cache_binds_the_capacity_and_never_moves() -> None:

@@ -23,6 +23,7 @@ from vlmexport.runtime.cli import main
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.profiling import commands, points, results
+from vlmexport.runtime.profiling.host import Cycles
 from vlmexport.runtime.profiling.page import page
 from vlmexport.runtime.profiling.report import build_report, table_of
 from vlmexport.runtime.profiling.results import Layer, Timing
@@ -156,13 +157,18 @@ def test_every_graph_is_run_at_shapes_that_its_plan_takes(
         assert all(f"{name}:I/{run.point.name}.{name}.bin" in " ".join(flags) for name in run.inputs)
 
 
-def test_what_a_pass_reads_lies_within_its_buffers(tiny_bundle: Bundles, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", [None, 30])
+def test_what_a_pass_reads_lies_within_its_buffers(
+    tiny_bundle: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: int | None
+) -> None:
+    """A table of positions may be shorter than the cache, which has room for a pass beyond the last one."""
     bundle = with_plans(tiny_bundle("llama").bundle, tmp_path)
+    monkeypatch.setattr(bundle.manifest.decoder, "max_positions", table)
     limits = bundle.manifest.limits
     for run in all_runs(bundle):
         for name, bound in (
             ("write_indices", limits.max_length + limits.max_width - run.point.width),
-            ("positions", limits.max_length + limits.max_width - 1),
+            ("positions", (table or limits.max_length + limits.max_width) - 1),
             ("row_index", run.point.width - 1),
             ("token_ids", bundle.manifest.text.vocab_size - 1),
         ):
@@ -258,6 +264,7 @@ def test_the_engine_at_hand(tiny_bundle: Bundles, capsys: pytest.CaptureFixture[
         ms = row["ms"]
         assert 0 < ms["min"] <= ms["p50"] <= ms["p90"] <= ms["p95"] <= ms["p99"] <= ms["max"]
     assert (report["request"]["ms"]["vision"] > 0) == ("vision" in timed)
+    assert report["request"]["ms"]["host"] > 0
     assert all(row["speedup"] >= 1 for row in report["predictions"]), "drafting nothing costs nothing"
 
 
@@ -280,6 +287,29 @@ def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
         if profile == "token":
             found.append(Timing(graph, "verify", 4, [2.0, 3.0, 9.0]))
     return found
+
+
+def test_the_hosts_share_is_what_is_left_of_a_cycle(tiny_bundle: Bundles) -> None:
+    """Of calls that return when they are done their own seconds count, else those of the graphs."""
+    manifest = tiny_bundle("llama").bundle.manifest
+    asked: list[Any] = []
+
+    def report(cycles: Cycles | None) -> dict[str, Any]:
+        def timed(draft: str | None, length: int) -> Cycles | None:
+            asked.append((draft, length))
+            return cycles
+
+        return build_report(manifest, synthetic(manifest), {}, embed=True, tokens=8, alpha=0.0, cycles=timed)[
+            "request"
+        ]
+
+    unknown = report(None)
+    assert unknown["ms"]["host"] is None and asked == [(unknown["draft"], unknown["draft_length"])]
+    assert (unknown["draft"], unknown["draft_length"]) == (None, 0), "nothing is ever accepted"
+    graphs = unknown["ms"]["verify"] / 8
+    assert report(Cycles(1.0, 0.75))["ms"]["host"] == pytest.approx(8 * 250)
+    assert report(Cycles(1.0, None))["ms"]["host"] == pytest.approx(8 * (1000 - graphs))
+    assert report(Cycles(1e-9, None))["ms"]["host"] == 0.0
 
 
 def test_a_request_says_how_long_its_prompt_is(tiny_bundle: Bundles) -> None:
@@ -389,6 +419,8 @@ def test_options_that_do_not_fit(
         (["--html", str(tmp_path / "x.txt")], "must end in .html"),
         (["--html", str(tmp_path / "no/x.html")], "does not exist"),
         (["--save-commands", "a", "--import", "b"], "two steps"),
+        (["--device", "tensorrt", "--import", "b"], "--device tensorrt times that engine: leave"),
+        (["--device", "gpu"], "unknown device 'gpu'"),
     ):
         assert main(["profile", folder, *options]) == 2
         error = capsys.readouterr().err

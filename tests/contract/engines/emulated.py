@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.compile import link_files
@@ -19,11 +19,13 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.base import Call, View
+from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
 
 from .device_memory import GARBAGE
 from .fake_cuda import FakeCuda
+from .fake_provider import FakeSession
 from .fake_tensorrt import library
 from .memory import DTYPES
 from .stream import Counts
@@ -31,7 +33,9 @@ from .stream import Counts
 TARGET = "sm87"
 
 
-def with_plans(path: Path, manifest: Manifest, folder: Path, lowering: str = "native") -> Bundle:
+def with_plans(
+    path: Path, manifest: Manifest, folder: Path, lowering: str = "native", lean: bool = False
+) -> Bundle:
     """The bundle at `path` once more in `folder`, with float32 plans of its graphs by the exporter and a builder that is
     not there. Of a narrow bundle the graphs are those that compute in float32."""
     link_files(path, folder, manifest)
@@ -41,7 +45,7 @@ def with_plans(path: Path, manifest: Manifest, folder: Path, lowering: str = "na
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", library(FakeCuda()))
         patch.setattr(api, "local_architecture", lambda: TARGET)
-        add_plans(bundle, PlanOptions("tensorrt", "native", "fp32", lowering))
+        add_plans(bundle, PlanOptions("tensorrt", "native", "fp32", lowering, lean))
     return bundle
 
 
@@ -108,18 +112,22 @@ class EmulatedCuda(Asked, OnnxRuntimeCuda):
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, widened(manifest), FakeCuda())  # type: ignore[arg-type]
         self._manifest = manifest
+        self._opened: dict[Path, ort.InferenceSession] = {}
 
     def renewed(self) -> EmulatedCuda:
         """An engine with nothing in its memory and its queue, on the graphs that this one has loaded."""
         made = type(self)(self._folder, self._manifest)
-        made._sessions = self._sessions
+        made._opened = self._opened
         return made
 
-    def providers(self) -> list[Any]:
-        return ["CPUExecutionProvider"]
+    def open_session(self, path: Path, captures: bool) -> Any:
+        if path not in self._opened:
+            self._opened[path] = ort.InferenceSession(
+                str(path), session_options(pooled=False), providers=["CPUExecutionProvider"]
+            )
+        return FakeSession(self._opened[path], self.cuda, captures)
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
         for view in (*inputs.values(), *outputs.values()):
             self.cuda.bytes_at(view.address, view.nbytes)
-        call = super()._bind(graph, inputs, outputs)
-        return SimpleNamespace(run=lambda: self.cuda.queue.enqueue(call.run))
+        return super()._bind(graph, inputs, outputs)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from vlmexport.runtime.engines.cuda import DOWN, UP, WITHIN, Gpu
+from vlmexport.runtime.errors import DeviceError
 
 from .stream import Captured, Counts, Stream
 
@@ -104,6 +105,8 @@ class FakeCuda:
 
     def end_capture(self, stream: int) -> int:
         self._own(stream)
+        if self.queue._capturing is None:
+            raise DeviceError("CUDA: cudaStreamEndCapture failed: the stream is not capturing")
         self._capture.__exit__(None, None, None)
         number = len(self._captures) + 1
         self._captures[number] = self._captured

@@ -37,6 +37,8 @@ class Flag(enum.IntEnum):
     STRONGLY_TYPED = 1
     TF32 = 2
     REQUIRE_USER_ALLOCATION = 3
+    VERSION_COMPATIBLE = 4
+    EXCLUDE_LEAN_RUNTIME = 5
 
 
 class Strategy(enum.Enum):
@@ -66,6 +68,21 @@ class Type(enum.Enum):
 
 class Logger:
     ERROR, INTERNAL_ERROR = 1, 0
+
+
+def lean_library(cuda: FakeCuda, version: str = VERSION) -> Any:
+    """The module of the lean runtime, which builds nothing and loads only what was built for it."""
+    full = library(cuda, version)
+    names = ("__version__", "ILogger", "ExecutionContextAllocationStrategy", "TensorIOMode")
+    runtime = {"Runtime": lambda logger: Runtime(cuda, logger, version, lean=True)}
+    return SimpleNamespace(**{name: getattr(full, name) for name in names}, **runtime)
+
+
+def rtx_library(cuda: FakeCuda) -> Any:
+    """The module of TensorRT-RTX, which compiles kernels for shapes when it likes to, unless it is told."""
+    found = library(cuda)
+    found.DynamicShapesKernelSpecializationStrategy = Specialising
+    return found
 
 
 def library(cuda: FakeCuda, version: str = VERSION) -> Any:
@@ -185,6 +202,9 @@ class Builder:
             "profiles": config.profiles,
             "aliases": updates,
             "user_allocation": Flag.REQUIRE_USER_ALLOCATION in config.flags,
+            "lean": Flag.VERSION_COMPATIBLE in config.flags,
+            "carries_code": Flag.VERSION_COMPATIBLE in config.flags
+            and Flag.EXCLUDE_LEAN_RUNTIME not in config.flags,
         }
         return MAGIC + json.dumps(head).encode() + b"\n" + network.model.SerializeToString()
 
@@ -199,8 +219,8 @@ def _tensor(value: onnx.ValueInfoProto) -> Any:
 
 
 class Runtime:
-    def __init__(self, cuda: FakeCuda, logger: Any, version: str) -> None:
-        self._cuda, self._logger, self._version = cuda, logger, version
+    def __init__(self, cuda: FakeCuda, logger: Any, version: str, lean: bool = False) -> None:
+        self._cuda, self._logger, self._version, self._lean = cuda, logger, version, lean
 
     def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
         self._cuda.queue.outside_a_capture("loading a plan")
@@ -209,8 +229,13 @@ class Runtime:
                 Logger.ERROR, "IRuntime::deserializeCudaEngine: Error Code 1: magic tag mismatch"
             )
             return None
-        head, _, model = data[len(MAGIC) :].partition(b"\n")
-        return Engine(self._cuda, self._logger, json.loads(head), model)
+        text, _, model = data[len(MAGIC) :].partition(b"\n")
+        head = json.loads(text)
+        assert not head["carries_code"], "a plan carries code for the host"
+        if head["lean"] != self._lean:
+            self._logger.log(Logger.ERROR, "IRuntime::deserializeCudaEngine: not of this runtime")
+            return None
+        return Engine(self._cuda, self._logger, head, model)
 
 
 class Engine:
@@ -259,15 +284,25 @@ class Engine:
         def allocated_by(strategy: Strategy) -> None:
             config.strategy = strategy
 
+        def keep(cache: RuntimeCache) -> bool:
+            config.cache = cache
+            return True
+
         config = SimpleNamespace(
             strategy=Strategy.STATIC,
+            cache=None,
             set_execution_context_allocation_strategy=allocated_by,
             dynamic_shapes_kernel_specialization_strategy=Specialising.LAZY,
+            create_runtime_cache=RuntimeCache,
+            set_runtime_cache=keep,
         )
         return config
 
     def create_execution_context(self, strategy: Any = Strategy.STATIC) -> ExecutionContext:
         self.cuda.queue.outside_a_capture("making an execution context")
+        cache = getattr(strategy, "cache", None)
+        if cache is not None:
+            cache.compile(str(sorted(self.values)))
         if not isinstance(strategy, Strategy):
             assert strategy.dynamic_shapes_kernel_specialization_strategy is Specialising.EAGER, (
                 "kernels of any shape would be captured"
@@ -279,6 +314,35 @@ class Engine:
     def dimensions(self, name: str) -> list[int | str]:
         """A value's shape; symbolic dimensions by name."""
         return [each.dim_param or each.dim_value for each in self.values[name].type.tensor_type.shape.dim]
+
+
+class RuntimeCache:
+    """Of TensorRT-RTX: kernels that were compiled, by what they are for. It takes those of its own environment only."""
+
+    environment: ClassVar[str] = "a GPU that is not there"
+    compiled: ClassVar[int] = 0
+    """Of all caches, so far."""
+
+    def __init__(self) -> None:
+        self._kernels: list[str] = []
+
+    def compile(self, what: str) -> None:
+        """A context needs kernels."""
+        if what not in self._kernels:
+            self._kernels.append(what)
+            type(self).compiled += 1
+
+    def serialize(self) -> bytes:
+        return json.dumps([self.environment, self._kernels]).encode()
+
+    def deserialize(self, blob: bytes) -> bool:
+        try:
+            environment, kernels = json.loads(bytes(blob))
+        except ValueError:
+            return False
+        if environment == self.environment:
+            self._kernels = kernels
+        return environment == self.environment
 
 
 class ExecutionContext:

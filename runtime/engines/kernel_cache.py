@@ -1,0 +1,61 @@
+"""Kernels that TensorRT-RTX compiled, kept between processes in a folder that the user names: a file for each plan.
+
+They are programs for the GPU, like plans: a folder of one's own. TensorRT compares what it is given with its version, the GPU
+and the driver, and compiles anew where they differ.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from ..files import replacing
+
+log = logging.getLogger(__name__)
+
+LIMIT = 1 << 30
+"""Bytes of a file that is read."""
+
+
+class KernelCache:
+    """The files of one folder. Those who cannot be read or written cost time, and nothing else."""
+
+    def __init__(self, folder: Path):
+        """Makes the folder. Raises `OptionError` where that cannot be."""
+        self._folder = Path(folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"kernel cache {folder}: cannot be made ({error.strerror})") from error
+        self._held: dict[Path, tuple[Any, bytes]] = {}
+
+    def attach(self, config: Any, plan_sha256: str) -> None:
+        """Let contexts that are made with `config` take kernels of a plan from its file, and keep new ones for it."""
+        path = self._folder / f"{plan_sha256}.kernels"
+        if path not in self._held:
+            cache, found = config.create_runtime_cache(), b""
+            try:
+                if path.is_file() and path.stat().st_size <= LIMIT:
+                    found = path.read_bytes()
+            except OSError as error:
+                log.warning("kernel cache %s cannot be read: %s", path, error)
+            if found and not cache.deserialize(found):
+                log.debug("kernel cache %s is of another GPU, driver or TensorRT", path)
+                found = b""
+            self._held[path] = (cache, found)
+        config.set_runtime_cache(self._held[path][0])
+
+    def save(self) -> None:
+        """Write the files of plans for which kernels were compiled."""
+        for path, (cache, before) in self._held.items():
+            now = bytes(memoryview(cache.serialize()))
+            if now == before:
+                continue
+            try:
+                with replacing(path) as out:
+                    out.write(now)
+            except OSError as error:
+                log.warning("kernel cache %s cannot be written: %s", path, error)
+        self._held.clear()

@@ -1,0 +1,31 @@
+"""Errors of the engine of ONNX Runtime's CUDA provider, planted in the real code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnxruntime as ort
+import pytest
+from vlmexport.runtime.engines import onnxruntime_cuda
+from vlmexport.runtime.engines.onnxruntime_cuda import NEVER
+
+Patch = pytest.MonkeyPatch
+
+
+def one_number_for_all_calls(patch: Patch) -> None:
+    """Calls of a graph share what was captured of the first of them."""
+    _numbered(patch, lambda number: number if number == NEVER else "1")
+
+
+def runs_not_excluded(patch: Patch) -> None:
+    """Runs outside of programs are captured, too, under one number."""
+    _numbered(patch, lambda number: "0" if number == NEVER else number)
+
+
+def _numbered(patch: Patch, number_of: Callable[[str], str]) -> None:
+    made = onnxruntime_cuda.run_options
+
+    def wrong(number: str) -> ort.RunOptions:
+        return made(number_of(number))
+
+    patch.setattr(onnxruntime_cuda, "run_options", wrong)

@@ -1,0 +1,49 @@
+"""Native plans of every family and draft, built by NVIDIA's builder on the CPU; nothing is executed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rig import FAMILIES
+from tiny_bundles import TinyBundle
+from vlmexport.exporter.tensorrt import PlanOptions, add_plans
+from vlmexport.runtime.bundle.folder import Bundle
+
+pytest.importorskip("tensorrt_rtx_libs")
+
+LAYER_BYTES, PLAN_BYTES = 9_000_000, 4_000_000
+"""What kernels take: of a decoder's layer with its three profiles, and of any other plan (docs/tensorrt.md, measured)."""
+
+TARGETS, PRECISIONS = ("sm86", "sm89"), ("fp16", "bf16")
+STORED = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_graph_gets_a_native_plan(
+    tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str, target: str, precision: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_bundle(name).path, tmp_path / "bundle"))
+    bundle = Bundle.open(folder)
+    manifest = bundle.manifest
+    stored = STORED.get(manifest.weights_dtype)
+    if stored not in (None, precision):
+        pytest.skip(f"a bundle of {manifest.weights_dtype} has plans of its own type")
+    report = add_plans(bundle, PlanOptions(target=target, precision=precision))
+    assert {entry["graph"] for entry in report.entries} == set(manifest.graphs)
+    drafts = {graph for draft in manifest.drafts for graph in draft.graphs.values()}
+    assert drafts and drafts <= set(manifest.graphs)
+    for entry in report.entries:
+        info = manifest.graphs[entry["graph"]]
+        assert (entry["target"], entry["lowering"]) == (target, "native")
+        assert STORED[entry["precision"]] == precision
+        layers = 1 if info.layers is None else info.layers[1] - info.layers[0]
+        most = 1.05 * entry["weight_bytes"] + PLAN_BYTES + LAYER_BYTES * layers
+        assert entry["bytes"] <= most, (
+            f"{entry['graph']}: {entry['bytes']} bytes, {entry['weight_bytes']} of weights"
+        )

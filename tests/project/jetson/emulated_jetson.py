@@ -1,0 +1,45 @@
+"""A Jetson that is not there: runs `vlmexport` or a program with an emulated CUDA and the TensorRT of a JetPack.
+
+emulated_jetson.py 10.3.0.30 vlmexport ARGUMENTS …
+emulated_jetson.py 10.3.0.30 program.py ARGUMENTS …
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from importlib import machinery
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[2]
+ARCHITECTURE = "sm87"
+NO_CACHE_UPDATE = (10, 15)
+"""TensorRT has none before."""
+
+
+def main() -> None:
+    sys.path[:0] = [str(TESTS), str(TESTS / "contract")]
+    from engines.fake_cuda import FakeCuda
+    from engines.fake_tensorrt import library
+    from vlmexport.exporter.tensorrt import api
+    from vlmexport.runtime.engines.cuda import Cuda
+
+    _, version, program, *arguments = sys.argv
+    cuda = FakeCuda(ARCHITECTURE)
+    tensorrt = library(cuda, version)
+    tensorrt.__spec__ = machinery.ModuleSpec("tensorrt", None)
+    if tuple(map(int, version.split(".")[:2])) < NO_CACHE_UPDATE:
+        del tensorrt.IKVCacheUpdateLayer
+    sys.modules["tensorrt"] = tensorrt
+    Cuda.open = classmethod(lambda cls: cuda)  # type: ignore[assignment, method-assign]
+    api.local_architecture = lambda: ARCHITECTURE
+    sys.argv = [program, *arguments]
+    if program == "vlmexport":
+        from vlmexport.runtime.cli import main as vlmexport
+
+        sys.exit(vlmexport(arguments))
+    runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
