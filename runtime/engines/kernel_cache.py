@@ -20,7 +20,7 @@ LIMIT = 1 << 30
 
 
 class KernelCache:
-    """The files of one folder. Those who cannot be read or written cost time, and nothing else."""
+    """The files of one folder. One that cannot be read or written costs time, and nothing else."""
 
     def __init__(self, folder: Path):
         """Makes the folder. Raises `OptionError` where that cannot be."""

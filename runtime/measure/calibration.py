@@ -36,7 +36,7 @@ CHAIN = 10
 TREES = (8, 15, 30)
 """Drafted tokens of the trees that are tried."""
 
-SECONDS = 30.0
+SECONDS = 20.0
 """As long as decoding has taken less, all requests are decoded again: those of a small model are too short for one look."""
 
 BY = ("speedup", "reward")

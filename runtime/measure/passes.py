@@ -39,7 +39,7 @@ def passes(
         elif draft.heads:
             found["once", draft.name, 1] = list(draft.graphs.values())
         elif draft.cache is not None:
-            found["propose", draft.name, 1] = list(draft.graphs.values())
+            found["propose", draft.name, 1] = [draft.graphs[draft.kind]]  # an adaptor runs once per picture
     return found
 
 

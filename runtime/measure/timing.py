@@ -68,7 +68,11 @@ class GraphTimer:
         """One call. `rows`: of the head, by default all. `given`: inputs that are not made up, which say how large the
         dimensions of their names are."""
         info = self._engine.interface(graph)
-        sizes = self._sizes | {"width": width, "span": width, "sources": width, "rows": rows or width}
+        sizes = (
+            self._sizes
+            | dict.fromkeys(("width", "span", "sources", "visual", "image_rows"), width)
+            | {"rows": rows or width}
+        )
         sizes |= named_sizes(((value.name, tuple(value.shape)) for value in info.inputs), given)
 
         def view(value: ValueInfo) -> View:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance of a drafted token for which a draft's best length is predicted."""
 
-PER_REQUEST = ("vision", "encoder", "cross_kv")
+PER_REQUEST = ("vision", "encoder", "cross_kv", "adaptor")
 
 
 def table_of(manifest: Manifest, timings: Iterable[Timing], *, embed: bool) -> CostTable:
@@ -126,16 +126,18 @@ def split(
     draft = own if length else None
     cycles = tokens / expected_tokens([alpha], length)
     cycle = table.token_seconds() if draft is None else table.cycle_seconds(draft, length)
-    drafting = 0.0
-    if draft is not None:
+    drafting = before = 0.0
+    info = None if draft is None else manifest.draft(draft)
+    if draft is not None and info is not None:
         costs = table.drafts[draft]
         drafting = costs.once + length * (costs.trunk + costs.propose)
+        before = once["adaptor"] if "adaptor" in info.graphs else 0.0
     whole = None if timed is None else timed(draft, length)
     milliseconds: dict[str, float | None] = {
         "vision": once["vision"],
         "encoder": once["encoder"] + once["cross_kv"],
         "prefill": sum(prefill.values()),
-        "draft": 1e3 * cycles * drafting,
+        "draft": before + 1e3 * cycles * drafting,
         "verify": 1e3 * cycles * (cycle - drafting),
         "host": None if whole is None else 1e3 * cycles * whole.host(cycle),
     }

@@ -16,6 +16,7 @@ from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import calibration, timing
 from vlmexport.runtime.measure.calibration import TREES, budgets
+from vlmexport.runtime.measure.passes import passes
 from vlmexport.runtime.speculate.controller import Adaptive
 from vlmexport.runtime.speculate.stats import Stats
 from vlmexport.runtime.speculate.stored_acceptance import measured_chains, measured_trees, stored_acceptance
@@ -113,6 +114,17 @@ def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: P
     )
     best = report["predictions"][0]
     assert (report["costs"]["choice"]["draft"] is None) == (best["speedup"] < 1.05)
+
+
+def test_an_adaptor_is_no_part_of_a_drafted_token(tiny_bundle: Bundles, tmp_path: Path) -> None:
+    """It runs once per picture: ViSpec's steps are timed without it."""
+    path = shutil.copytree(tiny_bundle("llava").path, tmp_path / "bundle")
+    with Session.load(path) as session:
+        made = passes(session.bundle.manifest, session.bundle.manifest.drafts, [2], embed=False)
+        report = calibration.calibrate(session, [{"prompt": "the cup"}], "one", max_new_tokens=8, repeats=1)
+    assert made["propose", "vispec", 1] == ["vispec"]
+    assert {entry["draft"] for entry in report["acceptance"]} >= {"eagle", "vispec"}
+    assert report["costs"]["drafts"]["vispec"]["propose"] > 0
 
 
 def test_a_session_takes_what_was_chosen_for_its_machine(

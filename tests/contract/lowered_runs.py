@@ -21,7 +21,16 @@ from vlmexport.runtime.engines.base import DTYPES
 
 Arrays = dict[str, np.ndarray]
 
-SIZES = {"source": 11, "rows": 5, "units": 6, "windows": 3, "tiles": 3, "sources": 7}
+SIZES = {
+    "source": 11,
+    "rows": 5,
+    "units": 6,
+    "windows": 3,
+    "tiles": 3,
+    "sources": 7,
+    "visual": 3,
+    "image_rows": 9,
+}
 """Of what is no part of a pass; `units` of 4 patches each are cut into `windows`."""
 
 GARBAGE = 1e3

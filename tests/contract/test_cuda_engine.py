@@ -19,6 +19,7 @@ from vlmexport.exporter.graphs.answers import build_answers
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.engines import answers, create
 from vlmexport.runtime.engines.cuda import Cuda
+from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from vlmexport.runtime.errors import BundleError, DeviceError
 
@@ -94,8 +95,9 @@ def test_answers_are_the_first_of_the_highest_and_whether_it_is_a_number() -> No
     nan, high, low = 3, 4, 5
     logits[nan, 500], logits[high, 600], logits[low] = np.nan, np.inf, -np.inf
     logits[6], logits[7, ::2] = 2.0, -np.inf
+    path = Path(answers.__file__).with_name(answers.FILE)
     session = ort.InferenceSession(
-        str(Path(answers.__file__).with_name(answers.FILE)), providers=["CPUExecutionProvider"]
+        str(path), session_options(pooled=False), providers=["CPUExecutionProvider"]
     )
     best, finite = session.run(None, {"logits": logits, "places": answers.places(700)})
     sound = [row for row in range(64) if row not in (nan, high, low)]

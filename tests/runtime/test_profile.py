@@ -25,7 +25,7 @@ from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.profiling import commands, points, results
 from vlmexport.runtime.profiling.host import Cycles
 from vlmexport.runtime.profiling.page import page
-from vlmexport.runtime.profiling.report import build_report, table_of
+from vlmexport.runtime.profiling.report import PER_REQUEST, build_report, table_of
 from vlmexport.runtime.profiling.results import Layer, Timing
 from vlmexport.runtime.speculate.choice import best_length
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
@@ -282,7 +282,7 @@ def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
     layers = [Layer("<script>alert(1)</script>", 0.5, 0.9)]
     found = []
     for graph, info in manifest.graphs.items():
-        profile = "request" if info.role in ("vision", "encoder", "cross_kv") else "token"
+        profile = "request" if info.role in PER_REQUEST else "token"
         found.append(Timing(graph, profile, 1, [1.0, 2.0, 9.0], 1.9 if graph == name else 0.1, layers))
         if profile == "token":
             found.append(Timing(graph, "verify", 4, [2.0, 3.0, 9.0]))

@@ -21,7 +21,7 @@ class Node:
         self.callback: Callable[[Any], None]
 
     def declare_parameter(self, name: str, default: str) -> SimpleNamespace:
-        return SimpleNamespace(value=sys.argv[1] if len(sys.argv) > 1 else default)
+        return SimpleNamespace(value=sys.argv[1] if name == "bundle" and len(sys.argv) > 1 else default)
 
     def create_publisher(self, kind: type, topic: str, depth: int) -> Publisher:
         return Publisher()
