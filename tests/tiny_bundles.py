@@ -11,7 +11,7 @@ import kept_traces
 import tiny_models
 import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+from vlmexport.exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
@@ -148,17 +148,28 @@ class TinyBundle:
         }
 
 
+def described(source: Checkpoint, folder: Path) -> dict[str, object]:
+    """The target of a draft for the checkpoint in `folder`."""
+    layers = family_for(source).decoder.num_layers
+    return {"name": folder.name, "fingerprint": fingerprint(source), "num_layers": layers}
+
+
+def stir(network: torch.nn.Module, generator: torch.Generator, size: float) -> None:
+    """Adds normal numbers of this size to every parameter."""
+    for value in network.parameters():
+        value.add_(torch.randn(value.shape, generator=generator), alpha=size)
+
+
 def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
     """Writes an imitation draft for `checkpoint` whose weights are random, so that it agrees only by chance."""
     source = open_checkpoint(str(checkpoint))
     shape = family_for(source).decoder
-    width, layers = shape.hidden_size, shape.num_layers
+    width = shape.hidden_size
     network = ImitationNetwork(width)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for value in network.parameters():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=0.5 / width**0.5)
-    target = {"name": checkpoint.name, "fingerprint": fingerprint(source), "num_layers": layers}
+        stir(network, generator, 0.5 / width**0.5)
+    target = described(source, checkpoint)
     ImitationDraft(network=network.eval(), layer=layer, target=target).save(folder)
     return folder
 
@@ -179,11 +190,7 @@ def untrained_heads(checkpoint: Path, folder: Path, head: str = "own", seed: int
             )
         if trimmed is not None:
             network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
-    target = {
-        "name": checkpoint.name,
-        "fingerprint": fingerprint(source),
-        "num_layers": language.decoder.num_layers,
-    }
+    target = described(source, checkpoint)
     hits = [[0.4, 0.2, 0.1, 0.05], [0.3, 0.2, 0.1], [0.25, 0.15]]
     MedusaDraft(network=network.eval(), target=target, evaluation={"hits": hits}).save(folder)
     return folder
@@ -198,15 +205,10 @@ def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: 
     network = EagleNetwork(EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head, trimmed=trimmed))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for value in network.parameters():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+        stir(network, generator, 1.5 / width**0.5)
         if trimmed is not None:
             network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
-    target = {
-        "name": checkpoint.name,
-        "fingerprint": fingerprint(source),
-        "num_layers": language.decoder.num_layers,
-    }
+    target = described(source, checkpoint)
     EagleDraft(network=network.eval(), target=target).save(folder)
     return folder
 
@@ -220,16 +222,11 @@ def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed:
     network = VispecNetwork(VispecConfig(layer, 4, queries=3, adaptor_bias=True))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for value in network.parameters():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+        stir(network, generator, 1.5 / width**0.5)
         # Tokens of the size of text, or nobody would look at them; the mixer takes it back.
         network.imadpt.o_proj.weight.mul_(8)
         network.img_fc.weight[:, width:].div_(8)
-    target = {
-        "name": checkpoint.name,
-        "fingerprint": fingerprint(source),
-        "num_layers": language.decoder.num_layers,
-    }
+    target = described(source, checkpoint)
     VispecDraft(network=network.eval(), target=target).save(folder)
     return folder
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .base import Run, TrainedKind
-from .eagle_checkpoint import is_published, read_published
+from . import eagle_checkpoint
+from .base import Run
 from .eagle_network import EagleConfig, EagleNetwork
-from .files import DESCRIPTION
 from .layer import LayerDraft, traced_layer
+from .published import PublishedKind
 
 if TYPE_CHECKING:
     from ..families.base import Family, GraphSpec
@@ -64,23 +64,16 @@ class EagleDraft(LayerDraft):
             yield from self.layer_parity(run, captured)
 
 
-class EagleKind(TrainedKind):
+class EagleKind(PublishedKind):
     """See the module."""
 
     name = EagleDraft.kind
     title = "a layer with its own keys and values that goes on from the last features"
-    has_layer = False
     draft_length = 3
+    draft = EagleDraft
 
-    def load(self, folder: Path) -> EagleDraft:
-        """A folder of `vlmexport train`, or a checkpoint as the authors of EAGLE publish them."""
-        if not self.recognises(folder):
-            return EagleDraft.load(folder)
-        return EagleDraft(
-            network=read_published(folder),
-            target={"name": "", "fingerprint": None},
-            provenance={"checkpoint": folder.name},
-        )
+    def is_published(self, folder: Path) -> bool:
+        return eagle_checkpoint.is_published(folder)
 
-    def recognises(self, folder: Path) -> bool:
-        return not (folder / DESCRIPTION).exists() and is_published(folder)
+    def read_published(self, folder: Path) -> tuple[Any, str]:
+        return eagle_checkpoint.read_published(folder), ""

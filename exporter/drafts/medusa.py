@@ -19,10 +19,10 @@ import torch
 
 from ...runtime.errors import ExportError
 from ...runtime.proposers.rank_tree import grow
-from .base import Run, TrainedKind
-from .files import DESCRIPTION
-from .medusa_checkpoint import is_published, read_published
+from . import medusa_checkpoint
+from .base import Run
 from .medusa_network import MedusaConfig, MedusaHeads
+from .published import PublishedKind
 from .ranked import compare_ranked, ranked
 from .tensors import DraftTensors
 from .trained import TrainedDraft
@@ -149,24 +149,17 @@ class MedusaDraft(TrainedDraft):
             yield from compare_ranked(found, logits.numpy(), off.numpy(), d2t, words)
 
 
-class MedusaKind(TrainedKind):
+class MedusaKind(PublishedKind):
     """See the module."""
 
     name = MedusaDraft.kind
     title = "heads on the last row that look several tokens ahead"
-    has_layer = False
     draft_length = 4
+    draft = MedusaDraft
 
-    def load(self, folder: Path) -> MedusaDraft:
-        """A folder of `vlmexport train`, or a checkpoint as the authors of Medusa publish them."""
-        if not self.recognises(folder):
-            return MedusaDraft.load(folder)
-        network, document = read_published(folder)
-        return MedusaDraft(
-            network=network,
-            target={"name": str(document.get("base_model_name_or_path", ""))[:200], "fingerprint": None},
-            provenance={"checkpoint": folder.name},
-        )
+    def is_published(self, folder: Path) -> bool:
+        return medusa_checkpoint.is_published(folder)
 
-    def recognises(self, folder: Path) -> bool:
-        return not (folder / DESCRIPTION).exists() and is_published(folder)
+    def read_published(self, folder: Path) -> tuple[Any, str]:
+        network, document = medusa_checkpoint.read_published(folder)
+        return network, str(document.get("base_model_name_or_path", ""))[:200]

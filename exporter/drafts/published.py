@@ -4,17 +4,49 @@
 from __future__ import annotations
 
 import pickle
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError
-from .files import read_json
+from .base import TrainedKind
+from .files import DESCRIPTION, read_json
+from .trained import TrainedDraft
 
 N = TypeVar("N", bound=nn.Module)
+
+
+class PublishedKind(TrainedKind):
+    """Base of kinds whose drafts are folders of `vlmexport train`, or checkpoints as their authors publish them."""
+
+    has_layer = False
+    draft: ClassVar[type[TrainedDraft]]
+
+    def load(self, folder: Path) -> TrainedDraft:
+        """A draft of either form. Raises ExportError naming what does not fit."""
+        if not self.recognises(folder):
+            return self.draft.load(folder)
+        network, target = self.read_published(folder)
+        return self.draft(
+            network=network,
+            target={"name": target, "fingerprint": None},
+            provenance={"checkpoint": folder.name},
+        )
+
+    def recognises(self, folder: Path) -> bool:
+        return not (folder / DESCRIPTION).exists() and self.is_published(folder)
+
+    @abstractmethod
+    def is_published(self, folder: Path) -> bool:
+        """Whether `folder`, which is none of `vlmexport train`, looks like such a checkpoint."""
+
+    @abstractmethod
+    def read_published(self, folder: Path) -> tuple[Any, str]:
+        """(the network of such a checkpoint, name of the target it gives or "")."""
 
 
 def find_weights(folder: Path, names: Iterable[str]) -> Path | None:

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from ...runtime.errors import ExportError
-from .base import Run, TrainedKind
+from . import vispec_checkpoint
+from .base import Run
 from .eagle_network import EagleNetwork
-from .files import DESCRIPTION
 from .layer import LayerDraft, traced_layer
+from .published import PublishedKind
 from .tensors import DraftTensors
-from .vispec_checkpoint import is_published, read_published
 from .vispec_network import VispecConfig, VispecNetwork
 
 if TYPE_CHECKING:
@@ -148,23 +148,16 @@ def check_family(family: Family) -> None:
         )
 
 
-class VispecKind(TrainedKind):
+class VispecKind(PublishedKind):
     """See the module."""
 
     name = VispecDraft.kind
     title = "an EAGLE layer that sees a picture as a few tokens and a global feature"
-    has_layer = False
     draft_length = 3
+    draft = VispecDraft
 
-    def load(self, folder: Path) -> VispecDraft:
-        """A folder of `vlmexport train`, or a checkpoint as the authors of ViSpec publish them."""
-        if not self.recognises(folder):
-            return VispecDraft.load(folder)
-        return VispecDraft(
-            network=read_published(folder),
-            target={"name": "", "fingerprint": None},
-            provenance={"checkpoint": folder.name},
-        )
+    def is_published(self, folder: Path) -> bool:
+        return vispec_checkpoint.is_published(folder)
 
-    def recognises(self, folder: Path) -> bool:
-        return not (folder / DESCRIPTION).exists() and is_published(folder)
+    def read_published(self, folder: Path) -> tuple[Any, str]:
+        return vispec_checkpoint.read_published(folder), ""

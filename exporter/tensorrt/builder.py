@@ -46,7 +46,8 @@ def build_plan(
     """Copies, parses and builds one graph for `capability` (None: the GPU of this machine).
 
     Attention is built fused; where TensorRT has no fused kernel (float32, some head sizes) it is built again with
-    `decomposable` set. Portable copies have no attention layer. With `lean` the lean runtime loads the plan. Raises ExportError with TensorRT's own reason.
+    `decomposable` set. Portable copies have no attention layer. With `lean` the lean runtime loads the plan.
+    Raises ExportError with TensorRT's own reason.
     """
     attempts = [options]
     if options.lowering == "native":

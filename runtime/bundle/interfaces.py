@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..errors import BundleError
 
 if TYPE_CHECKING:
-    from .manifest import GraphInfo, Manifest, ValueInfo
+    from .manifest import DraftInfo, GraphInfo, Manifest, ValueInfo
 
 Shape: TypeAlias = "tuple[int | str, ...]"
 Values: TypeAlias = "dict[str, tuple[str, Shape]]"
@@ -89,7 +89,7 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             {"logits": ("float32", ("rows", table.shape[0]))},
         )
     if role == "medusa":
-        draft = next((draft for draft in manifest.drafts if role in draft.graphs), None)
+        draft = _draft_with(manifest, role)
         if draft is None or draft.heads is None or draft.ranks is None:
             raise BundleError("manifest field 'drafts': no draft names heads and ranks of the graph 'medusa'")
         found: Shape = ("rows", draft.heads, draft.ranks)
@@ -100,7 +100,7 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
     if role in DRAFT_LAYERS:
         return _draft_layer(manifest, role)
     if role == "adaptor":
-        draft = next((draft for draft in manifest.drafts if role in draft.graphs), None)
+        draft = _draft_with(manifest, role)
         if draft is None or draft.queries is None:
             raise BundleError("manifest field 'drafts': no draft names the queries of the graph 'adaptor'")
         return (
@@ -127,9 +127,14 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
     return inputs, outputs | {"hidden_out": (dtype, hidden)}
 
 
+def _draft_with(manifest: Manifest, role: str) -> DraftInfo | None:
+    """The draft that has a graph of this role."""
+    return next((draft for draft in manifest.drafts if role in draft.graphs), None)
+
+
 def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
     """Of a draft's own layer over embeddings and features (docs/architecture.md)."""
-    draft = next((draft for draft in manifest.drafts if role in draft.graphs), None)
+    draft = _draft_with(manifest, role)
     if draft is None or draft.cache is None or draft.cache.num_layers != 1 or draft.ranks is None:
         raise BundleError(
             f"manifest field 'drafts': no draft names ranks and the cache of one layer of the graph {role!r}"

@@ -140,9 +140,8 @@ class KVArena:
                 f"{self.capacity}; load the session with a larger max_length"
             )
         rows = -(-needed // self._bucket) * self._bucket
-        if (
-            not self._engine.host_memory
-        ):  # what is captured there, and copied to grow, is so for every length anew
+        if not self._engine.host_memory:
+            # What is captured there, and copied to grow, is so for every length anew.
             rows = max(rows, 2 * self.rows)
         self._grow(min(rows, self.capacity))
         return True

@@ -76,9 +76,8 @@ class TensorRTEngine(DeviceEngine):
         self._runtime = library.Runtime(self._logger)
         self._interfaces = {name: _interface(info, plans[name]) for name, info in self.graphs.items()}
         self._loaded: dict[str, _Loaded] = {}
-        self._calls = BoundCalls(
-            self.synchronise
-        )  # the context of a call that is dropped may still be at work
+        # The context of a call that is dropped may still be at work.
+        self._calls = BoundCalls(self.synchronise)
         self._bound: weakref.WeakSet[_BoundCall] = weakref.WeakSet()
         self._activations: Buffer | None = None
         self._unread: dict[tuple[str, str], Buffer] = {}

@@ -204,11 +204,11 @@ def _decode(
         for done, request in enumerate(requests):
             progress("decoding", done, len(requests))
             for at in shuffle.sample(range(len(arms)), len(arms)):
-                stats = Stats()
-                for _ in range(repeats):
-                    result = session.generate(**request, max_new_tokens=max_new_tokens, **arms[at].options)
-                    stats = result.stats
-                taken[at].append(stats)
+                results = [
+                    session.generate(**request, max_new_tokens=max_new_tokens, **arms[at].options)
+                    for _ in range(repeats)
+                ]
+                taken[at].append(results[-1].stats)
         for arm, found in zip(arms, taken, strict=True):
             arm.rounds.append(Stats.total(found))
         if not arms[0].rounds[0].cycles:

@@ -29,6 +29,11 @@ def stand_in(
     return widen(rng.standard_normal(shape, dtype=np.float32), DTYPES[dtype])
 
 
+def pass_sizes(width: int, rows: int | None = None) -> dict[str, int]:
+    """Dimensions of a graph over `width` new positions that follow from them; `rows`: of the head, by default all."""
+    return dict.fromkeys(("width", "span", "sources", "visual"), width) | {"rows": rows or width}
+
+
 def named_sizes(
     inputs: Iterable[tuple[str, tuple[int | str, ...]]], given: Mapping[str, np.ndarray]
 ) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from ..decode.kv import BUCKET
 from ..engines.base import DTYPES
 from .passes import cost_table, passes
-from .stand_ins import named_sizes, stand_in
+from .stand_ins import named_sizes, pass_sizes, stand_in
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle
@@ -68,11 +68,7 @@ class GraphTimer:
         """One call. `rows`: of the head, by default all. `given`: inputs that are not made up, which say how large the
         dimensions of their names are."""
         info = self._engine.interface(graph)
-        sizes = (
-            self._sizes
-            | dict.fromkeys(("width", "span", "sources", "visual", "image_rows"), width)
-            | {"rows": rows or width}
-        )
+        sizes = self._sizes | pass_sizes(width, rows) | {"image_rows": width}
         sizes |= named_sizes(((value.name, tuple(value.shape)) for value in info.inputs), given)
 
         def view(value: ValueInfo) -> View:

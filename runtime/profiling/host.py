@@ -40,7 +40,7 @@ def time_cycles(session: Session, draft: str | None, length: int) -> Cycles | No
         except VlmexportError:
             return None
         if number and stats.cycles:
-            whole.append((stats.total_seconds - stats.time_to_first_token) / stats.cycles)
+            whole.append(stats.decode_seconds / stats.cycles)
             inside.append(stats.engine_seconds / stats.cycles)
     if not whole:
         return None

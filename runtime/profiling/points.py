@@ -12,6 +12,7 @@ from ..bundle.interfaces import DRAFT_LAYERS
 from ..bundle.manifest import Manifest
 from ..families import get_family
 from ..images.synthetic import synthetic_image
+from ..measure.stand_ins import pass_sizes
 
 PREFILL = 128
 """Rows of the chunk of a prompt that is timed, as plans are tuned for it."""
@@ -102,12 +103,7 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
 
 
 def _at(graph: str, profile: str, width: int, fixed: Mapping[str, int], rows: int | None = None) -> Point:
-    return Point(
-        graph,
-        profile,
-        width,
-        {**fixed, "width": width, "span": width, "sources": width, "visual": width, "rows": rows or width},
-    )
+    return Point(graph, profile, width, {**fixed, **pass_sizes(width, rows)})
 
 
 def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from training_targets import TRAINED
@@ -15,6 +16,24 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import source_for
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft
+from vlmexport.runtime.session import Session
+
+
+def counted_by_the_runtime(
+    session: Session, records: RecordSet, draft: str, length: int, tokens: int, **options: Any
+) -> dict[str, list[int]]:
+    """Cycles, evaluated and accepted tokens of chains and of trees, over records whose answers are the target's own."""
+    counted = {"chain": [0, 0, 0], "tree": [0, 0, 0]}
+    for record in records:
+        image = None if record.image is None else record.image.load()
+        asked = {"image": image, "prompt": record.prompt, "max_new_tokens": tokens, **options}
+        for name, shape in (("chain", {}), ("tree", {"draft_nodes": 12})):
+            result = session.generate(**asked, draft=draft, draft_length=length, **shape)
+            assert tuple(result.tokens) == record.tokens
+            stats = result.stats
+            for at, value in enumerate((stats.cycles, stats.evaluated, stats.accepted)):
+                counted[name][at] += value
+    return counted
 
 
 def learns_and_resumes(target: Target, records: RecordSet, folder: Path, kind: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_kind import counted_by_the_runtime
 from training_targets import logits_after
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import chain_cycles
@@ -160,19 +161,10 @@ def test_a_trained_layer_is_built_and_drafts_as_eval_says(
         )
     )
     assert "eagle" in {row["graph"] for row in report.parity} and report.cuts == [0, target.num_layers]
-    counted = {"chain": [0, 0, 0], "tree": [0, 0, 0]}
     with Session.load(tmp_path / "b") as session:
         info = session.bundle.manifest.draft("eagle")
         assert info is not None and info.cache is not None and info.fingerprint == draft.fingerprint
         assert session.bundle.manifest.policy.draft == "eagle"
-        for record in told:
-            image = None if record.image is None else record.image.load()
-            asked = {"image": image, "prompt": record.prompt, "max_new_tokens": NEW, "reuse_prompt": True}
-            for name, options in (("chain", {}), ("tree", {"draft_nodes": 12})):
-                result = session.generate(**asked, draft="eagle", draft_length=length, **options)
-                assert tuple(result.tokens) == record.tokens
-                stats = result.stats
-                for at, value in enumerate((stats.cycles, stats.evaluated, stats.accepted)):
-                    counted[name][at] += value
+        counted = counted_by_the_runtime(session, told, "eagle", length, NEW, reuse_prompt=True)
     assert counted["chain"] == [found.cycles, found.evaluated, found.accepted]
     assert 0 < counted["chain"][2] <= counted["tree"][2]

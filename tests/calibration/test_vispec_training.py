@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import learns_and_resumes
+from every_kind import counted_by_the_runtime, learns_and_resumes
 from training_targets import make_jsonl, make_records, make_target
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
@@ -218,19 +218,11 @@ def test_a_trained_vispec_layer_drafts_as_eval_says(seeing: Target, told: Record
     )
     assert {"vispec", "adaptor"} <= {row["graph"] for row in report.parity}
     assert report.cuts == [0, seeing.num_layers]
-    counted = {"chain": [0, 0, 0], "tree": [0, 0, 0]}
     with Session.load(tmp_path / "b") as session:
         info = session.bundle.manifest.draft("vispec")
         assert info is not None and info.queries == 3 and info.fingerprint == draft.fingerprint
         assert session.bundle.manifest.policy.draft == "vispec"
-        for record in told:
-            assert record.image is not None
-            asked = {"image": record.image.load(), "prompt": record.prompt, "max_new_tokens": NEW}
-            for name, options in (("chain", {}), ("tree", {"draft_nodes": 12})):
-                result = session.generate(**asked, draft="vispec", draft_length=length, **options)
-                assert tuple(result.tokens) == record.tokens
-                stats = result.stats
-                for at, value in enumerate((stats.cycles, stats.evaluated, stats.accepted)):
-                    counted[name][at] += value
+        assert all(record.image is not None for record in told)
+        counted = counted_by_the_runtime(session, told, "vispec", length, NEW)
     assert counted["chain"] == [found.cycles, found.evaluated, found.accepted]
     assert 0 < counted["chain"][2] <= counted["tree"][2]
