@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from PIL import Image
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
+from vlmexport.calibration.workshop.recipes.common.carry import pack
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import __main__ as recipe
@@ -277,6 +278,43 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
     assert figures | {"caption", "story", "film_answer", "pair_answer", "answer"} <= set(last)
     with pytest.raises(OptionError, match=r"trained with lr 0\.003, not 0\.001"):
         LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision)
+
+
+def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, monkeypatch, capsys):
+    monkeypatch.setattr(vision_stage, "CHECKED", 3)
+    words = (
+        "--vision-steps 2 --vision-scenes 20 --pictures 6 --pairs 4 --films 12 --captions 2 --step-pairs 2"
+    )
+    words += " --step-films 2 --scenes 4 --threads 1 --precision fp32 --steps 3"
+
+    def run(*further: str) -> None:
+        monkeypatch.setattr("sys.argv", ["recipe", *words.split(), *further])
+        recipe.main()
+
+    home, bag, away = (tmp_path / name for name in ("home", "bag", "away"))
+    run("--out", str(home), "--stop-at", "2")
+    size = pack(home, bag)
+    states = {path.relative_to(home): path for path in home.rglob("state.pt")}
+    assert size < 0.55 * sum(path.stat().st_size for path in states.values()) and len(states) == 2
+    for name, path in states.items():
+        whole, carried = (torch.load(p, weights_only=True) for p in (path, bag / name))
+        assert whole["step"] == carried["step"] == 2
+        for key, value in whole["model"].items():
+            torch.testing.assert_close(carried["model"][key].float(), value, atol=1e-6, rtol=1e-3)
+    run("--out", str(away), "--begin-with", str(bag))
+    assert "3 of 3 steps" in capsys.readouterr().out
+    steps = [json.loads(line)["step"] for line in (away / "log.jsonl").read_text().splitlines()]
+    assert steps == [2, 3]  # the third step only
+    assert (
+        torch.load(away / "state.pt", weights_only=True)["model"]["model.language_model.norm.weight"].dtype
+        == torch.float32
+    )
+    with pytest.raises(OptionError, match="holds a state of its own"):
+        run("--out", str(away), "--begin-with", str(bag))
+    with pytest.raises(OptionError, match="no state"):
+        run("--out", str(tmp_path / "new"), "--begin-with", str(tmp_path))
+    with pytest.raises(OptionError, match="exists"):
+        pack(home, bag)
 
 
 def test_rows_of_films_and_pairs_are_those_of_their_pictures(captioner, tmp_path):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
+
 from .....runtime.cores import cores
 from ...precision import PRECISIONS
 from .captioner import Captioner
+from .carry import begin_with
 from .evaluation import evaluate, report
 from .long_run import recipe_folder
 from .record import write_recipe
@@ -19,6 +22,9 @@ def recipe_parser(description: str | None, name: str, steps: int) -> argparse.Ar
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=recipe_folder(name), help="default: %(default)s")
+    parser.add_argument(
+        "--begin-with", type=Path, metavar="FOLDER", help="a state of another machine, packed by common.carry"
+    )
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation")
     parser.add_argument("--stop-at", type=int, help="end after so many steps of the schedule")
@@ -37,11 +43,24 @@ def recipe_parser(description: str | None, name: str, steps: int) -> argparse.Ar
     return parser
 
 
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, once what they say about the whole process is done: a carried state, threads."""
+    options = parser.parse_args()
+    if options.begin_with is not None:
+        begin_with(options.begin_with, options.out)
+    torch.set_num_threads(options.threads)
+    return options
+
+
 def finish(options: argparse.Namespace, reached: int, kind: type[Captioner], command: str) -> None:
     """Says how far the training is; after the last step writes the record and the evaluation."""
     print(f"{reached} of {options.steps} steps; model in {options.out / 'model'}")
     if reached == options.steps:
-        settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items() if k != "out"}
+        settings = {
+            k: v.name if isinstance(v, Path) else v
+            for k, v in vars(options).items()
+            if k not in {"out", "begin_with"}
+        }
         folder = options.out / "model"
         write_recipe(options.out, folder, settings, command)
         report(evaluate(kind.open(folder), folder, options.scenes), options.out / "evaluation.json")

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from ..common.command import finish, recipe_parser
+from ..common.command import finish, parsed, recipe_parser
 from .captioner import Blip2T5
 from .train import train
 from .vision_stage import train_vision
@@ -32,8 +30,7 @@ def main() -> None:
     )
     parser.add_argument("--vision-steps", type=int, default=1450, help="with --start none")
     parser.add_argument("--questions", type=int, default=64, help="of a step")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parsed(parser)
     start = None if options.start == "none" else Path(options.start)
     if start is None:
         reached = train_vision(

@@ -8,9 +8,7 @@ the step that is under way, with its state saved; SIGSTOP and SIGCONT pause it. 
 
 from __future__ import annotations
 
-import torch
-
-from ..common.command import finish, recipe_parser
+from ..common.command import finish, parsed, recipe_parser
 from .captioner import Qwen25VL
 from .train import LanguageStage
 from .vision_stage import train_vision
@@ -31,8 +29,7 @@ def main() -> None:
     parser.add_argument("--films", type=int, default=12_000, help="films that are rendered")
     parser.add_argument("--step-pairs", type=int, default=8, help="of a step")
     parser.add_argument("--step-films", type=int, default=12, help="of a step")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parsed(parser)
     reached = train_vision(
         options.out,
         options.vision_steps,

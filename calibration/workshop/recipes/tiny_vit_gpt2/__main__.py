@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from .....exporter.checkpoint.aliases import BUNDLED
-from ..common.command import finish, recipe_parser
+from ..common.command import finish, parsed, recipe_parser
 from .captioner import ViTGPT2
 from .train import train
 
@@ -30,8 +28,7 @@ def main() -> None:
         default=BUNDLED / "tiny-blip2-flant5",
         help="folder of a trained tiny-blip2-flant5 whose image tower is taken; default: the bundled one",
     )
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parsed(parser)
     reached = train(
         options.out,
         options.steps,
