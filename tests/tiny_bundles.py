@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -160,14 +162,20 @@ def stir(network: torch.nn.Module, generator: torch.Generator, size: float) -> N
         value.add_(torch.randn(value.shape, generator=generator), alpha=size)
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[torch.Generator]:
+    """For weights that are the same whatever was drawn before, by a network's own initialisation too."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        yield torch.manual_seed(seed)
+
+
 def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
     """Writes an imitation draft for `checkpoint` whose weights are random, so that it agrees only by chance."""
     source = open_checkpoint(str(checkpoint))
     shape = family_for(source).decoder
     width = shape.hidden_size
-    network = ImitationNetwork(width)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with seeded(seed) as generator:
+        network = ImitationNetwork(width)
         stir(network, generator, 0.5 / width**0.5)
     target = described(source, checkpoint)
     ImitationDraft(network=network.eval(), layer=layer, target=target).save(folder)
@@ -180,9 +188,8 @@ def untrained_heads(checkpoint: Path, folder: Path, head: str = "own", seed: int
     language = family_for(source).language
     vocabulary, width = language.head.shape
     trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
-    network = MedusaHeads(MedusaConfig(width, vocabulary, 3, 2, head, trimmed))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with seeded(seed) as generator:
+        network = MedusaHeads(MedusaConfig(width, vocabulary, 3, 2, head, trimmed))
         for name, value in network.named_parameters():
             value.add_(
                 torch.randn(value.shape, generator=generator),
@@ -202,9 +209,8 @@ def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: 
     language = family_for(source).language
     vocabulary, width = language.head.shape
     trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
-    network = EagleNetwork(EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head, trimmed=trimmed))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with seeded(seed) as generator:
+        network = EagleNetwork(EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head, trimmed=trimmed))
         stir(network, generator, 1.5 / width**0.5)
         if trimmed is not None:
             network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
@@ -219,9 +225,8 @@ def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed:
     language = family_for(source).language
     vocabulary, width = language.head.shape
     layer = EagleConfig(width, vocabulary, 4, 2, 16, 96, head=head)
-    network = VispecNetwork(VispecConfig(layer, 4, queries=3, adaptor_bias=True))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with seeded(seed) as generator:
+        network = VispecNetwork(VispecConfig(layer, 4, queries=3, adaptor_bias=True))
         stir(network, generator, 1.5 / width**0.5)
         # Tokens of the size of text, or nobody would look at them; the mixer takes it back.
         network.imadpt.o_proj.weight.mul_(8)
