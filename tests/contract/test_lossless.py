@@ -38,17 +38,17 @@ def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("family", "draft"), [(f, d) for d in lossless.DRAFTS for f in FAMILIES if lossless.fits(f, d)]
-)
-def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str) -> None:
-    lossless.sampled(rigs(family, "onnxruntime"), draft, (1, 2**63 - 1), (1, 4, 16))
+@in_pairs(there, family=FAMILIES, draft=lossless.DRAFTS, length=(1, 4, 16))
+def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str, length: int) -> None:
+    lossless.sampled(rigs(family, "onnxruntime"), draft, (1, 2**63 - 1), (length,))
 
 
 @in_pairs(there, family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, "mixed"], together=(3, 16))
 def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
     """Ragged prompts, limits, end tokens, lengths, seeds and drafts, more requests than are decoded together."""
-    lossless.batch(rigs(family, engine), draft, together, 20 if engine == "onnxruntime" else 7)
+    lossless.batch(
+        rigs(family, engine), draft, together, 20 if engine == "onnxruntime" and together == 16 else 7
+    )
 
 
 @in_pairs(

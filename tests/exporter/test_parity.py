@@ -68,11 +68,23 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [(name, changes) for name, found in CONFIGURATIONS.items() for changes in found],
-    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
+    ("name", "changes", "memory"),
+    [
+        pytest.param(
+            name, changes, memory, marks=pytest.mark.slow if changes is not found[-1] and not memory else ()
+        )
+        for name, found in CONFIGURATIONS.items()
+        for changes in found
+        for memory in (1 << 40, 0)
+    ],
+    ids=lambda value: (
+        {1 << 40: "whole", 0: "layer-by-layer"}[value]
+        if isinstance(value, int)
+        else value
+        if isinstance(value, str)
+        else "+".join(value) or "plain"
+    ),
 )
-@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["whole", "layer-by-layer"])
 def test_graphs_with_other_options_pass(tiny_bundle: Callable, name: str, changes: dict, memory: int) -> None:
     bundle, checkpoint = tiny_bundle(name, **changes)
     entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory)

@@ -98,7 +98,7 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "18", "--seed", "7"]
+    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "12", "--seed", "7"]
     command += [
         "--patience",
         "20",
@@ -110,7 +110,7 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["failures"] == [] and len(found["kinds"]) == 6
     for kind, row in found["kinds"].items():
-        assert row.get("refused", 0) + row.get("served", 0) == 3, kind
+        assert row.get("refused", 0) + row.get("served", 0) == 2, kind
         assert row.get("refused", 0) > 0, f"{kind}: nothing is refused: are these mutants?"
 
 
