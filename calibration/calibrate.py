@@ -145,14 +145,17 @@ def _requests(manifest: Manifest, data: list[str], limit: int, prompt: str) -> l
         ]
     from ..runtime.errors import OptionError
     from .data import load_records
+    from .data.layout import asked
 
     records = load_records(data, False, prompt, limit)
     if not len(records):
         raise OptionError(f"--data {' '.join(data)}: holds no request")
-    return [
-        {"image": None if record.image is None else record.image.load(), "prompt": record.prompt or None}
-        for record in records
-    ]
+    requests: list[dict[str, Any]] = []
+    for record in records:
+        image = None if record.image is None else record.image.load()
+        words = asked(record, image, bool(manifest.text.chat_template), manifest.image is not None)
+        requests.append({"image": image, "prompt": words or None})
+    return requests
 
 
 def _document(path: Path) -> dict[str, Any]:

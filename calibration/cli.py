@@ -166,15 +166,33 @@ def generate_data(
 def evaluate(
     model: Model,
     data: Data,
-    draft: Annotated[list[str], typer.Option("--draft", help="A draft's folder, or KIND@N; repeatable.")],
+    draft: Annotated[
+        list[str] | None, typer.Option("--draft", help="A draft's folder, or KIND@N; repeatable.")
+    ] = None,
     draft_length: Annotated[int, typer.Option("--draft-length", min=1)] = 5,
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help="Judge the answers too: captions, vqa, choices, exact, yes-no; auto: what the data is for; none.",
+        ),
+    ] = "none",
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="Predict speed-ups by the pass times that this bundle holds."),
+    ] = None,
     given_text: Annotated[
         bool,
         typer.Option("--given-text", help="Teacher-force the data's texts in place of the target's own."),
     ] = False,
     max_new_tokens: NewTokens = 96,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw acceptance by position into this file.")
+        Path | None,
+        typer.Option("--plot", help="Draw acceptance by position, depth and rank into this file."),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option("--answers", help="Write the judged answers into this file, a JSON line each."),
     ] = None,
     as_json: AsJson = False,
     limit: Limit = None,
@@ -183,35 +201,36 @@ def evaluate(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure how many drafted tokens a target accepts on held-out data."""
+    """Measure how many drafted tokens a target accepts on held-out data, and what its answers are worth."""
     need_extra("train", "`vlmexport eval`")
     use_large_pages()
     if plot is not None:
         need_extra("eval", "--plot")
     _quiet(threads)
+    from ..runtime.bundle.folder import Bundle
     from .data import load_records
-    from .evaluation.run import evaluate_drafts
+    from .evaluation import report as reports
+    from .evaluation.run import evaluate as run
+    from .evaluation.speed import Machine
     from .targets.target import load_target
 
-    target = load_target(model, device)
+    machine = None if bundle is None else Machine(Bundle.open(bundle))
     records = load_records(data, strict, prompt, limit)
+    judged = reports.chosen_task(task, records, bool(draft), answers)
+    target = load_target(model, device)
     limit_of_answers = None if given_text else max_new_tokens
-    results = evaluate_drafts(target, records, draft, draft_length, limit_of_answers, report=_say)
+    found = run(target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say)
     if plot is not None:
-        from .evaluation.plot import plot_by_position
+        from .evaluation.plot import plot_all
 
-        plot_by_position(results, plot)
+        plot_all(found.drafts, plot)
+    if answers is not None:
+        reports.write_answers(found, records, answers)
     if as_json:
-        document = {
-            "model": target.name,
-            "data": data if len(data) > 1 else data[0],
-            "drafts": {k: r.to_dict() for k, r in results.items()},
-        }
-        print_json(document)
+        print_json(reports.document(found, target.name, data, None if machine is None else machine.name))
         return
-    typer.echo(f"{'draft':40}  alpha    tau  agreement  Σmin(p,q)")
-    for name, r in results.items():
-        typer.echo(f"{name:40} {r.alpha:6.4f} {r.tau:6.3f} {r.agreement:10.4f} {r.overlap:10.4f}")
+    for line in reports.table(found):
+        typer.echo(line)
 
 
 def register(app: typer.Typer) -> None:

@@ -24,6 +24,8 @@ MODULES = {
     "export": _EXPORT,
     "train": (*_EXPORT, "accelerate"),
     "eval": ("matplotlib",),
+    "captions": ("pycocoevalcap",),
+    "data": ("datasets",),
     "video": ("av",),
     "compile": ("onnx", "onnx_ir", "ml_dtypes"),
 }

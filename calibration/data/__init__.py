@@ -1,4 +1,4 @@
-"""Records to train on and to evaluate with: scenes, image folders, COCO captions, JSONL."""
+"""Records to train on and to evaluate with: scenes, folders of pictures, published data sets, JSONL."""
 
 from .load import load_records
 from .records import ImageRef, Record, RecordSet

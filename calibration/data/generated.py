@@ -68,4 +68,11 @@ def _record(value: dict) -> Record:
         raise ValueError(f"tokens {tokens!r:.80} are not a list of ids")
     image = ImageRef.from_json(value["image"]) if value.get("image") else None
     prompt = checked_text("prompt", str(value["prompt"]))
-    return Record(str(value["key"]), prompt, image, value.get("text"), tuple(tokens))
+    history = tuple(_turn(turn) for turn in value.get("history") or ())
+    return Record(str(value["key"]), prompt, image, value.get("text"), tuple(tokens), history)
+
+
+def _turn(turn: object) -> tuple[str, str]:
+    if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(part, str) for part in turn)):
+        raise ValueError(f"history {turn!r:.80} is not a list of [role, text]")
+    return turn[0], checked_text("history", turn[1])

@@ -6,24 +6,39 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from ...runtime.errors import InputError
 from ...runtime.images.load import load_image
+from ...runtime.images.video import Video, open_video
 
 
 @dataclass(frozen=True)
 class ImageRef:
-    """Where a picture comes from: a file, or a scene (seed, index)."""
+    """Where a picture or video comes from: a file, a scene (seed, index), a video's file or folder of pictures, or a row
+    of a `datasets` set (source, configuration, split, row, column). With `frames` a video is that many of its pictures."""
 
     file: str | None = None
     scene: tuple[int, int] | None = None
+    video: str | None = None
+    frames: int | None = None
+    row: tuple[str, str, str, int, str] | None = None
 
-    def load(self) -> Image.Image:
-        """The picture, RGB, as the runtime reads it. Raises ImageError for a file that is no image or is damaged."""
+    def load(self) -> Any:
+        """The picture, RGB, as the runtime reads it; of a video a `Video`, or with `frames` a list of pictures.
+
+        Raises ImageError for a file that is no image or is damaged.
+        """
+        if self.video is not None:
+            return Video(self.video) if self.frames is None else self._frames(self.frames)
+        if self.row is not None:
+            from .hub_rows import read_picture
+
+            return read_picture(*self.row)
         if self.scene is not None:
             from ..workshop.scenes.dataset import PICTURE
             from ..workshop.scenes.render import render
@@ -32,19 +47,37 @@ class ImageRef:
             return Image.fromarray(render(sample_scene(*self.scene), PICTURE))
         return load_image(str(self.file))
 
+    def _frames(self, count: int) -> list[Image.Image]:
+        """From the middles of `count` equal parts of a video, or all of a shorter one."""
+        clip = open_video(Video(self.video))
+        wanted = min(count, clip.count)
+        return clip.read([(2 * i + 1) * clip.count // (2 * wanted) for i in range(wanted)])
+
     def absolute(self) -> ImageRef:
         """The same picture, found from any folder."""
-        return self if self.file is None else ImageRef(file=str(Path(self.file).resolve()))
+        changed = {
+            n: str(Path(p).resolve()) for n in ("file", "video") if (p := getattr(self, n)) is not None
+        }
+        return replace(self, **changed)
 
     def to_json(self) -> dict[str, object]:
         """The form that `from_json` reads."""
-        return {"scene": list(self.scene)} if self.scene is not None else {"file": self.file}
+        if self.scene is not None:
+            return {"scene": list(self.scene)}
+        if self.video is not None:
+            return {"video": self.video, "frames": self.frames}
+        return {"file": self.file} if self.row is None else {"row": list(self.row)}
 
     @classmethod
     def from_json(cls, value: dict) -> ImageRef:
         """Reads what `to_json` wrote; ValueError for anything else."""
         if isinstance(value.get("file"), str):
             return cls(file=value["file"])
+        video, frames, row = value.get("video"), value.get("frames"), value.get("row")
+        if isinstance(video, str) and (frames is None or (type(frames) is int and frames > 0)):
+            return cls(video=video, frames=frames)
+        if isinstance(row, list) and [type(v) for v in row] == [str, str, str, int, str]:
+            return cls(row=tuple(row))  # type: ignore[arg-type]
         scene = value.get("scene")
         if (
             isinstance(scene, list)
@@ -52,14 +85,16 @@ class ImageRef:
             and all(type(v) is int and 0 <= v < 1 << 63 for v in scene)
         ):
             return cls(scene=(scene[0], scene[1]))
-        raise ValueError(f"image {value!r:.80} is neither a file nor a scene")
+        raise ValueError(f"image {value!r:.80} is neither a file nor a scene, video or row")
 
 
 @dataclass(frozen=True)
 class Record:
     """One request and, unless it is still to be generated, its text.
 
-    `tokens` are a target's own output ids and win over `answer`.
+    `tokens` are a target's own output ids and win over `answer`. `history` are the turns before `prompt`, each (role,
+    text); the picture stands in the first of the user's. What an answer is judged by: `references`, texts that are all
+    right, and `choices`, texts to rank, of which `choice` is the right one.
     """
 
     key: str  # unique in its set, the same in every run
@@ -67,6 +102,10 @@ class Record:
     image: ImageRef | None = None
     answer: str | None = None
     tokens: tuple[int, ...] | None = None
+    history: tuple[tuple[str, str], ...] = ()
+    references: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    choice: int | None = None
 
 
 @dataclass
@@ -77,6 +116,7 @@ class RecordSet(Sequence[Record]):
     records: list[Record]
     problems: list[str] = field(default_factory=list)
     generated_by: dict[str, str] | None = None  # name and fingerprint of the target that wrote the tokens
+    task: str | None = None  # what its answers are judged by, a name of evaluation/quality
 
     def __len__(self) -> int:
         return len(self.records)
@@ -96,16 +136,17 @@ class RecordSet(Sequence[Record]):
             raise InputError(f"{self.name} has {len(self)} usable record(s); training needs at least 2")
         last = min(len(self) - 1, max(1, round(len(self) * fraction)))
         return (
-            RecordSet(self.name, self.records[:-last], self.problems, self.generated_by),
-            RecordSet(f"{self.name} (last {last})", self.records[-last:], [], self.generated_by),
+            RecordSet(self.name, self.records[:-last], self.problems, self.generated_by, self.task),
+            RecordSet(f"{self.name} (last {last})", self.records[-last:], [], self.generated_by, self.task),
         )
 
     def identity(self) -> str:
-        """Hash of everything that decides what a model sees: keys, prompts, texts, image references."""
+        """Hash of everything that decides what a model sees: keys, prompts, earlier turns, texts, image references."""
         digest = hashlib.sha256()
         for r in self.records:
             image = r.image.to_json() if r.image else None
-            digest.update(json.dumps([r.key, r.prompt, image, r.answer, r.tokens]).encode())
+            before = [r.history] if r.history else []
+            digest.update(json.dumps([r.key, r.prompt, image, r.answer, r.tokens, *before]).encode())
         return digest.hexdigest()
 
 

@@ -59,7 +59,9 @@ def _key(seed: int, index: int, variant: int) -> str:
 
 def _caption(seed: int, index: int, variant: int) -> Record:
     text = tell(sample_scene(seed, index), variant).text
-    return Record(_key(seed, index, variant), DESCRIBE, ImageRef(scene=(seed, index)), text)
+    return Record(
+        _key(seed, index, variant), DESCRIBE, ImageRef(scene=(seed, index)), text, references=(text,)
+    )
 
 
 def _bare_caption(seed: int, index: int, variant: int) -> Record:
@@ -69,7 +71,7 @@ def _bare_caption(seed: int, index: int, variant: int) -> Record:
 def _question(seed: int, index: int, variant: int) -> Record:
     asked = ask(sample_scene(seed, index), variant)
     key = f"{_key(seed, index, variant)}-{asked.kind}"
-    return Record(key, asked.text, ImageRef(scene=(seed, index)), asked.answer)
+    return Record(key, asked.text, ImageRef(scene=(seed, index)), asked.answer, references=(asked.answer,))
 
 
 FORMS: dict[str, Callable[[int, int, int], Record]] = {
@@ -78,3 +80,6 @@ FORMS: dict[str, Callable[[int, int, int], Record]] = {
     "scenes-questions": _question,
 }
 """What scenes are asked for, by the word before the first colon."""
+
+TASKS = {"scenes": "captions", "scenes-captions": "captions", "scenes-questions": "exact"}
+"""What their records are judged by."""

@@ -9,7 +9,7 @@ that vector exactly (`greedy_cycles`); on other text the figure is teacher-force
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,16 @@ from ...runtime.speculate.stats import Stats
 from ..targets.target import Rows
 from ..training.features import FeatureSource, in_batches
 from ..training.losses import agreement, overlap
+
+RANKS = 8
+"""Proposals of a head that are looked at."""
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """int64 [..., RANKS], or as many as there are words: the best first, of equals the first one leading."""
+    best = logits.argmax(-1, keepdim=True)
+    rest = logits.scatter(-1, best, -torch.inf).topk(min(RANKS, logits.shape[-1]) - 1).indices
+    return torch.cat([best, rest], -1)
 
 
 @dataclass
@@ -36,6 +46,11 @@ class Acceptance:
     overlap: float  # mean Σ min(p, q)
     by_position: list[tuple[int, float, int]]  # (index of the token in its answer, agreement, answers)
     by_depth: list[tuple[int, float, int]]  # (depth in the chain from 1, accepted share, evaluated)
+    by_rank: list[list[float]] = field(default_factory=list)
+    """[head][r]: share of places whose token is among a head's r + 1 likeliest, over every position; a draft that says
+    one token at a time has one head."""
+    bound: float | None = None  # see `speed.bound`
+    speedup: float | None = None  # predicted by a machine's pass times, where these are known
 
     @property
     def alpha(self) -> float:
@@ -56,8 +71,10 @@ class Acceptance:
         shared: float,
         hits: np.ndarray,
         answers: np.ndarray,
+        ranked: np.ndarray | None = None,
     ) -> Acceptance:
-        """From the cycles of all answers, the sum of Σ min(p, q), and right and all proposals by position."""
+        """From the cycles of all answers, the sum of Σ min(p, q), right and all proposals by position, and, int64
+        [heads, RANKS + 1], how often each rank is right, behind it all places."""
         total = max(1, int(answers.sum()))
         depths = zip(stats.accepted_by_depth, stats.evaluated_by_depth, strict=True)
         return cls(
@@ -70,6 +87,7 @@ class Acceptance:
                 for i, (accepted, evaluated) in enumerate(depths, 1)
                 if evaluated
             ],
+            [] if ranked is None else [[round(float(v), 5) for v in row[:-1].cumsum() / row[-1]] for row in ranked if row[-1]],
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,12 +154,21 @@ class Counted:
         self.cycles = Stats.total([])
         self.tokens, self.shared = 0, 0.0
         self.hits, self.answers = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.ranked = np.zeros((0, RANKS + 1), np.int64)
 
     def result(self) -> Acceptance:
         """The figures over everything that was added."""
         return Acceptance.of(
-            self.cycles, self.draft_length, self.tokens, self.shared, self.hits, self.answers
+            self.cycles, self.draft_length, self.tokens, self.shared, self.hits, self.answers, self.ranked
         )
+
+    def _rank(self, head: int, ids: Tensor, wanted: Tensor) -> None:
+        """Of `head` its likeliest tokens, int64 [N, ranks], and the ones that are right, int64 [N]."""
+        if len(self.ranked) <= head:
+            self.ranked = np.pad(self.ranked, ((0, head + 1 - len(self.ranked)), (0, 0)))
+        found = (ids[:, :RANKS] == wanted[:, None]).sum(0).cpu().numpy()
+        self.ranked[head, : len(found)] += found
+        self.ranked[head, -1] += len(wanted)
 
     def _place(self, positions: np.ndarray, right: np.ndarray) -> None:
         """Proposals for tokens at these positions of their answers, and whether each is right."""
@@ -174,6 +201,7 @@ class Count(Counted):
         if not len(rows):
             return
         self.shared += overlap(drafted, target).sum().item()
+        self._rank(0, likeliest(drafted), target.argmax(-1))
         matches = agreement(drafted, target).cpu().numpy()
         self._place(rows.positions.cpu().numpy(), matches)
         self._replay(rows.records, rows.tokens, matches, greedy_cycles)

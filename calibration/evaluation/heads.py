@@ -33,10 +33,14 @@ class HeadCount(Counted):
     """Collects the acceptance of heads; `agreement` and `overlap` are of head 1."""
 
     def add(self, best: Tensor, wanted: Tensor, first: Tensor, target: Tensor, rows: Rows) -> None:
-        """`best` and `wanted` int64 [N, heads] (−100: unknown), logits [N, V] of head 1 and of the target."""
+        """`best` int64 [N, heads, ranks], `wanted` int64 [N, heads] (−100: unknown), logits [N, V] of head 1 and of the
+        target."""
         if not len(rows):
             return
-        right = (best == wanted).cpu().numpy()
+        for head in range(wanted.shape[1]):
+            known = wanted[:, head] >= 0
+            self._rank(head, best[known, head], wanted[known, head])
+        right = (best[:, :, 0] == wanted).cpu().numpy()
         places = np.flatnonzero((wanted[:, 0] >= 0).cpu().numpy())
         self.shared += overlap(first[places], target[places + 1]).sum().item()
         self._place(rows.positions.cpu().numpy()[places] + 1, right[places, 0])

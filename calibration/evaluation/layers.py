@@ -19,7 +19,7 @@ from ..targets.target import Texts
 from ..training.losses import overlap
 from ..training.sight import shifted
 from ..training.texts import drafting
-from .acceptance import Counted, chain_cycles
+from .acceptance import Counted, chain_cycles, likeliest
 
 
 class LayerCount(Counted):
@@ -47,10 +47,12 @@ class LayerCount(Counted):
         hits: list[Tensor] = []
         for step, rows in enumerate(drafting(self._network, texts, given, self.draft_length)):
             logits = network.logits(rows[learned], self._head.weight)
-            best = logits.argmax(-1)
+            ranked = likeliest(logits)
             if network.config.trimmed is not None:
-                best = network.d2t[best]
+                ranked = network.d2t[ranked]
+            best = ranked[:, 0]
             if step == 0:
+                self._rank(0, ranked, shifted(texts.tokens, 1)[learned])
                 if network.config.trimmed is not None:
                     logits = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, logits)
                 self.shared += overlap(logits, own).sum().item()

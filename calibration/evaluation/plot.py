@@ -1,9 +1,10 @@
-"""FastVLM's figure 6 for our drafts: acceptance by position in the answer."""
+"""Plots of an evaluation: acceptance by position in the answer (FastVLM's figure 6), by depth, by rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...runtime.extras import need_extra
 from .acceptance import Acceptance
@@ -20,6 +21,43 @@ def plot_by_position(results: Mapping[str, Acceptance], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    _by_position(axes, results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def plot_all(results: Mapping[str, Acceptance], path: Path) -> None:
+    """Acceptance by position, by depth and by rank, side by side, into `path`. OptionError without matplotlib."""
+    need_extra("eval", "--plot")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (position, depth, rank) = pyplot.subplots(1, 3, figsize=(15, 3.6), layout="constrained")
+    _by_position(position, results)
+    for name, result in results.items():
+        if result.by_depth:
+            depths, shares, _ = zip(*result.by_depth, strict=True)
+            depth.plot(depths, shares, marker="o", markersize=3, label=name)
+        for head, shares in enumerate(result.by_rank, 1):
+            label = name if len(result.by_rank) == 1 else f"{name}, head {head}"
+            rank.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=label)
+    depth.set(xlabel="depth in the chain", ylabel="accepted / evaluated")
+    rank.set(xlabel="r", ylabel="share of right tokens among the r likeliest")
+    for axes in (depth, rank):
+        axes.set_ylim(0, 1.01)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _by_position(axes: Any, results: Mapping[str, Acceptance]) -> None:
     for name, result in results.items():
         points = [(i, share) for i, share, count in result.by_position if count >= _LEAST]
         if points:
@@ -27,7 +65,5 @@ def plot_by_position(results: Mapping[str, Acceptance], path: Path) -> None:
     axes.set(xlabel="position in the answer (token)", ylabel="share of drafts that the target accepts")
     axes.set_ylim(top=1.01)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    if axes.lines:
+        axes.legend(fontsize=8)

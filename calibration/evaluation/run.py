@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,19 +15,74 @@ from ...exporter.drafts.base import SelfDraft
 from ...exporter.drafts.layer import LayerDraft
 from ...exporter.drafts.medusa import MedusaDraft
 from ...runtime.errors import InputError, OptionError
+from ...runtime.speculate.stats import Stats
 from ..data.records import RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
 from ..targets.target import Rows, Target, Texts
 from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
-from .acceptance import Acceptance, Count
+from .acceptance import Acceptance, Count, likeliest
 from .heads import HeadCount
 from .layers import LayerCount
+from .quality import Score, Told, open_task
+from .ranking import rank_choices
+from .speed import Machine, bound
 
 _BATCH = 64
 
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`drafts` by the name that was asked for, and what the target's own answers are worth (None where nobody asked, or
+    nothing judges such records)."""
+
+    drafts: Mapping[str, Acceptance]
+    score: Score | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """The target's answers by key."""
+
+
+def evaluate(
+    target: Target,
+    records: RecordSet,
+    drafts: Sequence[str],
+    draft_length: int = 5,
+    max_new_tokens: int | None = 96,
+    task: str | None = None,
+    machine: Machine | None = None,
+    report: Report | None = None,
+) -> Evaluation:
+    """What `evaluate_drafts` finds, and what the answers are worth by `task`, a name of `quality`. The target answers
+    once, for both.
+
+    Args:
+        task: None judges nothing. machine: by whose pass times speed-ups are predicted.
+
+    Raises:
+        OptionError: as `evaluate_drafts`; an unknown task; a task beside texts that are not the target's own.
+    """
+    say = report or (lambda line: None)
+    judge = None if task is None else open_task(task)
+    if judge is not None and max_new_tokens is None:
+        raise OptionError("--task judges the target's own answers; leave --given-text out")
+    for name in drafts:  # a mistake shows before the target has worked for hours
+        open_measured(target, name, draft_length)
+    check_writer(target, records)
+    if max_new_tokens is not None:
+        records = answered(target, records, max_new_tokens, say)
+    found = evaluate_drafts(target, records, drafts, draft_length, None, report, machine) if drafts else {}
+    if judge is None:
+        return Evaluation(found)
+    ranks: Sequence[int | None] = (
+        rank_choices(target, records.records, say) if judge.RANKS else [None] * len(records)
+    )
+    answers = TorchAnswers(target, _BATCH)
+    texts = [answers.text(record.tokens or ()) for record in records]
+    told = [Told(*each) for each in zip(records, texts, ranks, strict=True)]
+    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told})
 
 
 @torch.no_grad()
@@ -38,6 +93,7 @@ def evaluate_drafts(
     draft_length: int = 5,
     max_new_tokens: int | None = 96,
     report: Report | None = None,
+    machine: Machine | None = None,
 ) -> dict[str, Acceptance]:
     """Acceptance by draft name; the target runs once for all drafts.
 
@@ -45,7 +101,7 @@ def evaluate_drafts(
         drafts: draft folders, or `KIND@N` of an untrained kind, such as `early-exit@3`.
         max_new_tokens: the target first answers the records greedily, up to this limit, unless they are its own
             generations already; None teacher-forces the records' own texts.
-        report: receives a line now and then.
+        report: receives a line now and then. machine: by whose pass times speed-ups are predicted.
 
     Raises:
         ExportError: a draft belongs to another target. OptionError: a name that is no such draft, or a layer that the
@@ -68,7 +124,17 @@ def evaluate_drafts(
             for measured in by_text:
                 measured.add(texts)
         say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
-    return {name: measured.result() for name, measured in found.items()}
+    return {name: _with_speed(target, measured, machine) for name, measured in found.items()}
+
+
+def _with_speed(target: Target, measured: Measured, machine: Machine | None) -> Acceptance:
+    """The figures with what they are worth in speed."""
+    result, cycles = measured.result(), measured.cycles
+    if not cycles.cycles:
+        return result
+    predicted = None if machine is None else machine.speedup(measured.name, result.draft_length, cycles)
+    most = bound(result.tau, result.proposed / result.cycles, measured.layers / target.num_layers)
+    return replace(result, bound=most, speedup=predicted)
 
 
 def _add_rows(target: Target, drafts: Sequence[MeasuredRows], rows: Rows, trunks: dict[int, Tensor]) -> None:
@@ -97,7 +163,16 @@ def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Re
 
 
 class Measured(Protocol):
-    """A draft that is being measured."""
+    """A draft that is being measured: its name in a manifest, and how many layers of the target's size it reads for a
+    drafted token (heads are not counted)."""
+
+    name: str
+    layers: int
+
+    @property
+    def cycles(self) -> Stats:
+        """All cycles so far."""
+        ...
 
     def result(self) -> Acceptance:
         """The figures over everything that was added."""
@@ -120,8 +195,13 @@ class MeasuredSelfDraft:
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
         self.layer, self._target, self._network = draft.layer, target, draft.network.to(target.device).eval()
+        self.name, self.layers = draft.name, draft.layer
         self._count = Count(draft_length, target.eos_token_ids)
         self.result = self._count.result
+
+    @property
+    def cycles(self) -> Stats:
+        return self._count.cycles
 
     def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
         self._count.add(self._target.head(self._network(trunk)), own, rows)
@@ -136,13 +216,18 @@ class MeasuredHeads:
             target,
             draft.network.to(target.device).eval(),
         )
+        self.name, self.layers = draft.name, 0
         self._count = HeadCount(draft_length, target.eos_token_ids)
         self.result = self._count.result
 
+    @property
+    def cycles(self) -> Stats:
+        return self._count.cycles
+
     def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
         network, lm_head = self._network, self._target.lm_head.weight
-        logits = network(self._target.features(trunk), lm_head)
-        best, first = logits.argmax(-1), logits[:, 0]
+        logits = network(self._target.features(trunk), lm_head)  # [N, heads, V]
+        best, first = likeliest(logits), logits[:, 0]
         if network.config.trimmed is not None:
             best = network.d2t[best]
             first = torch.full_like(own, -torch.inf).index_copy_(1, network.d2t, first)
@@ -154,9 +239,14 @@ class MeasuredLayer:
 
     def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
         self._target = target
+        self.name, self.layers = draft.name, 1
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
         self.result = self._count.result
+
+    @property
+    def cycles(self) -> Stats:
+        return self._count.cycles
 
     def add(self, texts: Texts) -> None:
         """Whole texts."""

@@ -10,6 +10,7 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import InputError, NumericsError
 from ...runtime.result import Result
 from ...runtime.session import Session
+from ..data.layout import asked
 from ..data.records import Record
 from .answers import GenerationOptions, stream_seed
 
@@ -32,16 +33,18 @@ class Decoding:
     """
 
     def __init__(self, bundle: Bundle | Path, batch: int, threads: int | None, speculative: bool) -> None:
-        self._session = Session.load(bundle, max_batch=batch, threads=threads)
+        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        self._manifest = opened.manifest
+        self._session = Session.load(opened, max_batch=batch, threads=threads)
         self._speculative = speculative
 
     def wave(
-        self, asked: Iterable[Ask], options: GenerationOptions
+        self, wanted: Iterable[Ask], options: GenerationOptions
     ) -> Generator[tuple[int, Outcome], None, None]:
-        """What comes of each, with its place in `asked`, as soon as it is there. Requests are made when there is room
+        """What comes of each, with its place in `wanted`, as soon as it is there. Requests are made when there is room
         for them. Closing the iterator ends those that are running."""
         outcomes: Any = self._session.generate_many(
-            _request(record, number, options, self._speculative) for record, number in asked
+            self._request(record, number, options) for record, number in wanted
         )
         try:
             for place, outcome in outcomes:
@@ -61,17 +64,17 @@ class Decoding:
         """Free weights and buffers."""
         self._session.close()
 
-
-def _request(record: Record, number: int, options: GenerationOptions, speculative: bool) -> dict[str, Any]:
-    """What the session is asked. It reads picture files itself, when their turn comes."""
-    image = record.image
-    request: dict[str, Any] = {
-        "image": None if image is None else image.file or image.load(),
-        "prompt": record.prompt,
-        "max_new_tokens": options.max_new_tokens,
-        "speculative": speculative,
-    }
-    if options.temperature:
-        seed = stream_seed(options.seed, record.key, number)
-        request |= {"temperature": options.temperature, "seed": seed}
-    return request
+    def _request(self, record: Record, number: int, options: GenerationOptions) -> dict[str, Any]:
+        """What the session is asked. It reads picture files itself, when their turn comes."""
+        image = None if record.image is None else record.image.file or record.image.load()
+        manifest = self._manifest
+        request: dict[str, Any] = {
+            "image": image,
+            "prompt": asked(record, image, bool(manifest.text.chat_template), manifest.image is not None),
+            "max_new_tokens": options.max_new_tokens,
+            "speculative": self._speculative,
+        }
+        if options.temperature:
+            seed = stream_seed(options.seed, record.key, number)
+            request |= {"temperature": options.temperature, "seed": seed}
+        return request

@@ -149,6 +149,7 @@ def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]
         "image": record.image.absolute().to_json() if record.image else None,
         "tokens": list(answer),
         "text": answers.text(answer),
+        **({"history": [list(turn) for turn in record.history]} if record.history else {}),
     }
 
 

@@ -19,6 +19,8 @@ from ...exporter.families.base import DecoderShape, Family, ReferencePrompt
 from ...exporter.families.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
 from ...runtime.errors import InputError, OptionError
+from ...runtime.images.video import Video
+from ..data.layout import asked
 from ..data.records import Record
 from .changing import ChangingDecoder
 
@@ -142,7 +144,8 @@ class Target:
         """InputError for a prompt that writes the token which stands for a row of a picture; nothing else is looked
         at."""
         if self.family.image_token_id is not None:
-            self._check_ids(record, "prompt", self.tokenizer(record.prompt or "")["input_ids"])
+            for text in (record.prompt or "", *(words for _, words in record.history)):
+                self._check_ids(record, "prompt", self.tokenizer(text)["input_ids"])
 
     def _check_ids(self, record: Record, what: str, ids: Sequence[int]) -> None:
         token = self.family.image_token_id
@@ -311,8 +314,13 @@ class Target:
             raise InputError(f"record {record.key} has no image, which {self.name} needs")
         self.check_prompt(record)
         image = None if record.image is None else record.image.load()
+        if isinstance(image, Video):
+            raise InputError(
+                f"record {record.key} is a video, which PyTorch's targets do not read here; give its data frames=N"
+            )
+        template, vision = bool(self.family.chat_template), self.family.vision is not None
         try:
-            return self.family.reference_prompt(image, record.prompt)
+            return self.family.reference_prompt(image, asked(record, image, template, vision))
         except InputError as error:
             raise InputError(f"record {record.key}: {error}") from error
 

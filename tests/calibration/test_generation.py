@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,9 @@ from vlmexport.exporter.families.reference import collate
 from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.errors import InputError, OptionError
+
+TURNS = (("user", "is it red?"), ("assistant", "a cup"))
+"""What was said before a record."""
 
 
 def quiet(line: str) -> None:
@@ -207,8 +211,10 @@ def near_tie(target: Target, record: Record, ours: tuple[int, ...], theirs: tupl
 
 @pytest.mark.parametrize("target", KINDS, indirect=True, scope="module")
 def test_the_runtime_answers_like_pytorch(target: Target, tmp_path: Path):
-    """Every family that can be a target; more records than are decoded together, so that some wait."""
-    records = make_records(tmp_path, "llama" if target.family.vision is None else "blip2-t5", 9)
+    """Every family that can be a target; more records than are decoded together, so that some wait. Every third has
+    earlier turns."""
+    made = make_records(tmp_path, "llama" if target.family.vision is None else "blip2-t5", 9)
+    records = [replace(r, history=TURNS) if n % 3 == 1 else r for n, r in enumerate(made)]
     bundle = target_bundle(str(target.checkpoint.folder), 24, quiet, parity=False)
     answers = BundleAnswers(bundle, target.name, batch_size=2, threads=1)
     limits = GenerationOptions(24)
@@ -221,6 +227,27 @@ def test_the_runtime_answers_like_pytorch(target: Target, tmp_path: Path):
     assert all(answers.is_cut(a) == TorchAnswers(target).is_cut(a) for (a,) in expected)
     assert [answers.text(a) for (a,) in expected] == [TorchAnswers(target).text(a) for (a,) in expected]
     answers.close()
+
+
+def test_answers_keep_the_turns_before_them(target: Target, records: RecordSet, tmp_path: Path):
+    """What a draft then learns from is the conversation, and not its last question."""
+    asked = RecordSet("asked", [replace(records[0], history=TURNS), records[1]])
+    answer_data(target, asked, tmp_path / "data", 6, report=quiet)
+    found = load_records(str(tmp_path / "data"))
+    assert [r.history for r in found] == [TURNS, ()]
+    assert (
+        target.prompt(found[0]).input_ids
+        == target.prompt(asked[0]).input_ids
+        != target.prompt(records[0]).input_ids
+    )
+    path = tmp_path / "data" / shard_name(0)
+    path.write_text(path.read_text().replace('["assistant", "a cup"]', '["assistant"]'))
+    damaged = load_records(str(tmp_path / "data"))
+    assert (
+        len(damaged) == 1
+        and damaged.problems[0].startswith(f"{path}:1: ")
+        and "history" in damaged.problems[0]
+    )
 
 
 def test_the_runtime_draws_by_record_too(bundled: BundleAnswers, records: RecordSet, tmp_path: Path):

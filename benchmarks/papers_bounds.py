@@ -1,0 +1,111 @@
+"""Published speed-ups beside what arithmetic allows: `python benchmarks/papers_bounds.py` prints the tables of docs/papers.md.
+
+Everything is taken in a method's favour: a pass takes as long as reading its weights, a wider pass is free, heads and
+networks of a self-draft are free, and whatever is not named costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A self-draft after n of L layers, d tokens a cycle."""
+
+    layer: int
+    layers: int
+    length: int
+
+    @property
+    def cycle(self) -> float:
+        """In passes of the whole model: n/L of it per drafted token, and once all of it."""
+        return self.length * self.layer / self.layers + 1
+
+    @property
+    def bound(self) -> float:
+        """Highest speed-up, every drafted token right."""
+        return (self.length + 1) / self.cycle
+
+    @property
+    def limit(self) -> float:
+        """The same for chains of any length: below L/n."""
+        return self.layers / self.layer
+
+    def needed(self, speedup: float) -> float | None:
+        """The alpha at which chains of d tokens reach `speedup`; None where no alpha does."""
+        tokens = speedup * self.cycle
+        if tokens > self.length + 1:
+            return None
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if kept(middle, self.length) < tokens else (low, middle)
+        return high
+
+
+def kept(alpha: float, length: int) -> float:
+    """Tokens that a cycle keeps, the bonus included, at an acceptance that is the same everywhere (Leviathan et al.)."""
+    return sum(alpha**i for i in range(length + 1))
+
+
+@dataclass(frozen=True)
+class Llama:
+    """Weights of a Llama, biases and norms left out."""
+
+    width: int
+    layers: int
+    feed_forward: int
+    vocabulary: int
+
+    @property
+    def layer(self) -> int:
+        """Attention 4 E², feed-forward 3 E F."""
+        return 4 * self.width**2 + 3 * self.width * self.feed_forward
+
+    @property
+    def head(self) -> int:
+        return self.width * self.vocabulary
+
+    @property
+    def step(self) -> int:
+        """What plain decoding reads."""
+        return self.layers * self.layer + self.head
+
+    @property
+    def draft_step(self) -> int:
+        """What a pass of a ViSpec layer reads: the layer, two matrices 2E × E, and the LM head."""
+        return self.layer + 4 * self.width**2 + self.head
+
+
+VICUNA_7B, VICUNA_13B = Llama(4096, 32, 11_008, 32_000), Llama(5120, 40, 13_824, 32_000)
+FASTVLM = [(12, 24), (13, 32), (15, 32), (16, 32)]
+PUBLISHED = (1.55, 1.85)
+VISPEC, PASSES = 3.22, 4  # its highest; a tree of depth 3 begins with a pass of its own
+MOST_TOKENS = PASSES + 1
+
+
+def fastvlm() -> Iterator[str]:
+    """Rows of a Markdown table."""
+    yield "| n of L | d | bound, every token right | any d: below | alpha that 1.55 × takes | alpha that 1.85 × takes |"
+    yield "|---|---|---|---|---|---|"
+    for layer, layers in FASTVLM:
+        for length in (5, 8):
+            one = Exit(layer, layers, length)
+            needs = ["impossible" if a is None else f"{a:.2f}" for a in map(one.needed, PUBLISHED)]
+            yield f"| {layer} of {layers} | {length} | {one.bound:.2f} × | {one.limit:.2f} × | {needs[0]} | {needs[1]} |"
+
+
+def vispec() -> Iterator[str]:
+    """Rows of a Markdown table."""
+    yield "| sizes of | a drafting pass, of a step | bound, 5 tokens a cycle | tokens a cycle that 3.22 × takes |"
+    yield "|---|---|---|---|"
+    for name, sizes in (("Vicuna-7B", VICUNA_7B), ("Vicuna-13B", VICUNA_13B)):
+        cycle = 1 + PASSES * sizes.draft_step / sizes.step
+        share = sizes.draft_step / sizes.step
+        yield f"| {name} | {share:.3f} | {MOST_TOKENS / cycle:.2f} × | {VISPEC * cycle:.2f} |"
+
+
+if __name__ == "__main__":
+    print("\n".join([*fastvlm(), "", *vispec()]))

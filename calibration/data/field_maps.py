@@ -1,0 +1,214 @@
+"""Rows of any table as records, by a map of what stands where.
+
+| field of the map | value |
+|---|---|
+| `prompt`, `key`, `image`, `video` | a text with fields in braces, `{question}`, `{image_id}.jpg`; a bare name is that field; `{#}` is the row's own key in an object of rows, or its number |
+| `answer`, `answers`, `choices` | a path: `answer`, `answers[].answer` (of every entry), `choice_a\\|choice_b` (these fields) |
+| `choice` | a path to the right one of `choices`: its number from 0, its letter (A, B …), or its text |
+| `split` | a field by which rows are chosen |
+| `rows` | where in a JSON document the rows are: a path, or nothing for the document itself |
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import OptionError
+from .arguments import Arguments
+from .entries import fields, gather, picture, read_json
+from .lines import checked_text, json_lines
+from .records import ImageRef, Problems, Record
+
+LEAF = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class FieldMap:
+    """See the module. `answer` alone is the only reference, else `answers` are; the first of them is the answer."""
+
+    prompt: str = ""
+    rows: str = ""
+    key: str = "{#}"
+    image: str | None = None
+    video: str | None = None
+    answer: str | None = None
+    answers: str | None = None
+    choices: str | None = None
+    choice: str | None = None
+    split: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> FieldMap:
+        """A user's own map."""
+        return replace(cls(), **dict(options))
+
+
+NAMES = tuple(FieldMap.__dataclass_fields__)
+"""Names of options that make a map."""
+
+
+def load_mapped(
+    arguments: Arguments, found: FieldMap, prompt: str, problems: Problems, split: str | None = None
+) -> list[Record]:
+    """Records of the table at the first place, with pictures and videos in the folder at the second.
+
+    Raises OptionError for a file that cannot be read, and for rows that are not where the map says.
+    """
+    path = arguments.path(0)
+    folder = Path(arguments.place(1) or path.parent)
+    frames = arguments.count("frames")
+
+    def record(number: int, entry: tuple[Any, Any]) -> Iterator[Record]:
+        key, row = entry
+        if split is None or found.split is None or value_at(row, found.split) == split:
+            yield mapped(found, key, row, folder, prompt, frames)
+
+    return gather(table_rows(path, found.rows, problems), record, problems)
+
+
+def mapped(
+    found: FieldMap, key: Any, row: Any, folder: Path, prompt: str, frames: int | None = None
+) -> Record:
+    """One row as a record; ValueError naming the field that is missing or of another type."""
+    fields(row)
+    answers = tuple(_told(row, found.answers)) if found.answers else ()
+    if found.answer and (value := value_at(row, found.answer)) is not None:
+        answer = _plain(value, found.answer)
+        answers = answers or (answer,)
+    else:
+        answer = answers[0] if answers else None
+    choices = tuple(_told(row, found.choices)) if found.choices else ()
+    choice = _chosen(row, found.choice, choices) if found.choice and choices else None
+    if choice is not None and answer is None:
+        answer = choices[choice]
+    return Record(
+        filled(found.key, key, row), filled(found.prompt, key, row) if found.prompt else prompt,
+        _seen(found, key, row, folder, frames), answer,
+        references=answers or ((answer,) if answer else ()), choices=choices, choice=choice,
+    )  # fmt: skip
+
+
+def filled(template: str, key: Any, row: Any) -> str:
+    """A template with the row's values; ValueError for a field that the row has not."""
+    if not LEAF.search(template):
+        template = f"{{{template}}}"
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] == "#":
+            return str(key)
+        return "" if (one := value_at(row, found[1])) is None else _plain(one, found[1])
+
+    return checked_text(template, LEAF.sub(value, template).strip())
+
+
+def value_at(row: Any, path: str) -> Any:
+    """The value at a path with points; ValueError where there is none. None where it is null."""
+    found = row
+    for part in path.split("."):
+        if not isinstance(found, dict) or part not in found:
+            have = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
+            raise ValueError(f"no field {path!r:.60}; it has {have:.200}")
+        found = found[part]
+    return found
+
+
+def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """(place, (key, row)) of a table: `.jsonl`, `.csv` and `.tsv` by line, JSON by entry or key.
+
+    Raises OptionError where the file cannot be read, or `rows` are neither a list nor an object.
+    """
+    if path.suffix == ".jsonl":
+        for number, value in json_lines(path, problems):
+            yield f"{path}:{number}", (number, value)
+        return
+    if path.suffix in (".csv", ".tsv"):
+        yield from _separated(path, "\t" if path.suffix == ".tsv" else ",")
+        return
+    found = read_json(path)
+    for part in filter(None, rows.split(".")):
+        found = found.get(part) if isinstance(found, dict) else None
+    if isinstance(found, list):
+        yield from ((f"{path}: {rows}[{number}]", (number, row)) for number, row in enumerate(found))
+    elif isinstance(found, dict):
+        yield from ((f"{path}: {rows}[{key!r:.80}]", (key, row)) for key, row in found.items())
+    else:
+        raise OptionError(
+            f"{path} has no rows {f'at {rows!r}' if rows else 'at its top'}: give a list or an object"
+        )
+
+
+def _separated(path: Path, mark: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    csv.field_size_limit(1 << 27)  # pictures in base64, as some tables hold
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            table = csv.DictReader(lines, delimiter=mark)
+            for number, row in enumerate(table, 1):
+                row.pop(None, None)  # type: ignore[call-overload]
+                yield f"{path}:{table.line_num}", (number, row)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is no table: {error}") from error
+
+
+def _seen(found: FieldMap, key: Any, row: Any, folder: Path, frames: int | None) -> ImageRef | None:
+    if found.video:
+        return video_file(folder / filled(found.video, key, row), frames)
+    if not found.image:
+        return None
+    # A row without a picture has null in its field; a template around it would name a file all the same.
+    used = LEAF.findall(found.image) or [found.image]
+    if any(name != "#" and value_at(row, name) in (None, "") for name in used):
+        return None
+    return picture(folder / filled(found.image, key, row))
+
+
+def video_file(path: Path, frames: int | None) -> ImageRef:
+    """A video; of `frames` pictures where a number is given. ValueError where there is no such file or folder."""
+    if not path.exists():
+        raise ValueError(f"video {str(path)!r:.200} does not exist")
+    return ImageRef(video=str(path), frames=frames)
+
+
+def _told(row: Any, path: str) -> Iterator[str]:
+    """The texts at a path (module docstring)."""
+    if "|" in path:
+        yield from (
+            _plain(value_at(row, name), name) for name in path.split("|") if value_at(row, name) is not None
+        )
+        return
+    head, each, inner = path.partition("[]")
+    found = value_at(row, head)
+    if isinstance(found, str) and not each:
+        found = [found]
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"field {head!r} is {found!r:.80}, not a list with something in it")
+    for one in found:
+        yield _plain(value_at(one, inner.removeprefix(".")) if inner else one, path)
+
+
+def _plain(value: Any, name: str) -> str:
+    """A text, or a number as text; ValueError for anything else, and for a blank one."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"field {name!r} is {value!r:.80}, not a text")
+    return checked_text(name, str(value).strip())
+
+
+def _chosen(row: Any, path: str, choices: tuple[str, ...]) -> int | None:
+    value = said = value_at(row, path)
+    if value is None:
+        return None
+    if isinstance(value, str) and value in choices:
+        return choices.index(value)
+    if isinstance(value, str) and len(value) == 1 and value.isalpha():
+        value = ord(value.upper()) - ord("A")
+    elif isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if type(value) is not int or not 0 <= value < len(choices):
+        raise ValueError(f"field {path!r} is {said!r:.80}, none of the {len(choices)} choices")
+    return value

@@ -1,0 +1,61 @@
+"""A set that Hugging Face's `datasets` opens, by hub id or folder, and a map of its columns (`field_maps.py`).
+
+`hf:lmms-lab/textvqa,split=validation,prompt=question,image=image,answers=answers` · `conversations=COLUMN` reads turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ....runtime.errors import OptionError
+from ..arguments import Arguments
+from ..entries import gather
+from ..field_maps import NAMES, FieldMap, mapped
+from ..hub_rows import open_rows, picture_columns
+from ..records import ImageRef, Problems, Record
+from ..turns import turn_records
+
+_MAPPED = [name for name in NAMES if name not in ("rows", "split", "video")]
+USAGE = "ID|FOLDER[,config=NAME][,split=NAME][,conversations=COLUMN]" + "".join(
+    f"[,{name}=COLUMN]" for name in _MAPPED
+)
+TASK = None
+
+
+def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
+    """One record per row, or per answer of its conversation; of the split `train` unless another is named.
+
+    Raises OptionError where the set cannot be opened, has not the columns, or nothing says what is asked.
+    """
+    source, options = arguments.places[0], arguments.options
+    source = str(Path(source).resolve()) if Path(source).is_dir() else source
+    config, split = options.get("config", ""), options.get("split", "train")
+    talk = options.get("conversations")
+    found = FieldMap.of({name: value for name, value in options.items() if name in _MAPPED})
+    if not (talk or found.prompt or found.image):
+        raise OptionError("hf: nothing says what is asked; give prompt=, image= or conversations=COLUMN")
+    rows = open_rows(source, config, split)
+    column = found.image
+    for name in filter(None, (talk, column)):
+        if name not in rows.column_names:
+            raise OptionError(
+                f"hf:{source} has no column {name!r:.60}; it has {', '.join(rows.column_names)}"
+            )
+    if column is not None and column not in picture_columns(rows):
+        raise OptionError(
+            f"hf:{source}: the column {column!r} holds no pictures; cast it to datasets.Image()"
+        )
+
+    def record(number: int, row: Any) -> Iterator[Record]:
+        stored = row.get(column) if column else None
+        image = ImageRef(row=(source, config, split, number, column)) if column and stored else None
+        if talk:
+            yield from turn_records(str(number), {"conversations": row[talk]}, image)
+        else:
+            one = mapped(replace(found, image=None), number, row, Path(), prompt)
+            yield replace(one, image=image)
+
+    return gather(((f"hf:{source}[{split}]: row {n}", row) for n, row in enumerate(rows)), record, problems)

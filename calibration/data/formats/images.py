@@ -1,0 +1,28 @@
+"""Every picture of a folder, without text: for `generate-data`, which lets the target tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ....runtime.errors import OptionError
+from ..arguments import Arguments
+from ..entries import gather, picture
+from ..records import Problems, Record
+
+USAGE = "FOLDER"
+TASK = None
+_IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
+
+
+def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
+    """One record per file, in the order of their paths. Raises OptionError where there is no such folder."""
+    folder = arguments.path(0)
+    if not folder.is_dir():
+        raise OptionError(f"--data images:{folder}: no such folder")
+
+    def record(number: int, path: Path) -> Iterator[Record]:
+        yield Record(str(path.relative_to(folder)), prompt, picture(path))
+
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _IMAGES)
+    return gather(((str(path), path) for path in found), record, problems)

@@ -1,0 +1,42 @@
+"""SEED-Bench (Li et al., arXiv 2307.16125): `SEED-Bench.json`, `questions` with question, choice_a … choice_d, answer (a
+letter), data_id and data_type (image or video). Pictures and videos are files named data_id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ....runtime.errors import OptionError
+from ..arguments import Arguments
+from ..entries import collect, listed, read_json
+from ..field_maps import FieldMap, mapped, value_at
+from ..records import Problems, Record
+
+USAGE = "SEED-BENCH.json,FOLDER[,TYPE][,frames=N]"
+TASK = "choices"
+_CHOICES = "choice_a|choice_b|choice_c|choice_d"
+MAPS = {
+    kind: FieldMap(
+        prompt="question", key="question_id", choices=_CHOICES, choice="answer", **{kind: "data_id"}
+    )
+    for kind in ("image", "video")
+}
+
+
+def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
+    """One record per question, of both types or of TYPE. Raises OptionError for an unknown type."""
+    path, folder, wanted = arguments.path(0), arguments.path(1), arguments.place(2)
+    frames = arguments.count("frames")
+    if wanted is not None and wanted not in MAPS:
+        raise OptionError(f"seed: unknown type {wanted!r:.40}; choose one of {', '.join(MAPS)}")
+
+    def record(number: int, row: Any) -> Iterator[Record]:
+        kind = value_at(row, "data_type")
+        if kind not in MAPS:
+            raise ValueError(f"field 'data_type' is {kind!r:.40}, neither image nor video")
+        if wanted in (None, kind):
+            yield mapped(MAPS[kind], number, row, folder, prompt, frames)
+
+    return collect(
+        path, "questions", listed(read_json(path), path, "questions", "SEED-Bench"), record, problems
+    )

@@ -1,0 +1,17 @@
+"""VizWiz-VQA (Gurari et al., arXiv 1802.08218): `val.json`, a list of image, question and ten `answers` of answer and
+answer_confidence. `unanswerable` is an answer like others, as in the official score."""
+
+from __future__ import annotations
+
+from ..arguments import Arguments
+from ..field_maps import FieldMap, load_mapped
+from ..records import Problems, Record
+
+USAGE = "QUESTIONS.json,IMAGES"
+TASK = "vqa"
+MAP = FieldMap(prompt="question", key="image", image="image", answers="answers[].answer")
+
+
+def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
+    """One record per question."""
+    return load_mapped(arguments, MAP, prompt, problems)

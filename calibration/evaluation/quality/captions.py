@@ -1,0 +1,122 @@
+"""BLEU-1 … 4, ROUGE-L, CIDEr, METEOR and SPICE by the package pycocoevalcap, as captions are judged in COCO.
+
+It calls Java for the Penn Treebank tokenizer, METEOR and SPICE. Without Java the texts are split by a plain rule (words in
+small letters, punctuation left out), which the score notes; METEOR and SPICE are left out. SPICE also needs jars that
+pycocoevalcap downloads, which is not done here: `python -m pycocoevalcap.spice.get_stanford_models` does it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....runtime.extras import need_extra
+from .told import Score, Told
+
+RANKS = False
+Texts = Mapping[int, list[str]]
+"""By record; of answers one each."""
+
+PLAIN = "tokenized by a plain rule: without Java there is no Penn Treebank tokenizer, and figures are not the official ones"
+_SPICE_JAR = "lib/stanford-corenlp-3.6.0.jar"
+
+
+def score(told: Sequence[Told]) -> Score:
+    """BLEU, ROUGE-L and METEOR in 0 … 1, CIDEr in 0 … 10, over the records with references.
+
+    Raises OptionError without the extra [captions].
+    """
+    need_extra("captions", "--task captions")
+    judged = [one for one in told if one.record.references]
+    if not judged:
+        return Score("captions", 0, len(told), left_out={"CIDEr": "no record has references"})
+    answers = {i: [_line(one.text)] for i, one in enumerate(judged)}
+    references = {i: [_line(text) for text in one.record.references] for i, one in enumerate(judged)}
+    values: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    notes: list[str] = []
+    java = shutil.which("java")
+    if java is None:
+        notes.append(PLAIN)
+        left_out |= {"METEOR": "needs Java", "SPICE": "needs Java"}
+        answers, references = plain_words(answers), plain_words(references)
+    else:
+        answers, references = _treebank(answers), _treebank(references)
+    _add(values, left_out, "BLEU", lambda: _bleu(references, answers))
+    _add(
+        values, left_out, "ROUGE-L", lambda: {"ROUGE-L": _scorer("rouge.rouge", "Rouge", references, answers)}
+    )
+    _add(values, left_out, "CIDEr", lambda: {"CIDEr": _scorer("cider.cider", "Cider", references, answers)})
+    if java is not None:
+        _add(
+            values,
+            left_out,
+            "METEOR",
+            lambda: {"METEOR": _scorer("meteor.meteor", "Meteor", references, answers)},
+        )
+        if not (_package() / "spice" / _SPICE_JAR).is_file():
+            left_out["SPICE"] = (
+                f"needs {Path(_SPICE_JAR).name}; python -m pycocoevalcap.spice.get_stanford_models downloads it"
+            )
+        else:
+            _add(
+                values,
+                left_out,
+                "SPICE",
+                lambda: {"SPICE": _scorer("spice.spice", "Spice", references, answers)},
+            )
+    return Score("captions", len(judged), len(told), values, left_out, tuple(notes))
+
+
+def plain_words(texts: Texts) -> dict[int, list[str]]:
+    """Words in small letters, punctuation left out."""
+    return {
+        i: [" ".join(re.findall(r"\w+(?:['’]\w+)*", text.lower())) for text in found]
+        for i, found in texts.items()
+    }
+
+
+def _line(text: str) -> str:
+    """On one line, as the tokenizer and METEOR read texts."""
+    return " ".join(text.split())
+
+
+def _add(
+    values: dict[str, float], left_out: dict[str, str], name: str, run: Callable[[], dict[str, float]]
+) -> None:
+    """A figure, or why the program that gives it did not."""
+    try:
+        values |= run()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def _package() -> Path:
+    spec = importlib.util.find_spec("pycocoevalcap")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _treebank(texts: Texts) -> dict[int, list[str]]:
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    # A text without words would be an empty line at the end, which the tokenizer's output has not.
+    wrapped = {i: [{"caption": text or "."} for text in found] for i, found in texts.items()}
+    return PTBTokenizer().tokenize(wrapped)
+
+
+def _bleu(references: Texts, answers: Texts) -> dict[str, float]:
+    from pycocoevalcap.bleu.bleu import Bleu
+
+    found, _ = Bleu(4).compute_score(references, answers, verbose=0)
+    return {f"BLEU-{n}": float(value) for n, value in enumerate(found, 1)}
+
+
+def _scorer(module: str, name: str, references: Texts, answers: Texts) -> float:
+    made: Any = getattr(importlib.import_module(f"pycocoevalcap.{module}"), name)()
+    return float(made.compute_score(references, answers)[0])

@@ -1,0 +1,76 @@
+"""What `vlmexport eval` prints: a table for people, JSON (schema: `schemas/eval-1.json`), and the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import OptionError
+from ...runtime.files import replacing
+from ..data.records import RecordSet
+from .quality import names, open_task
+from .run import Evaluation
+
+
+def chosen_task(asked: str, records: RecordSet, drafts: bool, answers: Path | None) -> str | None:
+    """The task that `--task` means. Raises OptionError for an unknown one, for `auto` where the data is for none, and
+    where there is nothing to do."""
+    found = {"none": None, "auto": records.task}.get(asked, asked)
+    if asked == "auto" and found is None:
+        raise OptionError(
+            f"--task auto: nothing says what {records.name} is for; give one of {', '.join(names())}"
+        )
+    if found is not None:
+        open_task(found)
+    if found is None and not drafts:
+        raise OptionError("nothing to measure; give --draft, or --task to judge the answers")
+    if found is None and answers is not None:
+        raise OptionError(f"--answers {answers}: answers are written where they are judged; give --task")
+    return found
+
+
+def document(found: Evaluation, model: str, data: Sequence[str], machine: str | None) -> dict[str, Any]:
+    """One JSON object."""
+    return {
+        "schema_version": 1,
+        "model": model,
+        "data": list(data) if len(data) > 1 else data[0],
+        "drafts": {name: result.to_dict() for name, result in found.drafts.items()},
+        "score": None if found.score is None else found.score.to_dict(),
+        "machine": machine,
+    }
+
+
+def table(found: Evaluation) -> Iterator[str]:
+    """Lines for people."""
+    if found.drafts:
+        yield f"{'draft':40}  alpha    tau  agreement  Σmin(p,q)   bound  speed-up"
+    for name, r in found.drafts.items():
+        figures = f"{r.alpha:6.4f} {r.tau:6.3f} {r.agreement:10.4f} {r.overlap:10.4f}"
+        yield f"{name:40} {figures} {_times(r.bound)} {_times(r.speedup):>9}"
+    score = found.score
+    if score is None:
+        return
+    if found.drafts:
+        yield ""
+    yield f"{score.task}, {score.count} of {score.total} answers (the target's own: no draft changes them)"
+    for name, value in score.values.items():
+        yield f"  {name:20} {value:8.3f}"
+    for name, reason in score.left_out.items():
+        yield f"  {name:20} left out: {reason}"
+    for note in score.notes:
+        yield f"  note: {note}"
+
+
+def write_answers(found: Evaluation, records: RecordSet, path: Path) -> None:
+    """A line per record: key, prompt, answer, references."""
+    with replacing(path) as out:
+        for record in records:
+            line = {"key": record.key, "prompt": record.prompt, "answer": found.texts[record.key]}
+            out.write((json.dumps({**line, "references": list(record.references)}) + "\n").encode())
+
+
+def _times(value: float | None) -> str:
+    return f"{'–':>7}" if value is None else f"{value:5.2f} ×"

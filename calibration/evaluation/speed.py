@@ -1,0 +1,38 @@
+"""What acceptance is worth in speed: a bound by arithmetic, and a prediction by a machine's pass times."""
+
+from __future__ import annotations
+
+from ...runtime.bundle.folder import Bundle
+from ...runtime.errors import OptionError
+from ...runtime.speculate.budget import Budget
+from ...runtime.speculate.choice import Observed, predict
+from ...runtime.speculate.stats import Stats
+from ...runtime.speculate.stored_costs import every_costs
+
+
+def bound(tau: float, drafted: float, share: float) -> float:
+    """Most that decoding can gain where a pass takes as long as reading its weights: a cycle of `drafted` tokens reads
+    `share` of the layers for each, and all of them once to verify; heads and everything else are taken as free."""
+    return tau / (1 + share * drafted)
+
+
+class Machine:
+    """Pass times that `vlmexport calibrate` or `bench --save` stored in a bundle, the latest ones.
+
+    Raises:
+        OptionError: the bundle has none. BundleError: an entry that is not one.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        entries = every_costs(bundle.manifest)
+        if not entries:
+            raise OptionError(
+                f"--bundle {bundle.path} holds no pass times; measure some with vlmexport calibrate, or bench --save"
+            )
+        self.name, self.table = entries[-1].machine, entries[-1].table
+
+    def speedup(self, draft: str, draft_length: int, cycles: Stats) -> float | None:
+        """Decode speed over plain decoding, predicted of these cycles; None for a draft that was not timed."""
+        if draft not in self.table.drafts or not cycles.cycles:
+            return None
+        return predict(self.table, Observed.of(draft, Budget.chain(draft_length), cycles)).speedup

@@ -1,0 +1,554 @@
+"""Published data sets in exactly the layouts of their files, small: what is read, and how bad entries are named."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from training_targets import make_target
+from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
+from vlmexport.calibration.data.formats import names, open_format
+from vlmexport.calibration.data.layout import asked
+from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.images.video import Video
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def picture(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), (10, 200, 30)).save(path, "PNG")
+    return path
+
+
+def document(path: Path, value: Any) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def places(found: RecordSet, path: Path) -> list[str]:
+    """Where the bad entries are, in the file."""
+    assert all(p.startswith(f"{path}:") for p in found.problems), found.problems
+    return [p.removeprefix(f"{path}:").strip().split(": ")[0] for p in found.problems]
+
+
+# --- captions ---
+
+
+def test_coco_keeps_every_caption_as_reference(tmp_path: Path):
+    picture(tmp_path / "1.jpg")
+    told = [{"image_id": 1, "id": n, "caption": f"caption {n}"} for n in range(5)]
+    path = document(tmp_path / "c.json", {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": told})
+    found = load_records(f"coco:{path},{tmp_path}")
+    assert found[0].references == tuple(f"caption {n}" for n in range(5)) and found.task == "captions"
+    with pytest.raises(OptionError, match="has no splits"):
+        load_records(f"coco:{path},{tmp_path},test")
+
+
+def test_karpathy_joins_splits(tmp_path: Path):
+    entries = []
+    for name, split in (("a", "train"), ("b", "restval"), ("c", "test")):
+        picture(tmp_path / "val2014" / f"{name}.jpg")
+        sentences = [{"raw": f"{name} {n}.", "tokens": [name], "imgid": 0, "sentid": n} for n in range(2)]
+        entries.append(
+            {"filepath": "val2014", "filename": f"{name}.jpg", "split": split, "sentences": sentences}
+        )
+    path = document(tmp_path / "dataset_coco.json", {"images": entries, "dataset": "coco"})
+    found = load_records(f"coco:{path},{tmp_path},train+restval")
+    assert [(r.key, r.references) for r in found] == [
+        ("a.jpg", ("a 0.", "a 1.")),
+        ("b.jpg", ("b 0.", "b 1.")),
+    ]
+
+
+def test_nocaps_by_domain(tmp_path: Path):
+    for name in "ab":
+        picture(tmp_path / f"{name}.jpg")
+    images = [
+        {"id": 0, "file_name": "a.jpg", "domain": "in-domain", "open_images_id": "x"},
+        {"id": 1, "file_name": "b.jpg", "domain": "out-domain", "open_images_id": "y"},
+        {"id": 2, "file_name": "gone.jpg", "domain": "out-domain", "open_images_id": "z"},
+    ]
+    notes = [{"image_id": i, "id": n, "caption": f"{i} {n}"} for i in range(3) for n in range(10)]
+    path = document(tmp_path / "nocaps.json", {"images": images, "annotations": notes})
+    found = load_records(f"nocaps:{path},{tmp_path},out-domain", prompt="describe")
+    assert [(r.key, r.prompt, len(r.references)) for r in found] == [("1", "describe", 10)]
+    assert places(found, path) == ["images[2]"] and "gone.jpg" in found.problems[0]
+    assert len(load_records(f"nocaps:{path},{tmp_path}")) == 2
+    with pytest.raises(OptionError, match=r"unknown domain 'far'.*near-domain"):
+        load_records(f"nocaps:{path},{tmp_path},far")
+
+
+@pytest.mark.parametrize("kaggle", [False, True])
+def test_flickr8k(kaggle: bool, tmp_path: Path):
+    for name in ("1_a.jpg", "2_b.jpg"):
+        picture(tmp_path / name)
+    lines = ["image,caption"] if kaggle else []
+    for name in ("1_a.jpg", "2_b.jpg", "3_gone.jpg"):
+        for n in range(5):
+            lines.append(f'{name},"{n}, a dog ."' if kaggle else f"{name}#{n}\t{n}, a dog .")
+    lines.append("no caption at all")
+    path = document(tmp_path / "Flickr8k.token.txt", "\n".join(lines) + "\n")
+    found = load_records(f"flickr8k:{path},{tmp_path}", prompt="p")
+    assert [(r.key, r.prompt, r.answer, len(r.references)) for r in found] == [
+        ("1_a.jpg", "p", "0, a dog .", 5),
+        ("2_b.jpg", "p", "0, a dog .", 5),
+    ]
+    assert f"{path}:{len(lines)}: " in found.problems[0] and "3_gone.jpg" in found.problems[1]
+    split = document(tmp_path / "Flickr_8k.testImages.txt", "2_b.jpg\nunknown.jpg\n")
+    some = load_records(f"flickr8k:{path},{tmp_path},{split}")
+    assert [r.key for r in some] == ["2_b.jpg"] and f"{split}:2: " in some.problems[-1]
+
+
+# --- questions ---
+
+
+def vqa(folder: Path) -> tuple[Path, Path]:
+    picture(folder / "val2014" / "COCO_val2014_000000000042.jpg")
+    questions = [
+        {"image_id": 42, "question": "What is it?", "question_id": 420},
+        {"image_id": 42, "question": "Where?", "question_id": 421},
+        {"image_id": 43, "question": "Gone?", "question_id": 430},
+        {"image_id": 42, "question": "", "question_id": 422},
+    ]
+    people = [
+        {"answer": a, "answer_confidence": "yes", "answer_id": n}
+        for n, a in enumerate(["cup"] * 9 + ["mug"], 1)
+    ]
+    notes = [
+        {"question_id": q, "image_id": 42, "answers": people, "multiple_choice_answer": "cup",
+         "question_type": "what is", "answer_type": "other"}
+        for q in (420, 430)
+    ]  # fmt: skip
+    notes.append({"question_id": 421, "answers": [], "multiple_choice_answer": "here"})
+    return (
+        document(
+            folder / "questions.json",
+            {"questions": questions, "data_subtype": "val2014", "data_type": "mscoco"},
+        ),
+        document(folder / "annotations.json", {"annotations": notes}),
+    )
+
+
+def test_vqav2(tmp_path: Path):
+    questions, notes = vqa(tmp_path)
+    found = load_records(f"vqav2:{questions},{tmp_path},{notes}")
+    assert [(r.key, r.prompt, r.answer) for r in found] == [("420", "What is it?", "cup")]
+    assert found[0].references == ("cup",) * 9 + ("mug",) and found.task == "vqa"
+    named = [p.split(": ")[1] for p in found.problems]
+    assert named == ["annotations[2]", "questions[1]", "questions[2]", "questions[3]"]
+    blind = load_records(f"vqav2:{questions},{tmp_path}")
+    assert [(r.answer, r.references) for r in blind] == [(None, ()), (None, ())]
+    with pytest.raises(InputError, match=r"annotations\[2\].*'answers'"):
+        load_records(f"vqav2:{questions},{tmp_path},{notes}", strict=True)
+
+
+def test_a_template_is_put_around_questions(tmp_path: Path):
+    questions, notes = vqa(tmp_path)
+    form = f"vqav2:{questions},{tmp_path},{notes}"
+    assert load_records(form, prompt="Q: {question} A:")[0].prompt == "Q: What is it? A:"
+    assert load_records(form, prompt="describe")[0].prompt == "What is it?"
+    bare = load_records(f"images:{tmp_path / 'val2014'}", prompt="describe {question}")
+    assert bare[0].prompt == "describe"
+
+
+def visdial(folder: Path) -> Path:
+    picture(folder / "VisualDialog_val2018_000000000007.jpg")
+    dialog = [
+        {"question": 1, "answer": 0, "answer_options": [2, 0, 1], "gt_index": 1},
+        {"question": 0, "answer": 2, "answer_options": [2, 1], "gt_index": 0},
+    ]
+    data = {
+        "questions": ["is it red?", "how many?"],
+        "answers": ["two", "no", "yes"],
+        "dialogs": [
+            {"image_id": 7, "caption": "two cups", "dialog": dialog},
+            {"image_id": 7, "caption": "two cups", "dialog": [{"question": 9, "answer": 0}]},
+            {"image_id": 8, "caption": "gone", "dialog": dialog},
+        ],
+    }
+    return document(folder / "visdial_1.0_val.json", {"version": "1.0", "split": "val2018", "data": data})
+
+
+def test_visdial_tells_what_was_said_before(tmp_path: Path):
+    path = visdial(tmp_path)
+    found = load_records(f"visdial:{path},{tmp_path}")
+    first, second = found
+    caption = (("user", "Describe the picture."), ("assistant", "two cups"))
+    assert (first.key, first.prompt, first.answer, first.history) == ("7-1", "how many?", "two", caption)
+    assert (first.choices, first.choice) == (("yes", "two", "no"), 1)
+    assert second.history == (*caption, ("user", "how many?"), ("assistant", "two"))
+    assert second.choices[second.choice] == second.answer == "yes"
+    assert places(found, path) == ["data.dialogs[1]", "data.dialogs[2]"] and found.task == "choices"
+
+
+def test_scienceqa(tmp_path: Path):
+    picture(tmp_path / "test" / "1" / "image.png")
+    one = {"question": "Which?", "choices": ["north", "south"], "answer": 1, "hint": "Look.", "image": "image.png",
+           "split": "test", "grade": "grade2"}  # fmt: skip
+    rows = {
+        "1": one,
+        "2": {**one, "image": None, "hint": "", "answer": 0},
+        "3": {**one, "answer": 2, "image": None},
+        "4": {**one, "split": "train"},
+    }
+    path = document(tmp_path / "problems.json", rows)
+    found = load_records(f"scienceqa:{path},{tmp_path},test")
+    assert [(r.key, r.prompt, r.choices, r.choice, r.answer) for r in found] == [
+        ("1", "Look.\nWhich?", ("north", "south"), 1, "south"),
+        ("2", "Which?", ("north", "south"), 0, "north"),
+    ]
+    assert found[0].image is not None and found[1].image is None
+    assert places(found, path) == ["['3']"] and "none of the 2 choices" in found.problems[0]
+
+
+def test_mm_vet(tmp_path: Path):
+    picture(tmp_path / "v1_0.png")
+    one = {
+        "imagename": "v1_0.png",
+        "question": "x?",
+        "answer": "-1<OR>-5",
+        "imagesource": "u",
+        "capability": ["ocr"],
+    }
+    path = document(tmp_path / "mm-vet.json", {"v1_0": one, "v1_1": {"imagename": "v1_0.png"}})
+    found = load_records(f"mm-vet:{path},{tmp_path}")
+    assert [(r.key, r.prompt, r.references) for r in found] == [("v1_0", "x?", ("-1", "-5"))]
+    assert places(found, path) == ["['v1_1']"] and "no field 'answer'" in found.problems[0]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_mme(inner: bool, tmp_path: Path):
+    category = tmp_path / "colour"
+    picture((category / "images" if inner else category) / "0001.jpg")
+    texts = category / "questions_answers_YN" if inner else category
+    texts.mkdir(exist_ok=True)
+    document(texts / "0001.txt", "Is it red? Please answer yes or no.\tYes\nIs it blue?\tNo\nWhat?\tMaybe\n")
+    document(texts / "0002.txt", "Gone?\tYes\n")
+    found = load_records(f"mme:{tmp_path}")
+    assert [(r.key, r.prompt, r.answer) for r in found] == [
+        ("colour/0001/1", "Is it red? Please answer yes or no.", "Yes"),
+        ("colour/0001/2", "Is it blue?", "No"),
+    ]
+    assert [p.split(": ")[0] for p in found.problems] == [
+        f"{texts / '0001.txt'}:3",
+        f"{texts / '0002.txt'}:1",
+    ]
+
+
+def test_textvqa(tmp_path: Path):
+    picture(tmp_path / "abc.jpg")
+    one = {"question_id": 34602, "image_id": "abc", "question": "what brand?", "answers": ["nokia"] * 10,
+           "image_classes": ["phone"], "flickr_original_url": "u"}  # fmt: skip
+    unanswered = {key: value for key, value in one.items() if key != "answers"}
+    rows = [one, {**one, "image_id": "no"}, unanswered, {**one, "answers": [3.5, None]}, 7]
+    path = document(tmp_path / "TextVQA_0.5.1_val.json", {"dataset_type": "val", "data": rows})
+    found = load_records(f"textvqa:{path},{tmp_path}")
+    assert [(r.key, r.answer, len(r.references)) for r in found] == [
+        ("34602", "nokia", 10),
+        ("34602", None, 0),
+    ]
+    assert places(found, path) == ["data[1]", "data[3]", "data[4]"]
+
+
+def test_vizwiz(tmp_path: Path):
+    picture(tmp_path / "VizWiz_val_00000000.jpg")
+    people = [{"answer": "basil leaves", "answer_confidence": "yes"}] * 9 + [{"answer": "basil"}]
+    one = {"image": "VizWiz_val_00000000.jpg", "question": "what is this?", "answers": people,
+           "answer_type": "other", "answerable": 1}  # fmt: skip
+    path = document(tmp_path / "val.json", [one, {**one, "answers": []}])
+    found = load_records(f"vizwiz:{path},{tmp_path}")
+    assert found[0].references == ("basil leaves",) * 9 + ("basil",) and found.task == "vqa"
+    assert places(found, path) == ["[1]"]
+
+
+def test_gqa(tmp_path: Path):
+    picture(tmp_path / "2370799.jpg")
+    one = {
+        "imageId": "2370799",
+        "question": "Is it indoors?",
+        "answer": "no",
+        "fullAnswer": "No, it is outdoors.",
+    }
+    path = document(
+        tmp_path / "val_balanced_questions.json", {"201307251": one, "2": {**one, "imageId": "1"}}
+    )
+    found = load_records(f"gqa:{path},{tmp_path}")
+    assert [(r.key, r.prompt, r.answer, r.references) for r in found] == [
+        ("201307251", "Is it indoors?", "no", ("no",))
+    ]
+    assert places(found, path) == ["['2']"]
+
+
+def test_seed_has_pictures_and_videos(tmp_path: Path):
+    picture(tmp_path / "1454426_2591111986")
+    frames(tmp_path / "1234.webm")
+    one = {"answer": "B", "choice_a": "One", "choice_b": "Two", "choice_c": "Three", "choice_d": "Four",
+           "data_id": "1454426_2591111986", "data_type": "image", "question": "How many?", "question_id": "101669",
+           "question_type_id": 5}  # fmt: skip
+    rows = [one, {**one, "data_type": "video", "data_id": "1234.webm", "answer": "D"}, {**one, "answer": "E"}]
+    path = document(tmp_path / "SEED-Bench.json", {"questions": rows, "question_type": {}})
+    found = load_records(f"seed:{path},{tmp_path},frames=2")
+    assert [(r.choices[r.choice], r.answer) for r in found] == [("Two", "Two"), ("Four", "Four")]
+    assert found[1].image.video.endswith("1234.webm") and len(found[1].image.load()) == 2
+    assert places(found, path) == ["questions[2]"] and "'E', none of the 4 choices" in found.problems[0]
+    assert len(load_records(f"seed:{path},{tmp_path},video")) == 1
+
+
+# --- videos ---
+
+
+def frames(folder: Path, count: int = 5) -> Path:
+    """A folder of pictures stands for a video; the n-th has grey level 10 n."""
+    folder.mkdir(parents=True)
+    for n in range(count):
+        Image.fromarray(np.full((6, 8, 3), 10 * n, np.uint8)).save(folder / f"{n}.png")
+    return folder
+
+
+def test_msvd_qa_with_and_without_a_mapping(tmp_path: Path):
+    frames(tmp_path / "videos" / "mv89psg6zh4_33_46.avi")
+    frames(tmp_path / "videos" / "vid3.avi")
+    one = {"answer": "someone", "id": 0, "question": "who pours liquid?", "video_id": 1201}
+    path = document(tmp_path / "val_qa.json", [one, {**one, "id": 1, "video_id": 3}, {**one, "video_id": 9}])
+    mapping = document(tmp_path / "youtube_mapping.txt", "mv89psg6zh4_33_46 vid1201\n\none too many words\n")
+    found = load_records(f"msvd-qa:{path},{tmp_path / 'videos'},{mapping}")
+    assert [(r.key, Path(r.image.video).stem) for r in found] == [("0", "mv89psg6zh4_33_46"), ("1", "vid3")]
+    assert found.problems[0].startswith(f"{mapping}:3: ") and found.problems[1].startswith(f"{path}: [2]: ")
+    assert isinstance(found[0].image.load(), Video)
+    some = load_records(f"msvd-qa:{path},{tmp_path / 'videos'},frames=2")[0]
+    assert [f.getpixel((0, 0))[0] for f in some.image.load()] == [10, 30], "the middles of both halves"
+    assert type(some.image).from_json(some.image.to_json()) == some.image
+    with pytest.raises(OptionError, match="frames='0'"):
+        load_records(f"msvd-qa:{path},{tmp_path / 'videos'},frames=0")
+
+
+# --- conversations ---
+
+
+CONVERSATION = [
+    {"from": "human", "value": "<image>\nWhat is it?"},
+    {"from": "gpt", "value": "A cup."},
+    {"from": "human", "value": "Whose, game maker?"},
+    {"from": "gpt", "value": "Mine."},
+]
+
+
+def test_llava_instruct(tmp_path: Path):
+    picture(tmp_path / "coco" / "1.jpg")
+    rows = [
+        {"id": "1", "image": "coco/1.jpg", "conversations": CONVERSATION},
+        {"id": "2", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]},
+        {"id": "3", "image": "coco/1.jpg", "conversations": [{"from": "alien", "value": "?"}]},
+        {"id": "4", "image": "coco/2.jpg", "conversations": CONVERSATION},
+        {"id": "5", "conversations": CONVERSATION[:1]},
+    ]
+    path = document(tmp_path / "llava_instruct_150k.json", rows)
+    found = load_records(f"llava-instruct:{path},{tmp_path}")
+    assert [(r.key, r.prompt, r.answer) for r in found] == [
+        ("0-1-1", "What is it?", "A cup."),
+        ("0-1-2", "Whose, game maker?", "Mine."),  # no letter of the mark is stripped off a text
+        ("1-2-1", "Hi", "Ho"),
+    ]
+    assert found[1].history == (("user", "What is it?"), ("assistant", "A cup."))
+    assert found[0].history == () and found[2].image is None
+    assert places(found, path) == ["[2]", "[3]", "[4]"]
+    assert [r.key for r in load_records(f"llava-instruct:{path},{tmp_path},turns=first")] == [
+        "0-1-1",
+        "1-2-1",
+    ]
+
+
+def test_sharegpt(tmp_path: Path):
+    cut = [{"from": "gpt", "value": "the end of something"}, *CONVERSATION[2:]]
+    system = [{"from": "system", "value": "Be brief."}, *CONVERSATION[2:]]
+    rows = [{"id": "a", "conversations": cut}, {"id": "b", "conversations": system}, {"id": "c"}, 3]
+    path = document(tmp_path / "sharegpt.json", rows)
+    found = load_records(f"sharegpt:{path}")
+    assert [(r.key, r.prompt, r.history) for r in found] == [
+        ("0-a-1", "Whose, game maker?", ()),
+        ("1-b-1", "Whose, game maker?", (("system", "Be brief."),)),
+    ]
+    assert places(found, path) == ["[2]", "[3]"]
+    with pytest.raises(OptionError, match="turns='some'"):
+        load_records(f"sharegpt:{path},turns=some")
+
+
+def test_a_conversation_is_asked_as_the_model_reads_one():
+    image = Image.new("RGB", (8, 6))
+    record = Record(
+        "k", "how many?", history=(("system", "Be brief."), ("user", "is it red?"), ("assistant", "no"))
+    )
+    text = asked(record, None, template=False, vision=True)
+    assert text == "Be brief. Question: is it red? Answer: no Question: how many? Answer:"
+    plain: Any = asked(record, None, template=True, vision=False)
+    assert [m["content"] for m in plain] == ["Be brief.", "is it red?", "no", "how many?"]
+    seen: Any = asked(record, [image, Video("x.mp4")], template=True, vision=True)
+    assert [m["role"] for m in seen] == ["system", "user", "assistant", "user"]
+    assert [[part["type"] for part in m["content"]] for m in seen] == [
+        ["text"],
+        ["image", "video", "text"],
+        ["text"],
+        ["text"],
+    ]
+    assert asked(Record("k", "how many?"), image, template=True, vision=True) == "how many?"
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2.5-vl", "blip2-t5"])
+def test_targets_read_conversations_and_frames(kind: str, tmp_path: Path):
+    """Earlier turns change what a target is asked; it names a video that it cannot read."""
+    target = make_target(kind, tmp_path / "model")
+    history = (("user", "a red cup"), ("assistant", "a cup is on the table"))
+    image = ImageRef(file=str(picture(tmp_path / "a.png")))
+    alone, behind = Record("k", "the cup", image), Record("k", "the cup", image, history=history)
+    first, second = target.prompt(alone), target.prompt(behind)
+    assert len(second.input_ids) > len(first.input_ids)
+    answers = target.generate([alone, behind], 4)
+    assert [target.generate([record], 4)[0] for record in (alone, behind)] == answers
+    with pytest.raises(InputError, match=r"record k is a video.*frames=N"):
+        target.prompt(Record("k", "x", ImageRef(video=str(frames(tmp_path / "film")))))
+    if kind != "blip2-t5":
+        several = Record("k", "the cup", ImageRef(video=str(tmp_path / "film"), frames=3))
+        assert len(target.prompt(several).input_ids) > len(first.input_ids)
+    with pytest.raises(InputError, match="stands for an image row"):
+        mark = target.tokenizer.convert_ids_to_tokens(target.family.image_token_id)
+        target.prompt(Record("k", "x", image, history=(("user", mark), ("assistant", "x"))))
+
+
+# --- any table ---
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "csv", "tsv"])
+def test_fields_of_any_table(ending: str, tmp_path: Path):
+    picture(tmp_path / "p" / "7.png")
+    rows = [
+        {"q": "Which, then?", "id": "7", "a": "red", "n": "x"},
+        {"q": "Gone?", "id": "8", "a": "blue", "n": ""},
+    ]
+    path = tmp_path / f"rows.{ending}"
+    mark = {"csv": ",", "tsv": "\t"}.get(ending)
+    if ending == "json":
+        document(path, {"data": {"rows": rows}})
+    elif mark is None:
+        document(path, "\n".join(map(json.dumps, rows)))
+    else:
+        lines = [mark.join(rows[0]), *(mark.join(f'"{v}"' for v in row.values()) for row in rows)]
+        document(path, "\n".join(lines))
+    where = ",rows=data.rows" if ending == "json" else ""
+    found = load_records(
+        f"fields:{path},{tmp_path / 'p'},prompt=Say: {{q}},image={{id}}.png,answer=a,key=id{where}"
+    )
+    assert [(r.key, r.prompt, r.answer, r.references) for r in found] == [
+        ("7", "Say: Which, then?", "red", ("red",))
+    ]
+    second = {"json": ": data.rows[1]", "jsonl": ":2", "csv": ":3", "tsv": ":3"}[ending]
+    assert found.problems == [f"{path}{second}: image {str(tmp_path / 'p' / '8.png')!r} does not exist"]
+
+
+def test_fields_that_are_not_there_are_named(tmp_path: Path):
+    path = document(tmp_path / "rows.json", [{"q": "a"}, {"q": ["a"]}, {"p": "a"}])
+    found = load_records(f"fields:{path},prompt=q")
+    assert [r.key for r in found] == ["0"]
+    assert (
+        "field 'q' is ['a'], not a text" in found.problems[0]
+        and "no field 'q'; it has p" in found.problems[1]
+    )
+    for words, reason in (
+        ("", "names no request"),
+        (",prompt=q,prompt=p", "given twice"),
+        (",x,y,prompt=q", "give fields:"),
+    ):
+        with pytest.raises(OptionError, match=reason):
+            load_records(f"fields:{path}{words}")
+
+
+# --- datasets ---
+
+
+def test_sets_of_hugging_face(tmp_path: Path):
+    datasets = pytest.importorskip("datasets")
+    files = [str(picture(tmp_path / f"{n}.png")) for n in range(2)]
+    rows = {
+        "image": [*files, None],
+        "question": ["what?", "where?", "who?"],
+        "answers": [["a", "b"], [], ["c", "d"]],
+        "talk": [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]] * 3,
+    }
+    made = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    datasets.DatasetDict({"test": made}).save_to_disk(str(tmp_path / "saved"))
+    form = f"hf:{tmp_path / 'saved'},split=test"
+    found = load_records(f"{form},prompt=question,image=image,answers=answers")
+    assert [(r.key, r.prompt, r.references) for r in found] == [
+        ("0", "what?", ("a", "b")),
+        ("2", "who?", ("c", "d")),
+    ]
+    assert found.problems[0].startswith(f"hf:{tmp_path / 'saved'}[test]: row 1: field 'answers' is []")
+    assert found[0].image.load().getpixel((0, 0)) == (10, 200, 30) and found[1].image is None
+    assert type(found[0].image).from_json(found[0].image.to_json()) == found[0].image
+    assert [r.answer for r in load_records(f"{form},conversations=talk")] == ["ho"] * 3
+    for words, reason in (
+        (",prompt=question,image=question", "holds no pictures"),
+        (",prompt=question,image=photo", "no column 'photo'; it has image, question"),
+        ("", "nothing says what is asked"),
+    ):
+        with pytest.raises(OptionError, match=reason):
+            load_records(form + words)
+    with pytest.raises(OptionError, match=r"no split 'train'.*test"):
+        load_records(f"hf:{tmp_path / 'saved'},prompt=question")
+
+
+def test_a_folder_that_datasets_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    document(tmp_path / "train.jsonl", '{"question": "what?", "answer": "this"}\n')
+    found = load_records(f"hf:{tmp_path},prompt=question,answer=answer")
+    assert [(r.prompt, r.answer) for r in found] == [("what?", "this")]
+
+
+# --- all of them ---
+
+DAMAGED = ("[" * 100_000, "3", "[3]", '{"questions": 3}', '{"images": 3}', "\0")
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("images", "mme", "hf")])
+def test_documents_of_another_layout_cost_one_line(name: str, tmp_path: Path):
+    """Whatever they hold: an OptionError of one line, which names the file, and no other error."""
+    needed = open_format(name).USAGE.partition("[")[0].count(",")
+    path = tmp_path / "document.json"
+    extra = ",prompt=q" if name == "fields" else ""
+    for text in DAMAGED:
+        document(path, text)
+        with pytest.raises(OptionError) as caught:
+            load_records(f"{name}:{path}{f',{tmp_path}' * needed}{extra}")
+        assert "\n" not in str(caught.value) and "document.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_form_has_a_usage_and_a_line_in_the_docs(name: str):
+    form = open_format(name)
+    with pytest.raises(OptionError, match=re.escape(f"give {name}:{form.USAGE}")):
+        load_records(f"{name}:")
+    assert f"`{name}:" in (ROOT / "docs" / "training.md").read_text("utf-8")
+
+
+def test_a_form_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from vlmexport.calibration.data import formats
+
+    source = "from ..records import Record\nUSAGE, TASK = 'WORDS', 'captions'\n"
+    source += (
+        "def load(arguments, prompt, problems):\n    return [Record('k', w) for w in arguments.places]\n"
+    )
+    document(tmp_path / "my_form.py", source.replace("..records", "vlmexport.calibration.data.records"))
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+    assert "my-form" in names()
+    assert load_records("my-form:hello").records == [Record("k", "hello")]
+
+
+def test_an_unknown_form_is_told_all_names():
+    with pytest.raises(OptionError, match=r"visdail:a.*visdial.*vqav2"):
+        load_records("visdail:a")

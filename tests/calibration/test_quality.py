@@ -1,0 +1,281 @@
+"""Scores of answers: against figures by hand, and what is said where a program is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from PIL import Image
+from training_targets import logits_after, make_target
+from typer.testing import CliRunner
+from vlmexport.calibration import cli
+from vlmexport.calibration.data import ImageRef, Record, RecordSet
+from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task
+from vlmexport.calibration.evaluation.quality.vqa import accuracy
+from vlmexport.calibration.evaluation.quality.words import normalised
+from vlmexport.calibration.evaluation.ranking import log_probabilities, rank_choices, right_rank
+from vlmexport.calibration.evaluation.run import evaluate
+from vlmexport.calibration.evaluation.speed import bound
+from vlmexport.calibration.targets.target import Target
+from vlmexport.runtime.errors import OptionError
+
+from vlmexport import calibration
+
+
+def told(text: str, *references: str, key: str = "k", rank: int | None = None) -> Told:
+    return Told(Record(key, "?", references=references), text, rank)
+
+
+# --- VQA ---
+
+
+@pytest.mark.parametrize(
+    ("said", "compared"),
+    [
+        ("Two cups.", "2 cups"), ("the  Cat!", "cat"), ("dont", "don't"), ("a\nb", "b"), ("3.5", "3.5"),
+        ("1,000", "1000"), ("red/blue", "red blue"), ("red, blue", "red blue"), ("no.", "no"), ("None", "0"),
+        ("couldnt've", "couldn't've"), ("t-shirt", "t shirt"), ("it's", "it's"), ("its", "its"),
+    ],
+)  # fmt: skip
+def test_answers_are_compared_as_the_official_evaluation_does(said: str, compared: str):
+    assert normalised(said) == compared
+
+
+def test_vqa_accuracy_by_hand():
+    """k of ten say it: each of these leaves k − 1 others, each of the rest leaves k."""
+    for k, wanted in ((0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)):
+        people = ["Cup."] * k + [f"other {n}" for n in range(10 - k)]
+        assert accuracy("a cup", people) == pytest.approx(wanted), k
+    found = open_task("vqa").score([told("a cup", *["cup"] * 10), told("x", *["cup"] * 10), told("y")])
+    assert (found.count, found.total, found.values["VQA accuracy"]) == (2, 3, 50.0)
+    assert "1 question(s)" in open_task("vqa").score([told("a", "a", "b")]).notes[0]
+    assert "no record has answers" in open_task("vqa").score([told("a")]).left_out["VQA accuracy"]
+
+
+def test_exact_and_yes_no_by_hand():
+    assert open_task("exact").score([told("The cup", "cup"), told("x", "y")]).values == {"exact": 50.0}
+    asked = [
+        told("Yes, it is.", "Yes", key="colour/1/1"), told("no", "No", key="colour/1/2"),
+        told("yes", "Yes", key="colour/2/1"), told("yes", "No", key="colour/2/2"),
+        told("maybe", "No", key="count/1/1"),
+    ]  # fmt: skip
+    found = open_task("yes-no").score(asked).values
+    assert found == {
+        "total": 125.0,
+        "accuracy": 60.0,
+        "accuracy+": pytest.approx(100 / 3),
+        "colour": 125.0,
+        "count": 0.0,
+    }
+
+
+# --- ranking ---
+
+
+def test_mrr_and_recall_by_hand():
+    found = open_task("choices").score([told("", rank=r) for r in (1, 2, 8, 20)] + [told("")])
+    assert found.values == {
+        "MRR": pytest.approx((1 + 1 / 2 + 1 / 8 + 1 / 20) / 4),
+        "R@1": 25.0, "R@5": 50.0, "R@10": 75.0, "mean rank": 7.75,
+    }  # fmt: skip
+    assert (found.count, found.total) == (4, 5)
+    assert [right_rank([0.5, 0.7, 0.5], n) for n in range(3)] == [2, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return make_target("llava", tmp_path_factory.mktemp("quality") / "model")
+
+
+def asked_about(folder: Path, **values: object) -> Record:
+    Image.new("RGB", (8, 6), (200, 20, 30)).save(folder / "a.png")
+    return Record("k", "a red cup", ImageRef(file=str(folder / "a.png")), **values)  # type: ignore[arg-type]
+
+
+def test_choices_are_ranked_by_the_models_own_probabilities(target: Target, tmp_path: Path):
+    texts = ("a cup is on the table", "cup", "the red", "a")
+    record = asked_about(
+        tmp_path, history=(("user", "is it red?"), ("assistant", "the table")), choices=texts
+    )
+    found = log_probabilities(target, record, texts)
+    for text, value in zip(texts, found, strict=True):
+        ids = [*target.tokenizer(text, add_special_tokens=False)["input_ids"], target.eos_token_ids[0]]
+        by_token = [logits_after(target, record, ids[:n]).log_softmax(-1)[ids[n]] for n in range(len(ids))]
+        assert value == pytest.approx(float(torch.stack(by_token).sum()), abs=1e-3)
+    best = max(range(4), key=found.__getitem__)
+    records = [asked_about(tmp_path, choices=texts, choice=n, history=record.history) for n in range(4)]
+    assert sorted(rank_choices(target, [*records, asked_about(tmp_path)], lambda line: None)[:4]) == [
+        1,
+        2,
+        3,
+        4,
+    ]  # type: ignore[type-var]
+    assert rank_choices(target, [records[best], asked_about(tmp_path)]) == [1, None]
+
+
+# --- captions ---
+
+CAPTIONS = [
+    told("A red cup on a table.", "a red cup on the table", "there is a red cup"),
+    told("a blue bowl", "a blue bowl", "one bowl, blue"),
+    told("", "nothing to see", "an empty table"),
+]
+
+
+def test_captions_without_java(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pycocoevalcap")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    found = captions.score(CAPTIONS)
+    assert set(found.values) == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr"}
+    assert found.left_out == {"METEOR": "needs Java", "SPICE": "needs Java"} and found.notes == (
+        captions.PLAIN,
+    )
+    # Of 9 words 8 are in a reference (one "a" too many); the closest references have 12 words: e^(1 − 12/9).
+    assert found.values["BLEU-1"] == pytest.approx(8 / 9 * math.exp(1 - 12 / 9), rel=1e-4)
+    perfect = captions.score([told(one.record.references[0], *one.record.references) for one in CAPTIONS])
+    assert perfect.values["BLEU-4"] == pytest.approx(1.0, abs=1e-3) and perfect.values["ROUGE-L"] == 1.0
+    assert perfect.values["CIDEr"] > found.values["CIDEr"] > 0
+    assert captions.plain_words({0: ["Don't — stop, now!"]}) == {0: ["don't stop now"]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+def test_captions_with_java():
+    pytest.importorskip("pycocoevalcap")
+    found = captions.score(CAPTIONS)
+    assert 0 < found.values["METEOR"] < 1 and found.notes == ()
+    assert "SPICE" in found.values or "stanford-corenlp-3.6.0.jar" in found.left_out["SPICE"]
+
+
+def test_a_program_that_fails_leaves_its_figure_out(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pycocoevalcap")
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/java" if name == "java" else None)
+    monkeypatch.setattr(captions, "_treebank", captions.plain_words)
+    kept = captions._scorer
+
+    def failing(module: str, *rest):
+        if module.startswith("meteor"):
+            raise BrokenPipeError(32, "Broken pipe")
+        return kept(module, *rest)
+
+    monkeypatch.setattr(captions, "_scorer", failing)
+    found = captions.score(CAPTIONS)
+    assert "Broken pipe" in found.left_out["METEOR"] and "CIDEr" in found.values
+
+
+def test_the_extra_of_captions_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pycocoevalcap", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"\[captions\] \(pycocoevalcap is missing\)"):
+        captions.score(CAPTIONS)
+
+
+# --- the command ---
+
+
+def test_a_bound_by_hand():
+    assert bound(3.0, 4.0, 0.25) == 1.5 and bound(2.5, 5.0, 0.0) == 2.5
+
+
+def call(*words: object) -> str:
+    import typer
+
+    app = typer.Typer()
+    cli.register(app)
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path):
+    rows = [{"q": f"a cup {n}", "i": "a.png", "a": "red", "c": ["red", "the cup"], "w": 0} for n in "xyz"]
+    asked_about(tmp_path)
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    data = f"fields:{tmp_path / 'rows.json'},prompt=q,image=i,answer=a,choices=c,choice=w"
+    words = ["eval", "--model", target.checkpoint.folder, "--data", data, "--max-new-tokens", 6]
+    drafts = ["--draft", "early-exit@2", "--draft", "early-exit@4"]
+    more = ["--plot", tmp_path / "p.png", "--answers", tmp_path / "answers.jsonl"]
+    found = json.loads(call(*words, *drafts, "--task", "choices", *more, "--json"))
+    schema = json.loads((Path(calibration.__file__).parent / "schemas" / "eval-1.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert [e.message for e in jsonschema.Draft202012Validator(schema).iter_errors(found)] == []
+    assert found["score"]["count"] == 3 and found["score"]["values"]["R@5"] == 100.0
+    for name, layer in (("early-exit@2", 2), ("early-exit@4", 4)):
+        one = found["drafts"][name]
+        drafted = one["proposed"] / one["cycles"]
+        assert (
+            one["bound"] == pytest.approx(one["tau"] / (1 + layer / 5 * drafted)) and one["speedup"] is None
+        )
+        (ranks,) = one["by_rank"]
+        assert (
+            len(ranks) == 8
+            and ranks == sorted(ranks)
+            and ranks[0] == pytest.approx(one["agreement"], abs=1e-4)
+        )
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [line["references"] for line in lines] == [["red"]] * 3 and all("answer" in line for line in lines)
+    shown = call(*words, *drafts[:2], "--task", "exact")
+    assert "early-exit@2" in shown and "exact, 3 of 3 answers" in shown and "speed-up" in shown
+    with pytest.raises(OptionError, match=r"--task auto: nothing says.*give one of captions, choices"):
+        call(*words, "--task", "auto")
+    with pytest.raises(OptionError, match="nothing to measure"):
+        call(*words)
+    with pytest.raises(OptionError, match="--task 'taste' is none of captions"):
+        call(*words, "--task", "taste")
+    with pytest.raises(OptionError, match=r"answers are written where they are judged"):
+        call(*words, *drafts, "--answers", tmp_path / "x")
+
+
+def test_the_target_answers_once_for_drafts_and_score(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls, generate = [], target.generate
+    monkeypatch.setattr(target, "generate", lambda *a, **k: calls.append(1) or generate(*a, **k))
+    records = RecordSet("r", [asked_about(tmp_path, references=("red",))], task="exact")
+    found = evaluate(target, records, ["early-exit@2"], 3, 6, "exact")
+    assert len(calls) == 1 and found.score is not None and found.score.count == 1
+    assert set(found.texts) == {"k"} and found.drafts["early-exit@2"].cycles > 0
+    with pytest.raises(OptionError, match="leave --given-text out"):
+        evaluate(target, records, [], 3, None, "exact")
+
+
+def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path):
+    """Twice as slow a draft, half the gain; a bundle without times is refused."""
+    from vlmexport.calibration.evaluation.speed import Machine
+    from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
+    from vlmexport.runtime.speculate.stats import Stats
+    from vlmexport.runtime.speculate.stored_costs import StoredCosts
+
+    plain = Curve({1: 1.0, 4: 1.0})
+    table = CostTable(plain, {"early-exit@2": DraftCosts(plain.scaled(0.5), trunk=0.5)})
+    entry = StoredCosts.of(table, "here", 1, "today", 64).to_json()
+
+    class Opened:
+        path = tmp_path
+        manifest = type("Manifest", (), {"costs": [entry]})()
+
+    cycles = Stats()
+    cycles.count(3, 2, 3)
+    machine = Machine(Opened())  # type: ignore[arg-type]
+    # Three tokens in 3 trunks of 0.5 for drafts, one more for the last, and a tail of 0.5.
+    assert machine.speedup("early-exit@2", 3, cycles) == pytest.approx(3 / 2.5)
+    assert machine.name == "here" and machine.speedup("imitation@2", 3, cycles) is None
+    Opened.manifest.costs = []
+    with pytest.raises(OptionError, match=r"holds no pass times.*vlmexport calibrate"):
+        Machine(Opened())  # type: ignore[arg-type]
+
+
+def test_every_task_is_in_the_help_and_the_docs():
+    root = Path(__file__).resolve().parents[2]
+    docs = (root / "docs" / "training.md").read_text("utf-8")
+    shown = " ".join(call("eval", "--help").split())
+    assert names() == ["captions", "choices", "exact", "vqa", "yes-no"]
+    for name in names():
+        assert f"`{name}`" in docs and name in shown

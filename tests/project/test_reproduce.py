@@ -1,0 +1,99 @@
+"""docs/reproduce.md is executed, in its order, on small stand-ins: a random LLaVA, drawn pictures in COCO's layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+from PIL import Image
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reproduce.md"
+LAYERS = 3
+SMALLER = {
+    "--draft-layer 8": "--draft-layer 1", "early-exit@8": "early-exit@1", " --device cuda": "",
+    "--precision float16": "--precision float32 --max-length 192", "--limit 20000": "--limit 8",
+    "--limit 10000": "--limit 4", "--limit 5000": "--limit 3", "--limit 2000": "--limit 2", "--limit 200": "--limit 2",
+    "--limit 16": "--limit 2 --repeats 1", "--max-new-tokens 64": "--max-new-tokens 8", "--max-new-tokens 32": "--max-new-tokens 8",
+    "--steps 4000": "--steps 2 --batch-size 4",
+}  # fmt: skip
+
+
+def commands() -> list[str]:
+    """Every line of a block that is run."""
+    found = re.findall(r"<!-- run with: stand-ins -->\n```\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+    return [line for block in found for line in block.splitlines() if line.strip()]
+
+
+def stand_ins(folder: Path) -> None:
+    """COCO with Karpathy's splits, VQA v2 and VisDial, each a few entries about drawn pictures."""
+    rng = np.random.default_rng(0)
+    images = []
+    for n in range(42, 54):
+        name = f"COCO_val2014_{n:012d}.jpg"
+        for path in (
+            folder / "coco" / "val2014" / name,
+            folder / "visdial" / "images" / f"VisualDialog_val2018_{n:012d}.jpg",
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)).save(path)
+        told = [{"raw": text} for text in ("a red cup", "the cup is on the table")]
+        split = "test" if n < 46 else "train" if n < 50 else "restval"
+        images.append({"filepath": "val2014", "filename": name, "split": split, "sentences": told})
+    write(folder / "coco" / "dataset_coco.json", {"images": images})
+    questions = [{"question_id": n, "image_id": n, "question": "the red cup"} for n in range(42, 48)]
+    people = [{"answer": "red"}] * 10
+    notes = [{"question_id": n, "multiple_choice_answer": "red", "answers": people} for n in range(42, 48)]
+    write(folder / "vqa" / "questions.json", {"questions": questions, "data_subtype": "val2014"})
+    write(folder / "vqa" / "annotations.json", {"annotations": notes})
+    rounds = [{"question": 0, "answer": n, "answer_options": [0, 1, 2], "gt_index": n} for n in range(2)]
+    data = {
+        "questions": ["the cup"], "answers": ["red", "a cup", "table"],
+        "dialogs": [{"image_id": 42, "caption": "a red cup", "dialog": rounds}],
+    }  # fmt: skip
+    write(folder / "visdial" / "dialogs.json", {"split": "val2018", "data": data})
+
+
+def write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def test_every_number_that_is_made_smaller_stands_there() -> None:
+    text = "\n".join(commands())
+    assert [old for old in SMALLER if old not in text] == []
+    assert len(commands()) == 12 and all(line.startswith("vlmexport ") for line in commands())
+
+
+@pytest.mark.slow
+def test_the_page_runs(tmp_path: Path) -> None:
+    stand_ins(tmp_path)
+    tiny_models.checkpoint("llava", tmp_path / "model", num_hidden_layers=LAYERS)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "VLMEXPORT_CACHE": str(tmp_path / "cache")}
+    for line in commands():
+        # Longer keys first: `--limit 200` begins `--limit 20000`.
+        for old in sorted(SMALLER, key=len, reverse=True):
+            line = re.sub(rf"{re.escape(old)}(?!\d)", SMALLER[old], line)
+        line = line.replace("--model llava-1.5-7b", f"--model {tmp_path / 'model'}")
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        if "--bundle bundle" in line:
+            assert re.search(r"^drafts/our-cs .* × +\d+\.\d\d ×$", done.stdout, re.M), done.stdout
+    coco, vqa, visdial = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("coco", "vqa", "visdial")
+    )
+    assert list(coco["drafts"]) == ["early-exit@1", "drafts/our", "drafts/our-cs", "drafts/our-cs-kd"]
+    assert coco["score"]["task"] == "captions" and coco["score"]["count"] == 4
+    assert {"BLEU-4", "CIDEr", "ROUGE-L"} <= set(coco["score"]["values"]) | set(coco["score"]["left_out"])
+    assert (vqa["score"]["count"], visdial["score"]["count"]) == (3, 2)
+    assert visdial["score"]["values"]["R@5"] == 100.0 and visdial["drafts"] == {}
+    assert (tmp_path / "coco.png").stat().st_size > 1000
