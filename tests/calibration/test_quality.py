@@ -144,6 +144,18 @@ def test_captions_without_java(monkeypatch: pytest.MonkeyPatch):
     assert captions.plain_words({0: ["Don't — stop, now!"]}) == {0: ["don't stop now"]}
 
 
+def test_a_package_folder_that_cannot_be_written_to_costs_the_tokenizer_only(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pycocoevalcap")
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/java" if name == "java" else None)
+
+    def refused(texts: object) -> None:
+        raise PermissionError(13, "Permission denied", "tokenizer/tmp1")
+
+    monkeypatch.setattr(captions, "_treebank", refused)
+    found = captions.score(CAPTIONS)
+    assert "BLEU-1" in found.values and any("Permission denied" in note for note in found.notes)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 def test_captions_with_java():
