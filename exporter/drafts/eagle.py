@@ -20,8 +20,11 @@ from .eagle_checkpoint import is_published, read_published
 from .eagle_network import EagleConfig, EagleNetwork
 from .files import DESCRIPTION
 from .layer import LayerDraft, traced_layer
+from .speculators_format import Verifier, eagle_checkpoint, model_type, read_eagle, read_verifier
 
 if TYPE_CHECKING:
+    import torch
+
     from ..families.base import Family, GraphSpec
     from ..graphs.template import Template
     from ..graphs.weights import WeightStore
@@ -57,6 +60,9 @@ class EagleDraft(LayerDraft):
         rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
         return traced_layer(self.network, lambda net: net, rows, EagleNetwork.joined)
 
+    def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return eagle_checkpoint(self.network, verifier)
+
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
@@ -73,14 +79,18 @@ class EagleKind(TrainedKind):
     draft_length = 3
 
     def load(self, folder: Path) -> EagleDraft:
-        """A folder of `vlmexport train`, or a checkpoint as the authors of EAGLE publish them."""
+        """A folder of `vlmexport train`, or a checkpoint as the authors of EAGLE, or `speculators`, publish them."""
         if not self.recognises(folder):
             return EagleDraft.load(folder)
-        return EagleDraft(
-            network=read_published(folder),
-            target={"name": "", "fingerprint": None},
-            provenance={"checkpoint": folder.name},
-        )
+        target: dict[str, Any] = {"name": "", "fingerprint": None}
+        if model_type(folder) is None:
+            network = read_published(folder)
+        else:
+            network, verifier = read_eagle(folder), read_verifier(folder)
+            target |= {"name": verifier.name or "", "architectures": list(verifier.architectures)}
+        return EagleDraft(network=network, target=target, provenance={"checkpoint": folder.name})
 
     def recognises(self, folder: Path) -> bool:
-        return not (folder / DESCRIPTION).exists() and is_published(folder)
+        if (folder / DESCRIPTION).exists():
+            return False
+        return model_type(folder) == "eagle" or is_published(folder)

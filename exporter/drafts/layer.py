@@ -65,6 +65,18 @@ class LayerDraft(TrainedDraft):
         """Name in the manifest's `tensors` of a trimmed vocabulary's ids."""
         return f"{self.role}.d2t"
 
+    def check_vocabulary(self, family: Family) -> None:
+        """Raises ExportError, naming both, unless the target has as many tokens as the one that the draft was made for."""
+        made, found = self.drafter.config.vocab_size, family.language.head.shape[0]
+        if made != found:
+            raise ExportError(
+                f"this draft was made for {made} tokens, the model has {found}; give one that was trained for this model"
+            )
+
+    def check_family(self, family: Family) -> None:
+        super().check_family(family)
+        self.check_vocabulary(family)
+
     def graph_names(self) -> dict[str, str]:
         return {self.role: self.role}
 
@@ -104,12 +116,8 @@ class LayerDraft(TrainedDraft):
         from ..graphs.compose import Composer
         from ..graphs.weights import WeightRef
 
+        self.check_vocabulary(family)
         config, language = self.drafter.config, family.language
-        if config.vocab_size != language.head.shape[0]:
-            raise ExportError(
-                f"this draft was made for {config.vocab_size} tokens, the model has {language.head.shape[0]}; give one that "
-                "was trained for this model"
-            )
         tensors = DraftTensors(self.role, self.network.state_dict())
         store.add_reader(tensors)
         with language.hooks():

@@ -61,6 +61,7 @@ class VispecDraft(LayerDraft):
 
     def check_family(self, family: Family) -> None:
         check_family(family)
+        super().check_family(family)
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
         check_family(family)
