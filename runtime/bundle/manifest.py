@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import BundleError, OptionError
 from ..options import ADAPTIVE
 from .checks import check_references
+from .combination import SIGN, combination, no_combination
 from .schema import (
     GIB,
     ITEM_SIZES,
@@ -396,8 +397,9 @@ class Manifest(Part):
         return [f"segment.{index}" for index in range(len(self.decoder.cuts) - 1)]
 
     def draft(self, name: str) -> DraftInfo | None:
-        """The draft called `name`, or None."""
-        return next((draft for draft in self.drafts if draft.name == name), None)
+        """The draft or the combination of drafts (`combination.py`) called `name`, or None."""
+        found = next((draft for draft in self.drafts if draft.name == name), None)
+        return found or combination(self.drafts, name)
 
     def choose_draft(self, name: str | None) -> DraftInfo | None:
         """The draft called `name`, or the preferred one of that kind; the bundle's default for None, which is none
@@ -413,6 +415,8 @@ class Manifest(Part):
         exact = self.draft(name)
         of_kind = [draft for draft in self.drafts if draft.kind == name]
         if exact is None and not of_kind:
+            if SIGN in name:
+                raise no_combination(self.drafts, name)
             known = ", ".join(draft.name for draft in self.drafts) or "no draft"
             raise OptionError(f"draft: the bundle has no {name!r:.80}; it has {known}; none decodes plainly")
         return exact or (default if default in of_kind else of_kind[0])

@@ -16,6 +16,8 @@ from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import NumericsError
+from vlmexport.runtime.proposers.combined import Combined
+from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
 from vlmexport.runtime.proposers.wrong import Wrong
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.cycle import Cycle
@@ -121,6 +123,18 @@ def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def _combined(kind: str) -> Callable[[Rig, Items[int]], Any]:
+    """Prompt lookup first; after a single token, so that both propose in turn."""
+
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        draft = rig.manifest.choose_draft(f"prompt-lookup+{kind}")
+        assert draft is not None
+        second = proposers.create(replace(draft, name=f"{kind} of {draft.name}"), rig.decoder)
+        return Combined(draft.name, PromptLookup(draft, rig.decoder), second)
+
+    return make
+
+
 def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
     """Medusa with room for branches: of the bundle's tree, or of the likeliest paths by its own probabilities."""
 
@@ -169,6 +183,8 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "vispec": _bundled("vispec"),
     "vispec-tree": _growing("vispec"),
     "prompt-lookup": _bundled("prompt-lookup"),
+    "prompt-lookup+eagle": _combined("eagle"),
+    "prompt-lookup+medusa": _combined("medusa"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
     "often-right": lambda rig, truth: Scripted(
@@ -195,6 +211,8 @@ SHARED = (
     "vispec-wrong",
     "always-wrong",
     "prompt-lookup",
+    "prompt-lookup+eagle",
+    "prompt-lookup+medusa",
 )
 """Drafts of a bundle: one proposer for all sequences."""
 

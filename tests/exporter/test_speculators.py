@@ -22,6 +22,7 @@ from vlmexport.exporter.drafts.export import export_draft
 from vlmexport.exporter.drafts.speculators_format import read_verifier
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.proposers.combined import Combined
 from vlmexport.runtime.session import Session
 
 WIDTH, VOCABULARY, INNER = 96, 266, 64
@@ -94,6 +95,25 @@ def test_a_checkpoint_of_speculators_drafts_in_a_bundle(llama: Path, tmp_path: P
         found = session.generate_tokens(ids, max_new_tokens=12, draft="eagle", draft_length=3)
         assert found.tokens == session.generate_tokens(ids, max_new_tokens=12, draft="none").tokens
         assert found.stats.proposed > 0
+        check_combination(session)
+
+
+def check_combination(session: Session) -> None:
+    """Prompt lookup first, else this layer, alone and beside others: the tokens of plain decoding, and both propose."""
+    prompts = [[11, 70, 200, 41, 11, 70, 200, 41, 11, 70], [5, 9, 30, 31, 60]]
+    plain = [session.generate_tokens(ids, max_new_tokens=24, draft="none").tokens for ids in prompts]
+    name = "prompt-lookup+eagle"
+    for ids, wanted in zip(prompts, plain, strict=True):
+        for options in ({"draft_length": 3}, {"draft_length": 3, "draft_nodes": 6}, {}):
+            found = session.generate_tokens(ids, max_new_tokens=24, draft=name, **options)
+            assert (found.tokens, found.stats.draft) == (wanted, name)
+    combined = session.proposer(name)
+    assert isinstance(combined, Combined)
+    asked: list[int] = []
+    second = combined._second.propose
+    combined._second.propose = lambda *given: asked.append(1) or second(*given)  # type: ignore[method-assign]
+    found = session.generate_tokens(prompts[0], max_new_tokens=24, draft=name, draft_length=3)
+    assert 0 < len(asked) < found.stats.cycles, "one of the two proposed everything"
 
 
 def test_the_command_says_what_it_wrote(
