@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "imitation": ("imitation", "ImitationKind"),
     "medusa": ("medusa", "MedusaKind"),
     "eagle": ("eagle", "EagleKind"),
+    "eagle3": ("eagle3", "Eagle3Kind"),
     "vispec": ("vispec", "VispecKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
@@ -53,7 +54,7 @@ def open_draft(folder: Path) -> Draft:
             return found.load(folder)
     if not (folder / DESCRIPTION).exists() and (other := model_type(folder)) is not None:
         raise ExportError(
-            f"{folder} is a checkpoint of speculators of type {other!r}; this version reads eagle"
+            f"{folder} is a checkpoint of speculators of type {other!r}; this version reads eagle and eagle3"
         )
     folder = draft_folder(folder)
     name = read_document(folder)["kind"]

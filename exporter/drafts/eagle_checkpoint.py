@@ -24,13 +24,15 @@ PREFIX = "model."
 TABLE = "embed_tokens.weight"
 ADAPTOR = "imadpt.q"
 """A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
+WIDE = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
+"""Tensors that only EAGLE-3's have (`eagle3_checkpoint`)."""
 BUFFERS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
 """Older versions of transformers stored the frequencies of rotary positions, which follow from `config.json`."""
 
 
 def is_published(folder: Path) -> bool:
     """Whether `folder` looks like such a checkpoint: a Llama of one layer, without more that it reads."""
-    return has_one_layer(folder) and not names_in(folder) & {ADAPTOR}
+    return has_one_layer(folder) and not names_in(folder) & {ADAPTOR, *WIDE}
 
 
 def has_one_layer(folder: Path) -> bool:

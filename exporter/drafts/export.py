@@ -104,7 +104,7 @@ def _check(draft: TrainedDraft, checkpoint: Checkpoint, family: Family) -> None:
 
 def _notices(draft: TrainedDraft, checkpoint: Checkpoint, shape: DecoderShape) -> list[str]:
     """Where the package computes otherwise than the draft was trained."""
-    if not isinstance(draft, LayerDraft):
+    if not isinstance(draft, LayerDraft) or draft.kind != "eagle":
         return []
     own = draft.drafter.config
     rotary = getattr(checkpoint.config.get_text_config(), "rope_parameters", None) or {}

@@ -23,8 +23,8 @@ from .eagle_network import EagleConfig, EagleNetwork
 from .published import filled, find_weights, layer_shape, read_config, read_weights
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
-VERSION = "0.2.0"
-"""Of the package: the one that `benchmarks/export_draft.py` compares with."""
+VERSIONS = {"eagle": "0.2.0", "eagle3": "0.9.0"}
+"""Type → version of the package that `benchmarks/export_draft.py` compares with."""
 NAMES = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 """Prefix of a tensor of `EagleNetwork` → prefix of the type `eagle`."""
 TARGETS = ("embed_tokens.weight", "lm_head.weight")
@@ -89,7 +89,7 @@ def document(kind: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any
         inner["max_position_embeddings"] = verifier.positions
     return {
         "speculators_model_type": kind,
-        "speculators_version": VERSION,
+        "speculators_version": VERSIONS[kind],
         "torch_dtype": "float32",
         "transformer_layer_config": inner,
         "speculators_config": {

@@ -160,7 +160,7 @@ class TrainedDraft(Draft):
         """(`config.json`, tensors) of the draft in the format `form` of `export.FORMS`, for that target. ExportError where
         the format has no place for it."""
         raise ExportError(
-            f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for eagle"
+            f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for eagle and eagle3"
         )
 
     def stored_as(self: D, dtype: str) -> D:

@@ -274,7 +274,8 @@ class DraftInfo(Part):
     """A proposer of the bundle. `layer` is the cut after which it branches off, or null. `graphs` maps the role of
     each of its graphs to the graph's name, `fingerprint` is that of the trained network. `cache`, `vocabulary`, `tree`
     (parents of the nodes of a static tree in its order of growth, −1 below the root), `heads` (most tokens that it looks
-    ahead), `ranks` (proposals of each head) and `queries` (rows that the graph `adaptor` makes of a picture) are null where
+    ahead), `ranks` (proposals of each head), `queries` (rows that the graph `adaptor` makes of a picture) and `taps` (cuts
+    whose rows it reads) are null where
     the kind has none; kinds that this version does not know are listed and cannot be chosen."""
 
     name: str = checked(string(100))
@@ -290,6 +291,7 @@ class DraftInfo(Part):
     heads: int | None = checked(optional(integer(1, 64)), default=None)
     ranks: int | None = checked(optional(integer(1, 64)), default=None)
     queries: int | None = checked(optional(integer(2, 256)), default=None)
+    taps: list[int] | None = checked(optional(list_of(integer(1, 1024), 3)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

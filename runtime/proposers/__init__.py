@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "eagle": ("eagle", "Eagle"),
+    "eagle3": ("eagle3", "Eagle3"),
     "early-exit": ("self_draft", "SelfDraft"),
     "imitation": ("self_draft", "SelfDraft"),
     "medusa": ("medusa", "Medusa"),

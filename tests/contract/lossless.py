@@ -161,6 +161,8 @@ def _growing(kind: str) -> Callable[[Rig, Items[int]], Any]:
 
 def fits(family: str, draft: str) -> bool:
     """Whether there is such a draft for this family: ViSpec sees pictures among the rows of a decoder."""
+    if draft.startswith("eagle3"):
+        return BUNDLES[family].taps is not None
     return not draft.startswith("vispec") or BUNDLES[family].sees
 
 
@@ -180,6 +182,8 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "medusa-likeliest": _branching(tree=False),
     "eagle": _bundled("eagle"),
     "eagle-tree": _growing("eagle"),
+    "eagle3": _bundled("eagle3"),
+    "eagle3-tree": _growing("eagle3"),
     "vispec": _bundled("vispec"),
     "vispec-tree": _growing("vispec"),
     "prompt-lookup": _bundled("prompt-lookup"),
@@ -206,6 +210,8 @@ SHARED = (
     "eagle",
     "eagle-tree",
     "eagle-wrong",
+    "eagle3",
+    "eagle3-tree",
     "vispec",
     "vispec-tree",
     "vispec-wrong",
