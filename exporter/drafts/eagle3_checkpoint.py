@@ -7,7 +7,7 @@ target's V, `d2t` int64 [Vd], what must be added to an id of the draft to give t
 `embed_tokens.weight [V, E]` is a copy of the target's table, which is read in its place.
 
 Layers whose rows are read stand in `eagle_aux_hidden_state_layer_ids`: the number of layers before the row; without it they are
-2, L / 2 and L − 3. ModelOpt writes it below `eagle_config`.
+2, L / 2 and L − 3. ModelOpt writes below `eagle_config` which layers' output it reads, one less.
 """
 
 from __future__ import annotations
@@ -90,10 +90,14 @@ def read_published(folder: Path) -> Eagle3Network:
 
 
 def _taps(path: Path, found: dict[str, Any]) -> tuple[int, ...] | None:
+    """Numbers of layers before the rows. ModelOpt counts the layers whose output it reads from 0, in any order."""
     other = found.get("eagle_config")
-    taps = found.get(TAPS, other.get(TAPS) if isinstance(other, dict) else None)
+    own = other.get(TAPS) if isinstance(other, dict) and TAPS not in found else None
+    taps = found.get(TAPS, own)
     if taps is not None and not isinstance(taps, list):
         raise ExportError(f"{path}: {TAPS} {taps!r:.80} is not a list")
+    if own and all(type(layer) is int for layer in own):
+        taps = sorted(layer + 1 for layer in own)
     return None if not taps else tuple(taps)
 
 

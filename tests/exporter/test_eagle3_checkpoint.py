@@ -83,7 +83,8 @@ def test_default_taps() -> None:
     [
         ({}, None),
         ({"few": False, "draft_vocab_size": None}, None),
-        ({"layer": "layers.0.", "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}, (1, 2, 3)),
+        ({"layer": "layers.0.", "eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 1, 0]}}, (1, 2, 4)),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
     ],
 )
 def test_a_published_checkpoint_becomes_a_draft(tmp_path: Path, form: dict[str, Any], taps: Any) -> None:
