@@ -40,6 +40,7 @@ MOUNTED_COMMANDS = {
         "exporter",
         "Build TensorRT plans into a bundle, in place of those for the same backend and target.",
     ),
+    "export-draft": ("exporter", "Write a trained draft as a checkpoint that other programs read."),
     "train": ("calibration", "Train a draft for a frozen target; the same command continues a killed run."),
     "generate-data": (
         "calibration",

@@ -32,7 +32,7 @@ from .speculate.proposer import Proposer
 from .speculate.sequence import Sequence as Request
 from .speculate.stats import Stats
 from .speculate.stored_acceptance import measured_chains, measured_trees
-from .speculate.stored_costs import bundle_here, pick_costs
+from .speculate.stored_costs import bundle_here, pick_costs, with_combinations
 from .speculate.typical import Typical
 
 INT64 = 2**63 - 1
@@ -354,7 +354,7 @@ class Session:
         found = self._controllers.get((learn, threshold))
         if found is None:
             manifest = self.bundle.manifest
-            costs = pick_costs(manifest, self._machine, self.threads or 1)
+            costs = with_combinations(pick_costs(manifest, self._machine, self.threads or 1), manifest)
             most = Budget.chain(manifest.limits.max_width - 1)
             trees, chains = measured_trees(manifest), measured_chains(manifest)
             untrained = [draft.name for draft in manifest.drafts if not draft.trained]

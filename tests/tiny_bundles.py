@@ -15,6 +15,8 @@ import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
+from vlmexport.exporter.drafts.eagle3_network import Eagle3Config, Eagle3Network
 from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.medusa import MedusaDraft
@@ -45,6 +47,8 @@ class Recipe:
     )
     precision: str = "float32"
     head: str = "own"
+    taps: tuple[int, int, int] | None = None
+    """Layers whose rows an EAGLE-3 layer reads, where there is one."""
 
     @property
     def sees(self) -> bool:
@@ -63,7 +67,7 @@ BUNDLES = {
         changes={"num_heads": 4, "vision_layers": 1, "qformer_layers": 1, "decoder_start_token_id": 2},
     ),
     "t5-text": Recipe("t5", changes={"num_heads": 4, "decoder_start_token_id": 2}, head="shared"),
-    "llama": Recipe("llama", head="trimmed"),
+    "llama": Recipe("llama", head="trimmed", taps=(1, 1, 1)),
     "blip2-opt": Recipe(
         "blip2-opt",
         changes={
@@ -90,6 +94,7 @@ BUNDLES = {
         "qwen2.5-vl",
         changes={"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "seed": 30},
         head="shared",
+        taps=(1, 1, 1),
     ),
     # With seed 28 a uniform falls within 2e-7 of a boundary between two tokens, which float32 does not tell apart.
     "qwen2": Recipe(
@@ -102,13 +107,13 @@ BUNDLES = {
         {"num_layers": 1, "num_decoder_layers": 3, "vision_layers": 1, "qformer_layers": 1},
     ),
     "t5-text-two-cuts": Recipe("t5", (1, 2), {"num_layers": 1, "num_decoder_layers": 3}),
-    "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}),
+    "llama-two-cuts": Recipe("llama", (1, 2), {"num_hidden_layers": 3}, head="trimmed", taps=(1, 2, 2)),
     "blip2-opt-two-cuts": Recipe(
         "blip2-opt", (1, 2), {"num_hidden_layers": 3, "vision_layers": 1, "qformer_layers": 1}
     ),
     "llava-two-cuts": Recipe("llava", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
     "llava-next-two-cuts": Recipe("llava-next", (1, 2), {"num_hidden_layers": 3, "vision_layers": 2}),
-    "qwen2.5-vl-two-cuts": Recipe("qwen2.5-vl", (1, 2), {"num_hidden_layers": 3, "seed": 30}),
+    "qwen2.5-vl-two-cuts": Recipe("qwen2.5-vl", (1, 2), {"num_hidden_layers": 3, "seed": 30}, taps=(1, 1, 2)),
     "vit-gpt2-two-cuts": Recipe("vit-gpt2", (1, 2), {"n_layer": 3, "vision_layers": 1}),
 }
 BUNDLES |= {
@@ -129,6 +134,7 @@ class TinyBundle:
     medusa: Path
     eagle: Path
     vispec: Path
+    eagle3: Path
 
     @cached_property
     def bundle(self) -> Bundle:
@@ -144,6 +150,8 @@ class TinyBundle:
         }
         if BUNDLES[self.name].sees:
             found["vispec"] = VispecDraft.load(self.vispec).stored_as(precision).network
+        if BUNDLES[self.name].taps is not None:
+            found["eagle3"] = Eagle3Draft.load(self.eagle3).stored_as(precision).network
         return found | {
             "medusa": MedusaDraft.load(self.medusa).stored_as(precision).network,
             "eagle": EagleDraft.load(self.eagle).stored_as(precision).network,
@@ -219,6 +227,32 @@ def untrained_layer(checkpoint: Path, folder: Path, head: str = "shared", seed: 
     return folder
 
 
+def untrained_wide(
+    checkpoint: Path, folder: Path, taps: tuple[int, int, int], head: str = "own", seed: int = 15
+) -> Path:
+    """Writes an EAGLE-3 layer for `checkpoint` with random weights, its head `trimmed` or not."""
+    source = open_checkpoint(str(checkpoint))
+    language = family_for(source).language
+    vocabulary, width = language.head.shape
+    trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
+    options = {"head": "trimmed", "trimmed": trimmed} if trimmed else {}
+    config = Eagle3Config(width, vocabulary, 4, 2, 16, 96, taps=taps, **options)
+    network = Eagle3Network(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+        if trimmed is not None:
+            network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
+    target = {
+        "name": checkpoint.name,
+        "fingerprint": fingerprint(source),
+        "num_layers": language.decoder.num_layers,
+    }
+    Eagle3Draft(network=network.eval(), target=target).save(folder)
+    return folder
+
+
 def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed: int = 14) -> Path:
     """Writes a ViSpec layer for `checkpoint` with random weights: two tokens and a global feature of every picture."""
     source = open_checkpoint(str(checkpoint))
@@ -247,6 +281,7 @@ def load(name: str, folder: Path) -> TinyBundle | None:
         folder / "medusa",
         folder / "eagle",
         folder / "vispec",
+        folder / "eagle3",
     )
     return made if (made.path / "manifest.json").is_file() else None
 
@@ -263,6 +298,8 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head)))
     if recipe.sees:
         drafts.append(str(untrained_vispec(checkpoint, folder / "vispec", recipe.head)))
+    if recipe.taps is not None:
+        drafts.append(str(untrained_wide(checkpoint, folder / "eagle3", recipe.taps, recipe.head)))
     # The contract suite compares with transformers itself, far more closely than the build does.
     build_bundle(
         BuildRequest(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...exporter.drafts.eagle3_network import Eagle3Network
 from ...exporter.drafts.eagle_network import EagleNetwork
 from ...exporter.drafts.vispec_network import VispecNetwork
 from ..targets.target import Texts
@@ -44,6 +45,8 @@ class LayerCount(Counted):
             return
         network, learned, given = self._drafter, texts.learned, features(texts.hidden)
         own = self._head(shifted(given, 1)[learned])
+        if isinstance(network, Eagle3Network):
+            given = network.fused(*(texts.taps[tap] for tap in network.config.taps or ()))
         hits: list[Tensor] = []
         for step, rows in enumerate(drafting(self._network, texts, given, self.draft_length)):
             logits = network.logits(rows[learned], self._head.weight)

@@ -115,12 +115,13 @@ def evaluate_drafts(
     by_row = [measured for measured in found.values() if isinstance(measured, MeasuredRows)]
     by_text = [measured for measured in found.values() if isinstance(measured, MeasuredLayer)]
     layers = sorted({measured.layer for measured in by_row})
+    taps = sorted({tap for measured in by_text for tap in measured.taps})
     for at in range(0, len(records), _BATCH):
         chunk = records[at : at + _BATCH]
         if by_row:
             _add_rows(target, by_row, *target.rows(chunk, layers))
         if by_text:
-            texts = target.texts(chunk)
+            texts = target.texts(chunk, taps)
             for measured in by_text:
                 measured.add(texts)
         say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
@@ -238,7 +239,7 @@ class MeasuredLayer:
     """A layer that drafts, which reads whole texts; chains of its likeliest tokens."""
 
     def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
-        self._target = target
+        self._target, self.taps = target, draft.cuts
         self.name, self.layers = draft.name, 1
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
@@ -269,6 +270,7 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
         draft = open_draft(Path(name))
         draft.check_family(target.family)
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
+        draft = draft.fitted(target.num_layers)
     if isinstance(draft, MedusaDraft):
         return MeasuredHeads(target, draft, draft_length)
     if isinstance(draft, LayerDraft):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Texts:
     pictures: list[
         list[tuple[int, Tensor]]
     ]  # of each record: position of a picture's first row, and its rows [n, E]
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
 
     def __len__(self) -> int:
         return int(self.learned.sum())
@@ -249,13 +250,14 @@ class Target:
         )
         return rows, trunks
 
-    def texts(self, records: Sequence[Record]) -> Texts:
-        """The records' texts behind their prompts, teacher-forced."""
+    def texts(self, records: Sequence[Record], taps: Sequence[int] = ()) -> Texts:
+        """The records' texts behind their prompts, teacher-forced; also the rows after `taps` layers."""
         answers = [self.answer(r) for r in records]
         kept: dict[int, Tensor] = {}
         image_rows: list[Tensor] = []
         handles = [
             self.layers[-1].register_forward_hook(_keep(kept, 0)),
+            *(self.layers[tap - 1].register_forward_hook(_keep(kept, tap)) for tap in set(taps)),
             self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)),
         ]
         if self._vision_output is not None and self._image_rows is not None:
@@ -270,6 +272,7 @@ class Target:
             for handle in handles:
                 handle.remove()
         hidden = kept[0].clone()
+        tapped = {tap: kept[tap].clone() for tap in set(taps)}
         tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=self.device)
         learned = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=self.device)
         pictures: list[list[tuple[int, Tensor]]] = []
@@ -283,9 +286,10 @@ class Target:
                 left = left[end - first :]
             ids = (*prompt, *answer)[1:]
             tokens[b, : len(ids)] = torch.tensor(ids, device=self.device)
-            hidden[b, len(ids) :] = 0
+            for rows in (hidden, *tapped.values()):
+                rows[b, len(ids) :] = 0
             learned[b, start : len(ids) - 1] = True
-        return Texts(hidden, self.embed(tokens), tokens, learned, pictures)
+        return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped)
 
     def _spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """First place and end of every picture among the rows that the decoder reads."""

@@ -61,6 +61,10 @@ class Options:
         """
         return target.num_layers
 
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Layers, of so many, whose rows a draft learns from beside the last one's."""
+        return ()
+
     @property
     def whole_texts(self) -> bool:
         """Whether the draft learns from whole texts (`Texts`), prompts included, in place of single rows."""

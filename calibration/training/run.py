@@ -116,7 +116,7 @@ def source_for(
 ) -> Source[Any]:
     """What a draft of these options learns from."""
     if kind_options.whole_texts:
-        return TextFeatures(target, records)
+        return TextFeatures(target, records, kind_options.taps(target.num_layers))
     layer = kind_options.feature_layer(target)
     return feature_source(target, records, layer, cache, cache_dtype, kind_options.changes_target)
 

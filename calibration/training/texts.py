@@ -17,15 +17,16 @@ from .sight import shifted, sight_of
 class TextFeatures:
     """Runs the target for every batch of records."""
 
-    def __init__(self, target: Target, records: RecordSet) -> None:
-        self.target, self.records = target, records
+    def __init__(self, target: Target, records: RecordSet, taps: Sequence[int] = ()) -> None:
+        """`taps`: numbers of layers whose rows are wanted, too."""
+        self.target, self.records, self.taps = target, records, taps
 
     def __len__(self) -> int:
         return len(self.records)
 
     def rows(self, indices: Sequence[int]) -> Texts:
         """The texts of these records."""
-        return self.target.texts([self.records[i] for i in indices])
+        return self.target.texts([self.records[i] for i in indices], self.taps)
 
 
 class Layer(Protocol):

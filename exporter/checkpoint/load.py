@@ -187,6 +187,15 @@ class Checkpoint:
         return found
 
 
+def hub_id_of(model: str) -> str | None:
+    """The hub id that `model` is or stands for; None for a folder and for a bundled model."""
+    alias = find_alias(model)
+    if alias is not None:
+        return alias.hub_id or None
+    known = not Path(model).exists() and not model.startswith(".") and _HUB_ID.fullmatch(model)
+    return model if known else None
+
+
 def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     """Opens an alias, a folder or a hub id (downloaded into the hub's cache).
 

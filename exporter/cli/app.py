@@ -16,6 +16,7 @@ from ...runtime.extras import need_extra
 from ..drafts import KINDS
 from ..memory import use_large_pages
 from .compile import BACKENDS, LOWERING, compile_plans, default_target
+from .export_draft import export_draft
 from .fit import fit
 from .progress import shown
 
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command("verify")(verify)
     app.command("fit")(fit)
     app.command("compile")(compile_plans)
+    app.command("export-draft")(export_draft)
 
 
 def models(as_json: AsJson = False) -> None:

@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "imitation": ("imitation", "ImitationKind"),
     "medusa": ("medusa", "MedusaKind"),
     "eagle": ("eagle", "EagleKind"),
+    "eagle3": ("eagle3", "Eagle3Kind"),
     "vispec": ("vispec", "VispecKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
@@ -45,11 +46,16 @@ def open_draft(folder: Path) -> Draft:
     Raises:
         ExportError: a file is missing or damaged, or the kind is not one of this version's trained ones.
     """
-    from .files import draft_folder, read_document
+    from .files import DESCRIPTION, draft_folder, read_document
+    from .speculators_format import model_type
 
     for found in draft_kinds():
         if found.recognises(folder):
             return found.load(folder)
+    if not (folder / DESCRIPTION).exists() and (other := model_type(folder)) is not None:
+        raise ExportError(
+            f"{folder} is a checkpoint of speculators of type {other!r}; this version reads eagle and eagle3"
+        )
     folder = draft_folder(folder)
     name = read_document(folder)["kind"]
     kind = draft_kind(name) if name in KINDS else None

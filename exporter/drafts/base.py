@@ -36,6 +36,15 @@ class Draft(ABC):
         return draft_name(self.kind, self.layer)
 
     @property
+    def cuts(self) -> tuple[int, ...]:
+        """After which layers it needs the target's rows."""
+        return () if self.layer is None else (self.layer,)
+
+    def fitted(self, num_layers: int) -> Draft:
+        """The draft for a target of so many layers. ExportError where it reads rows that this has not."""
+        return self
+
+    @property
     def trained(self) -> bool:
         """Whether it was trained for one target."""
         return self.fingerprint is not None

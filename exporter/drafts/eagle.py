@@ -20,8 +20,12 @@ from .base import Run
 from .eagle_network import EagleConfig, EagleNetwork
 from .layer import LayerDraft, traced_layer
 from .published import PublishedKind
+from .speculators_format import Verifier, model_type, of_verifier, read_eagle
+from .speculators_format import eagle_checkpoint as as_speculators
 
 if TYPE_CHECKING:
+    import torch
+
     from ..families.base import Family, GraphSpec
     from ..graphs.template import Template
     from ..graphs.weights import WeightStore
@@ -57,6 +61,9 @@ class EagleDraft(LayerDraft):
         rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
         return traced_layer(self.network, lambda net: net, rows, EagleNetwork.joined)
 
+    def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return as_speculators(self.network, verifier)
+
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
     ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
@@ -73,7 +80,9 @@ class EagleKind(PublishedKind):
     draft = EagleDraft
 
     def is_published(self, folder: Path) -> bool:
-        return eagle_checkpoint.is_published(folder)
+        return model_type(folder) == "eagle" or eagle_checkpoint.is_published(folder)
 
-    def read_published(self, folder: Path) -> tuple[Any, str]:
-        return eagle_checkpoint.read_published(folder), ""
+    def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
+        if model_type(folder) is None:
+            return eagle_checkpoint.read_published(folder), {}
+        return read_eagle(folder), of_verifier(folder)

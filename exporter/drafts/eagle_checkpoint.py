@@ -10,14 +10,13 @@ target's table, which is read in its place. `config.json` has the target's V; it
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.errors import ExportError
 from .eagle_network import EagleConfig, EagleNetwork
-from .published import filled, find_weights, read_config, read_names, read_weights
+from .published import filled, find_weights, layer_shape, read_config, read_names, read_weights
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -25,13 +24,15 @@ PREFIX = "model."
 TABLE = "embed_tokens.weight"
 ADAPTOR = "imadpt.q"
 """A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
+WIDE = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
+"""Tensors that only EAGLE-3's have (`eagle3_checkpoint`)."""
 BUFFERS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
 """Older versions of transformers stored the frequencies of rotary positions, which follow from `config.json`."""
 
 
 def is_published(folder: Path) -> bool:
     """Whether `folder` looks like such a checkpoint: a Llama of one layer, without more that it reads."""
-    return has_one_layer(folder) and not names_in(folder) & {ADAPTOR}
+    return has_one_layer(folder) and not names_in(folder) & {ADAPTOR, *WIDE}
 
 
 def has_one_layer(folder: Path) -> bool:
@@ -70,41 +71,9 @@ def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Te
     joined = tensors.get("fc.weight")
     if joined is None or joined.dim() != 2:
         raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of {what}")
-    config = _config(folder / CONFIG, document, "fc.bias" in tensors)
+    config = layer_shape(folder / CONFIG, document, EagleConfig, fc_bias="fc.bias" in tensors)
     if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
         raise ExportError(
             f"{path}: {TABLE} has shape {list(table.shape)}, config.json implies {[config.vocab_size, config.hidden_size]}"
         )
     return path, config, tensors
-
-
-def _config(path: Path, document: dict[str, Any], bias: bool) -> EagleConfig:
-    """The shape that `config.json` tells, in the defaults of a Llama."""
-    scaling = document.get("rope_scaling")
-    if scaling is not None:
-        raise ExportError(
-            f"{path}: rope_scaling {scaling!r:.80} is not supported in a draft, only plain rotary positions"
-        )
-    activation = document.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ExportError(f"{path}: hidden_act {activation!r:.40} is not supported, only silu")
-    heads: Any = document.get("num_attention_heads")
-    width: Any = document.get("hidden_size")
-    size: Any = document.get("head_dim")
-    if size is None and type(heads) is int and type(width) is int and heads > 0:
-        size = width // heads
-    given: dict[str, Any] = {
-        "hidden_size": width,
-        "vocab_size": document.get("vocab_size"),
-        "num_heads": heads,
-        "num_kv_heads": document.get("num_key_value_heads") or heads,
-        "head_dim": size,
-        "intermediate_size": document.get("intermediate_size"),
-        "rope_theta": document.get("rope_theta", 10000.0),
-        "norm_eps": document.get("rms_norm_eps", 1e-6),
-        "fc_bias": bias,
-    }
-    try:
-        return EagleConfig(**given)
-    except (OptionError, TypeError) as error:
-        raise ExportError(f"{path}: {error}") from error

@@ -43,6 +43,8 @@ class LayerDraft(TrainedDraft):
 
     has_layer = False
     role: ClassVar[str]
+    marks_drafted: ClassVar[bool] = True
+    """Whether the graph is told which rows the layer gave itself."""
     inside: ClassVar[str] = ""
     """Prefix of the layer's tensors among those of `network`."""
 
@@ -64,6 +66,18 @@ class LayerDraft(TrainedDraft):
     def d2t(self) -> str:
         """Name in the manifest's `tensors` of a trimmed vocabulary's ids."""
         return f"{self.role}.d2t"
+
+    def check_vocabulary(self, family: Family) -> None:
+        """Raises ExportError, naming both, unless the target has as many tokens as the one that the draft was made for."""
+        made, found = self.drafter.config.vocab_size, family.language.head.shape[0]
+        if made != found:
+            raise ExportError(
+                f"this draft was made for {made} tokens, the model has {found}; give one that was trained for this model"
+            )
+
+    def check_family(self, family: Family) -> None:
+        super().check_family(family)
+        self.check_vocabulary(family)
 
     def graph_names(self) -> dict[str, str]:
         return {self.role: self.role}
@@ -104,16 +118,10 @@ class LayerDraft(TrainedDraft):
         from ..graphs.compose import Composer
         from ..graphs.weights import WeightRef
 
+        self.check_vocabulary(family)
         config, language = self.drafter.config, family.language
-        if config.vocab_size != language.head.shape[0]:
-            raise ExportError(
-                f"this draft was made for {config.vocab_size} tokens, the model has {language.head.shape[0]}; give one that "
-                "was trained for this model"
-            )
         tensors = DraftTensors(self.role, self.network.state_dict())
         store.add_reader(tensors)
-        with language.hooks():
-            norm = language.final_norm
         layer = self.traced()
         graph = Composer(self.role, store, self.role)
         given = dict(beside(graph))
@@ -122,9 +130,8 @@ class LayerDraft(TrainedDraft):
             for name in layer.inputs
             if name not in ("embedded", "features") and name not in given
         }
-        hidden, source, drafted = (graph.input(name) for name in ("hidden", "feature_index", "drafted"))
-        rows = graph.node("Gather", [hidden, source], "rows", axis=0)
-        features = graph.node("Where", [drafted, rows, norm.applied(graph, rows)], "features")
+        hidden, source = (graph.input(name) for name in ("hidden", "feature_index"))
+        features = self.features_of(graph, graph.node("Gather", [hidden, source], "rows", axis=0), family)
         given |= {"embedded": embedded_rows(graph, "next_ids"), "features": features}
         made = graph.call(layer, "layer.0", given, tensors.prefix.__add__)
         for name, value in made.items():
@@ -135,6 +142,7 @@ class LayerDraft(TrainedDraft):
             "Reshape", [features, graph.constant(np.array([-1, config.hidden_size], np.int64))], "flat"
         )
         asked = graph.node("Gather", [flat, graph.input("row_index")], "asked", axis=0)
+        asked = self.before_head(graph, asked, tensors.prefix.__add__)
         table = language.head
         if config.head != "shared":
             own = f"{tensors.prefix}{self.inside}head.weight"
@@ -145,6 +153,22 @@ class LayerDraft(TrainedDraft):
         for name, value in ranked(graph, logits, self.ranks, ids).items():
             graph.output(name, value)
         return GraphSpec(self.role, self.role, graph.model())
+
+    def features_of(self, graph: Composer, rows: ir.Value, family: Family) -> ir.Value:
+        """Features of `rows`: the target's pass its final norm, those that the layer gave are some already."""
+        with family.language.hooks():
+            norm = family.language.final_norm
+        return graph.node("Where", [graph.input("drafted"), rows, norm.applied(graph, rows)], "features")
+
+    def before_head(self, graph: Composer, rows: ir.Value, name: Callable[[str], str]) -> ir.Value:
+        """What the LM head reads of `rows` [rows, E] that the layer gave; `name` maps its parameters to stored tensors."""
+        return rows
+
+    def parity_rows(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
+        """(rows [B, N, E] as the graph takes them, the features that they mean, how far those are from float64)."""
+        hidden = captured.residuals[max(captured.residuals)]
+        features, differs = captured.final(np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64))
+        return hidden, features.view(hidden.shape), differs.view(hidden.shape)
 
     @abstractmethod
     def traced(self) -> Template:
@@ -158,13 +182,9 @@ class LayerDraft(TrainedDraft):
         from ..parity.exact import with_error
 
         network, config = self.network, self.drafter.config
-        hidden = captured.residuals[max(captured.residuals)]
+        hidden, features, differs = self.parity_rows(captured)
         batch, count, width = hidden.shape
         first, spare = count // 2, 5
-        features, differs = (
-            rows.view(batch, count, width)
-            for rows in captured.final(np.arange(batch * count, dtype=np.int64))
-        )
         embedded = torch.from_numpy(captured.embedded)
         table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
         cache = np.random.default_rng(5).standard_normal(
@@ -184,7 +204,7 @@ class LayerDraft(TrainedDraft):
                 {
                     "hidden": rows.reshape(-1, width),
                     "feature_index": source,
-                    "drafted": np.array([drafted]),
+                    **({"drafted": np.array([drafted])} if self.marks_drafted else {}),
                     "next_ids": captured.token_ids[:, start:end].copy(),
                     "positions": np.broadcast_to(places, (batch, end - start)).copy(),
                     "write_indices": np.full(batch, start, np.int64),
@@ -207,7 +227,7 @@ class LayerDraft(TrainedDraft):
                 )
 
             given = [embedded[:, start:end], features[:, start:end]]
-            errors = [None, None if drafted else differs[:, start:end]]
+            errors = [None, None if drafted or differs is None else differs[:, start:end]]
             wanted, error = with_error(network, layer, [*given, *past], [*errors, *off])
             out, out_error = wanted[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
             yield "rows", found["hidden_out"], out.numpy(), out_error.numpy()

@@ -160,6 +160,6 @@ class MedusaKind(PublishedKind):
     def is_published(self, folder: Path) -> bool:
         return medusa_checkpoint.is_published(folder)
 
-    def read_published(self, folder: Path) -> tuple[Any, str]:
+    def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
         network, document = medusa_checkpoint.read_published(folder)
-        return network, str(document.get("base_model_name_or_path", ""))[:200]
+        return network, {"name": str(document.get("base_model_name_or_path", ""))[:200]}

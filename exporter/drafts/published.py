@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ...runtime.errors import ExportError
+from ...runtime.errors import ExportError, OptionError
 from .base import TrainedKind
 from .files import DESCRIPTION, read_json
 from .trained import TrainedDraft
 
+C = TypeVar("C")
 N = TypeVar("N", bound=nn.Module)
 
 
@@ -33,7 +34,7 @@ class PublishedKind(TrainedKind):
         network, target = self.read_published(folder)
         return self.draft(
             network=network,
-            target={"name": target, "fingerprint": None},
+            target={"name": "", "fingerprint": None, **target},
             provenance={"checkpoint": folder.name},
         )
 
@@ -45,8 +46,8 @@ class PublishedKind(TrainedKind):
         """Whether `folder`, which is none of `vlmexport train`, looks like such a checkpoint."""
 
     @abstractmethod
-    def read_published(self, folder: Path) -> tuple[Any, str]:
-        """(the network of such a checkpoint, name of the target it gives or "")."""
+    def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
+        """(the network of such a checkpoint, what it says of its target: ``name``, ``architectures``)."""
 
 
 def find_weights(folder: Path, names: Iterable[str]) -> Path | None:
@@ -102,6 +103,47 @@ def read_names(path: Path) -> set[str]:
     except (SafetensorError, OSError, EOFError, pickle.UnpicklingError, RuntimeError, ValueError, KeyError):
         return set()
     return {str(name) for name in found} if isinstance(found, dict) else set()
+
+
+def layer_shape(path: Path, document: Mapping[str, Any], shape: Callable[..., C], **more: Any) -> C:
+    """The shape that a Llama's configuration at `path` tells, in the defaults of a Llama; `more` are further options.
+
+    Raises ExportError for what no layer of a draft has.
+    """
+    scaling = document.get("rope_scaling")
+    parameters = document.get("rope_parameters") or {}
+    if (
+        scaling is None
+        and isinstance(parameters, dict)
+        and parameters.get("rope_type", "default") != "default"
+    ):
+        scaling = parameters
+    if scaling is not None or not isinstance(parameters, dict):
+        raise ExportError(
+            f"{path}: rope_scaling {scaling or parameters!r:.80} is not supported in a draft, only plain rotary positions"
+        )
+    activation = document.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ExportError(f"{path}: hidden_act {activation!r:.40} is not supported, only silu")
+    heads: Any = document.get("num_attention_heads")
+    width: Any = document.get("hidden_size")
+    size: Any = document.get("head_dim")
+    if size is None and type(heads) is int and type(width) is int and heads > 0:
+        size = width // heads
+    given: dict[str, Any] = {
+        "hidden_size": width,
+        "vocab_size": document.get("vocab_size"),
+        "num_heads": heads,
+        "num_kv_heads": document.get("num_key_value_heads") or heads,
+        "head_dim": size,
+        "intermediate_size": document.get("intermediate_size"),
+        "rope_theta": document.get("rope_theta", parameters.get("rope_theta", 10000.0)),
+        "norm_eps": document.get("rms_norm_eps", 1e-6),
+    }
+    try:
+        return shape(**given, **more)
+    except (OptionError, TypeError) as error:
+        raise ExportError(f"{path}: {error}") from error
 
 
 def filled(network: N, tensors: Mapping[str, Tensor], path: Path, beside: str) -> N:

@@ -27,7 +27,7 @@ class DraftSelection:
 
     def cuts(self, num_layers: int) -> list[int]:
         """Sorted cut points, both ends included."""
-        return sorted({0, num_layers, *(d.layer for d in self.drafts if d.layer is not None)})
+        return sorted({0, num_layers, *(cut for draft in self.drafts for cut in draft.cuts)})
 
     @property
     def draft_length(self) -> int:
@@ -65,7 +65,7 @@ def select_drafts(
     usual = layer if layer is not None else min((d.layer for d in shipped if d.layer), default=None)
     n = usual if usual is not None else max(1, num_layers // 3)
     selection = DraftSelection(speculative=True)
-    drafts = [_wanted(value, model, shipped, n) for value in wanted]
+    drafts = [_wanted(value, model, shipped, n).fitted(num_layers) for value in wanted]
     if not wanted:
         drafts = _shipped_for(shipped, layer)
         if not drafts:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,10 @@ from .files import (
     write_document,
     write_tensors,
 )
+
+if TYPE_CHECKING:
+    from ..families.base import Family
+    from .speculators_format import Verifier
 
 WIDEST = 1 << 17
 """Largest width of a decoder that is believed."""
@@ -133,6 +137,8 @@ class TrainedDraft(Draft):
                 f"not for {name!r} ({_short(fingerprint)}); train one with: "
                 f"{draft_kind(self.kind).train_command(name, self.layer)}"
             )
+        if self.target.get("fingerprint", "") is None:
+            _check_name(self.target.get("name"), name)
         outside = self.layer is not None and not 0 < self.layer < num_layers
         if outside or self.network.config.hidden_size != hidden_size:
             place = "" if self.layer is None else f"layer {self.layer}, "
@@ -140,6 +146,22 @@ class TrainedDraft(Draft):
                 f"this draft ({place}width {self.network.config.hidden_size}) does not fit "
                 f"{name!r} ({num_layers} layers, width {hidden_size})"
             )
+
+    def check_family(self, family: Family) -> None:
+        """Raises ExportError where a published checkpoint names the classes of its target, and this is none of them."""
+        classes = self.target.get("architectures")
+        found = family.checkpoint.architecture
+        if isinstance(classes, list) and classes and found not in classes:
+            raise ExportError(
+                f"this draft was made for {', '.join(map(str, classes))!s:.80}, {family.checkpoint.source!r} is a {found}"
+            )
+
+    def checkpoint(self, form: str, verifier: Verifier) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """(`config.json`, tensors) of the draft in the format `form` of `export.FORMS`, for that target. ExportError where
+        the format has no place for it."""
+        raise ExportError(
+            f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for eagle and eagle3"
+        )
 
     def stored_as(self: D, dtype: str) -> D:
         from ..parity.reference import rounded
@@ -151,6 +173,19 @@ def check_width(what: str, width: object) -> None:
     """OptionError unless `width` can be that of a decoder."""
     if type(width) is not int or not 1 <= width <= WIDEST:
         raise OptionError(f"{what} needs a hidden size in 1..{WIDEST}, not {width!r:.40}")
+
+
+def _check_name(wanted: object, name: str) -> None:
+    """ExportError where a checkpoint was made for the hub's model `wanted`, and the model `name` is another of the hub's;
+    a local folder may be either."""
+    from ..checkpoint.load import hub_id_of
+
+    made_for = hub_id_of(wanted) if isinstance(wanted, str) else None
+    found = hub_id_of(name)
+    if made_for is not None and found is not None and made_for.lower() != found.lower():
+        raise ExportError(
+            f"this draft was made for {made_for:.80}, not for {found}; if both are the same weights, give a local folder of them"
+        )
 
 
 def _short(fingerprint: object) -> str:

@@ -61,6 +61,7 @@ class VispecDraft(LayerDraft):
 
     def check_family(self, family: Family) -> None:
         check_family(family)
+        super().check_family(family)
 
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
         check_family(family)
@@ -159,5 +160,5 @@ class VispecKind(PublishedKind):
     def is_published(self, folder: Path) -> bool:
         return vispec_checkpoint.is_published(folder)
 
-    def read_published(self, folder: Path) -> tuple[Any, str]:
-        return vispec_checkpoint.read_published(folder), ""
+    def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
+        return vispec_checkpoint.read_published(folder), {}

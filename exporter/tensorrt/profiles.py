@@ -114,7 +114,7 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
         return [Profile("request", {"image_rows": _range(1, sizes.usual_source, sizes.max_length)})]
     if role == "commit":
         widths = [("verify", verify, rows)]
-    elif role not in ("embed", "segment", "head", *DRAFT_LAYERS):
+    elif role not in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS):
         widths = widths[1:]  # a draft's graph sees no prompt, and a prompt's mask comes from the host
     visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
     found = [

@@ -103,6 +103,8 @@ def check_description(manifest: Manifest) -> None:
                 raise failure(f"{where}.graphs.{role}", graph, f"a graph of role {role} of this bundle")
         if draft.layer is not None and draft.layer not in cuts[1:-1]:
             raise failure(f"{where}.layer", draft.layer, f"one of the cuts {cuts[1:-1]}")
+        if draft.taps is not None and not (len(draft.taps) == 3 and set(draft.taps) <= set(cuts[1:-1])):
+            raise failure(f"{where}.taps", draft.taps, f"three of the cuts {cuts[1:-1]}")
         if draft.vocabulary is not None:
             d2t = manifest.tensors.get(draft.vocabulary.d2t)
             if d2t is None or d2t.dtype != "int64" or d2t.shape != [draft.vocabulary.size]:

@@ -28,6 +28,8 @@ ROLES = (
     "imitation",
     "medusa",
     "eagle",
+    "eagle3",
+    "fusion",
     "vispec",
     "adaptor",
     "commit",
@@ -35,8 +37,12 @@ ROLES = (
 )
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
-DRAFT_LAYERS = ("eagle", "vispec")
+DRAFT_LAYERS = ("eagle", "eagle3", "vispec")
 """Roles of drafts' own layers, with keys and values of their own: they see a prompt and every width after it."""
+
+
+TAPPED = ("low", "middle", "high")
+"""Inputs of the graph `fusion`: rows after three of the cuts, as the draft's `taps` name them."""
 
 
 def check_interfaces(manifest: Manifest) -> None:
@@ -107,6 +113,8 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             {"image_rows": (dtype, ("image_rows", width))},
             {"visual_rows": (dtype, (draft.queries, width))},
         )
+    if role == "fusion":
+        return dict.fromkeys(TAPPED, (dtype, hidden)), {"hidden_out": (dtype, hidden)}
     if role == "mask":
         return _mask(manifest)
     if role == "imitation":
@@ -158,6 +166,8 @@ def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
         **caches,
         "row_index": ("int64", ("rows",)),
     }
+    if role == "eagle3":
+        del inputs["drafted"]  # what it gets of the target passed the graph `fusion`
     if role == "vispec":
         inputs |= {
             "visual": (dtype, ("visual", width)),

@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import BundleError, OptionError
 from ..options import ADAPTIVE
 from .checks import check_references
+from .combination import SIGN, combination, no_combination
 from .schema import (
     GIB,
     ITEM_SIZES,
@@ -273,7 +274,8 @@ class DraftInfo(Part):
     """A proposer of the bundle. `layer` is the cut after which it branches off, or null. `graphs` maps the role of
     each of its graphs to the graph's name, `fingerprint` is that of the trained network. `cache`, `vocabulary`, `tree`
     (parents of the nodes of a static tree in its order of growth, −1 below the root), `heads` (most tokens that it looks
-    ahead), `ranks` (proposals of each head) and `queries` (rows that the graph `adaptor` makes of a picture) are null where
+    ahead), `ranks` (proposals of each head), `queries` (rows that the graph `adaptor` makes of a picture) and `taps` (cuts
+    whose rows it reads) are null where
     the kind has none; kinds that this version does not know are listed and cannot be chosen."""
 
     name: str = checked(string(100))
@@ -289,6 +291,7 @@ class DraftInfo(Part):
     heads: int | None = checked(optional(integer(1, 64)), default=None)
     ranks: int | None = checked(optional(integer(1, 64)), default=None)
     queries: int | None = checked(optional(integer(2, 256)), default=None)
+    taps: list[int] | None = checked(optional(list_of(integer(1, 1024), 3)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -396,8 +399,9 @@ class Manifest(Part):
         return [f"segment.{index}" for index in range(len(self.decoder.cuts) - 1)]
 
     def draft(self, name: str) -> DraftInfo | None:
-        """The draft called `name`, or None."""
-        return next((draft for draft in self.drafts if draft.name == name), None)
+        """The draft or the combination of drafts (`combination.py`) called `name`, or None."""
+        found = next((draft for draft in self.drafts if draft.name == name), None)
+        return found or combination(self.drafts, name)
 
     def choose_draft(self, name: str | None) -> DraftInfo | None:
         """The draft called `name`, or the preferred one of that kind; the bundle's default for None, which is none
@@ -413,6 +417,8 @@ class Manifest(Part):
         exact = self.draft(name)
         of_kind = [draft for draft in self.drafts if draft.kind == name]
         if exact is None and not of_kind:
+            if SIGN in name:
+                raise no_combination(self.drafts, name)
             known = ", ".join(draft.name for draft in self.drafts) or "no draft"
             raise OptionError(f"draft: the bundle has no {name!r:.80}; it has {known}; none decodes plainly")
         return exact or (default if default in of_kind else of_kind[0])

@@ -44,7 +44,10 @@ def run(
     raw: bool = typer.Option(False, "--raw", help="Use the prompt as it is, without the chat template."),
     max_new_tokens: int = typer.Option(128, "--max-new-tokens", min=1, help="Stop after this many tokens."),
     draft: str = typer.Option(
-        None, "--draft", metavar="KIND|none", help="Draft to use; none decodes plainly."
+        None,
+        "--draft",
+        metavar="KIND|none",
+        help="Draft to use; none decodes plainly, prompt-lookup+KIND asks KIND where nothing stood before.",
     ),
     draft_length: options.DraftLength = None,
     draft_nodes: options.DraftNodes = None,

@@ -140,6 +140,13 @@ class Decoder:
             cut: engine.allocate(f"exit_rows.{cut}", self.max_width * step * item)
             for cut in range(1, self._end)
         }
+        # Rows of a pass after the cuts that a draft reads: [batch, width, E].
+        self._taps = {
+            info.cuts.index(layer): engine.allocate(f"tap.{layer}", rows * self._size * item, zeroed=True)
+            for layer in sorted({layer for draft in manifest.drafts for layer in draft.taps or ()})
+        }
+        self.pass_number = 0
+        """Of the last pass over all segments, or over those behind exit rows."""
         masks = info.mask_heads * capacity * rows
         self._mask = HostBuffer(engine, "attn_mask", masks, engine.dtype("segment.0", "attn_mask"))
         self._axes = 3 if info.position == "mrope" else 1
@@ -345,6 +352,10 @@ class Decoder:
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
         self._pass(run, None, trees)
+        for tap in self._taps:
+            if tap <= cut:
+                for copy in self._tap_copies(tap, run.batch, count):
+                    copy.run()
 
     def full(self, *trees: TokenTree) -> None:
         """Run all segments over one tree per sequence, padded to the widest. Follow with `head`.
@@ -540,6 +551,8 @@ class Decoder:
                 target = self._exits[number + 1].view(
                     shape, self.dtype, step * self._align(count * self._size)
                 )
+            elif number + 1 in self._taps:
+                target = self._taps[number + 1].view(shape, self.dtype)
             else:
                 target = self._work[(number - first + 1) % 2].view(shape)
             layers = (info.cuts[number], info.cuts[number + 1])
@@ -629,7 +642,7 @@ class Decoder:
         them."""
         if run.step is not None and (trees is None or trees[0].is_chain):
             run.step(tokens, self.arena.lengths[0] + (step or 0))
-            self._last = run
+            self.passed(run)
             return
         if tokens is not None:
             self._embed_tokens(run, tokens)
@@ -646,7 +659,7 @@ class Decoder:
             self._embedded = False
         for call in run.calls:
             call.run()
-        self._last = run
+        self.passed(run)
 
     _embedded = False
     """The rows of the next pass are on the engine's side already."""
@@ -708,6 +721,26 @@ class Decoder:
             for step in range(count)
         ]
 
+    def _tap_copies(self, tap: int, batch: int, count: int) -> list[Call]:
+        """What brings rows that the trunk left at cut `tap`, step after step, to where a pass over all would."""
+        size, stride = self._size, self._align(batch * self._size)
+        return [
+            self.engine.copy(
+                self._taps[tap].view((1, 1, size), self.dtype, (row * count + step) * size),
+                self._exits[tap].view((1, 1, size), self.dtype, step * stride + row * size),
+            )
+            for row in range(batch)
+            for step in range(count)
+        ]
+
+    def tapped(self, layer: int) -> View:
+        """Rows [batch, width, E] of the last pass after `layer` layers, one of the drafts' `taps`."""
+        return self._taps[self._info.cuts.index(layer)].view(self._last.result.shape, self.dtype)
+
+    def place_of(self, rows: View) -> int:
+        """Where rows of the last pass begin among all of it, in elements."""
+        return rows.offset - self._last.result.offset
+
     def rows_in_order(self, count: int) -> View:
         """int64 [count]: 0, 1, …"""
         return self._in_order.view((count,))
@@ -722,5 +755,6 @@ class Decoder:
             run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
 
     def passed(self, run: Pass) -> None:
-        """`run`, over all nodes of a tree, was the last pass."""
+        """`run` was the last pass."""
         self._last = run
+        self.pass_number += 1

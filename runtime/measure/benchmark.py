@@ -15,7 +15,7 @@ from ..speculate.choice import predictions
 from ..speculate.costs import FREE, CostTable, Curve
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import stored_acceptance
-from ..speculate.stored_costs import StoredCosts, find_costs
+from ..speculate.stored_costs import StoredCosts, find_costs, with_combinations
 from . import machine
 from .timing import GraphTimer
 from .virtual_clock import decoding
@@ -158,7 +158,8 @@ def measure(
         statistics.mean(result.stats.prompt_tokens for result in references),
         statistics.mean(len(result.tokens) for result in references),
     )
-    report = _report(session, requests, results, table, plain, speculative, draft, draft_options)
+    known = with_combinations(table, manifest)
+    report = _report(session, requests, results, known, plain, speculative, draft, draft_options)
     forced = force_acceptance is not None
     return report | {
         "forced_acceptance": force_acceptance,

@@ -90,7 +90,7 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found.append(Point(name, "request", rows, {**fixed, "image_rows": rows}))
         elif graph.role == "commit":
             found += [_at(name, "verify", width, fixed) for width in wide]
-        elif graph.role in ("embed", "segment", "head", *DRAFT_LAYERS):
+        elif graph.role in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS):
             # A prompt's last row alone gets logits.
             found.append(_at(name, "prefill", chunk, fixed, rows=1))
             found.append(_at(name, "token", 1, fixed))

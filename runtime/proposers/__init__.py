@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..bundle.combination import second_of
 from ..errors import BundleError
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "eagle": ("eagle", "Eagle"),
+    "eagle3": ("eagle3", "Eagle3"),
     "early-exit": ("self_draft", "SelfDraft"),
     "imitation": ("self_draft", "SelfDraft"),
     "medusa": ("medusa", "Medusa"),
@@ -24,7 +26,17 @@ KINDS = {
 
 
 def create(draft: DraftInfo, decoder: Decoder) -> Proposer:
-    """The proposer of a draft. Raises `BundleError` for a kind that this version does not know."""
+    """The proposer of a draft, or of a combination. Raises `BundleError` for a kind that this version does not know."""
+    if second_of(decoder.manifest.drafts, draft.name) is None:
+        return _create(draft, decoder)
+    from .combined import SHORTEST, Combined
+    from .prompt_lookup import PromptLookup
+
+    first = PromptLookup(draft, decoder, shortest=SHORTEST)
+    return Combined(draft.name, first, _create(draft, decoder))
+
+
+def _create(draft: DraftInfo, decoder: Decoder) -> Proposer:
     if draft.kind not in KINDS:
         raise BundleError(
             f"draft {draft.name!r} is of kind {draft.kind!r}, which this vlmexport cannot run; upgrade it"

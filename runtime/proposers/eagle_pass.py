@@ -88,6 +88,7 @@ class EaglePass:
         self._ids = engine.allocate(f"{name}.token_ids", found * DTYPES["int64"].itemsize)
         self._scores = engine.allocate(f"{name}.log_probabilities", found * DTYPES["float32"].itemsize)
         self._table = decoder.embedding.constant
+        self._marks_drafted = any(value.name == "drafted" for value in engine.interface(graph).inputs)
         self._calls: dict[tuple[object, ...], tuple[Call, View, View]] = {}
         self._rows = self._bound_rows = 0
         self._shape = (0, 0)
@@ -161,6 +162,8 @@ class EaglePass:
             "updated_key_cache.0": keys,
             "updated_value_cache.0": values,
         }
+        if not self._marks_drafted:
+            del inputs["drafted"]
         bound = self._engine.bind(self._graph, inputs, outputs)
         if rows != self._bound_rows:  # the views of shorter or longer caches are gone
             self._calls.clear()

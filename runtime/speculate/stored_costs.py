@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.combination import combinations
 from ..bundle.schema import Part, checked, failure, integer, mapping_of, number, optional, string
 from .costs import FREE, CostTable, Curve, DraftCosts
 
@@ -170,6 +171,17 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
     missing = [draft for draft in manifest.drafts if draft.name not in table.drafts]
     shares = {draft.name: _default_draft(manifest, draft, table.plain) for draft in missing}
     return replace(table, drafts={**table.drafts, **shares})
+
+
+def with_combinations(table: CostTable, manifest: Manifest) -> CostTable:
+    """The table with an entry for every combination of drafts: that of its second one, which runs in some of its
+    cycles."""
+    found = {
+        name: table.drafts[second]
+        for name, second in combinations(manifest.drafts).items()
+        if second in table.drafts
+    }
+    return replace(table, drafts={**table.drafts, **found})
 
 
 def find_costs(manifest: Manifest, machine: str, threads: int) -> StoredCosts | None:

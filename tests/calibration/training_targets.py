@@ -56,6 +56,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "imitation": {"layer": 2, "cosine": 1.0},
     "medusa": {"heads": 3},
     "eagle": {"own_steps": 1},
+    "eagle3": {"own_steps": 1},
     "vispec": {"compressed_tokens": 2},
 }
 """The training table: draft kind → options with which it learns something in a few steps. A new kind is one line."""

@@ -64,14 +64,27 @@ class EagleOracle(Growing):
 
     @torch.inference_mode()
     def __init__(self, rig: Rig, network: Any, request: Request, tokens: Items[int]) -> None:
-        features, table = rig.oracle.final_rows(request, tokens[:-1])
+        _, table = rig.oracle.final_rows(request, tokens[:-1])
         super().__init__(network, rig.oracle.text.get_input_embeddings(), table)
+        features = self.features(rig, request, tokens[:-1])
         ids = [*rig.first_ids(request), *tokens]
         assert len(features) == len(ids) - 1
         mask = torch.ones(len(features), len(features), dtype=torch.bool).tril()[None, None]
         places = torch.arange(len(features))[None]
         rows, past = network(self.embed(torch.tensor([ids[1:]])), features[None], places, mask)
         self.known = {(): (rows[:, -1:], past)}
+
+    def features(self, rig: Rig, request: Request, tokens: Items[int]) -> torch.Tensor:
+        """What the layer goes on from at every position up to the last of `tokens`, [n, E]."""
+        return rig.oracle.final_rows(request, tokens)[0]
+
+
+class WideOracle(EagleOracle):
+    """EAGLE-3's layer: rows after three layers, joined, in place of features."""
+
+    def features(self, rig: Rig, request: Request, tokens: Items[int]) -> torch.Tensor:
+        rows = [rig.oracle.rows_after(request, tokens, tap) for tap in self.network.config.taps]
+        return self.network.fused(*rows)
 
 
 def paths_of(tree: TokenTree) -> set[Path]:

@@ -16,6 +16,8 @@ from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import NumericsError
+from vlmexport.runtime.proposers.combined import Combined
+from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
 from vlmexport.runtime.proposers.wrong import Wrong
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.cycle import Cycle
@@ -121,6 +123,18 @@ def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def _combined(kind: str) -> Callable[[Rig, Items[int]], Any]:
+    """Prompt lookup first; after a single token, so that both propose in turn."""
+
+    def make(rig: Rig, truth: Items[int]) -> Any:
+        draft = rig.manifest.choose_draft(f"prompt-lookup+{kind}")
+        assert draft is not None
+        second = proposers.create(replace(draft, name=f"{kind} of {draft.name}"), rig.decoder)
+        return Combined(draft.name, PromptLookup(draft, rig.decoder), second)
+
+    return make
+
+
 def _branching(tree: bool) -> Callable[[Rig, Items[int]], Any]:
     """Medusa with room for branches: of the bundle's tree, or of the likeliest paths by its own probabilities."""
 
@@ -147,6 +161,8 @@ def _growing(kind: str) -> Callable[[Rig, Items[int]], Any]:
 
 def fits(family: str, draft: str) -> bool:
     """Whether there is such a draft for this family: ViSpec sees pictures among the rows of a decoder."""
+    if draft.startswith("eagle3"):
+        return BUNDLES[family].taps is not None
     return not draft.startswith("vispec") or BUNDLES[family].sees
 
 
@@ -166,9 +182,13 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "medusa-likeliest": _branching(tree=False),
     "eagle": _bundled("eagle"),
     "eagle-tree": _growing("eagle"),
+    "eagle3": _bundled("eagle3"),
+    "eagle3-tree": _growing("eagle3"),
     "vispec": _bundled("vispec"),
     "vispec-tree": _growing("vispec"),
     "prompt-lookup": _bundled("prompt-lookup"),
+    "prompt-lookup+eagle": _combined("eagle"),
+    "prompt-lookup+medusa": _combined("medusa"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
     "often-right": lambda rig, truth: Scripted(
@@ -190,11 +210,15 @@ SHARED = (
     "eagle",
     "eagle-tree",
     "eagle-wrong",
+    "eagle3",
+    "eagle3-tree",
     "vispec",
     "vispec-tree",
     "vispec-wrong",
     "always-wrong",
     "prompt-lookup",
+    "prompt-lookup+eagle",
+    "prompt-lookup+medusa",
 )
 """Drafts of a bundle: one proposer for all sequences."""
 

@@ -151,6 +151,17 @@ class Oracle:
         out = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
         return out[0, -1:].clone()
 
+    def rows_after(self, request: Request, tokens: Sequence[int], layer: int) -> torch.Tensor:
+        """Rows [n, E] after decoder layer `layer` at every position up to the last of `tokens`."""
+        seen: list[Any] = []
+        hook = self.layers[layer - 1].register_forward_hook(lambda module, args, out: seen.append(out))
+        try:
+            with torch.inference_mode():
+                self.model(**self._inputs(request, tuple(tokens)), use_cache=False)
+        finally:
+            hook.remove()
+        return (seen[0][0] if isinstance(seen[0], tuple) else seen[0])[0].clone()
+
     def final_row(self, request: Request, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the LM head reads for the token after `tokens`, [1, E], and its table [V, E]."""
         rows, table = self.final_rows(request, tokens)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from eagle_oracle import EagleOracle, Growing, paths_of
+from eagle_oracle import EagleOracle, Growing, WideOracle, paths_of
 from oracle import Request
 from rig import Rig, close
 from tiny_bundles import BUNDLES
@@ -233,6 +233,31 @@ def eagle(rig_for: RigFor, family: str) -> None:
     """The layer goes on from the target's features of everything that was accepted, whatever it had drafted; its tree is
     that of its own probabilities, with nothing in sight of a node but its path."""
     goes_on(rig_for(family), "eagle", EagleOracle)
+
+
+@row
+def eagle3(rig_for: RigFor, family: str) -> None:
+    """The same out of rows after three layers, which lie where a pass left them, also when a trunk was ahead of it."""
+    rig = rig_for(f"{family}-two-cuts")
+    taps = BUNDLES[f"{family}-two-cuts"].taps
+    if taps is None:
+        assert rig.manifest.draft("eagle3") is None
+        return
+    goes_on(rig, "eagle3", WideOracle)
+    request = rig.request(55)
+    want = rig.oracle.greedy(request, 8)
+    found = []
+    for cut in (0, 1, 2):
+        rig.start(request)
+        if cut:
+            rig.speculate(cut, want[:5])
+        else:
+            rig.chain(want[:5])
+        views = [rig.decoder.tapped(tap) for tap in (1, 2)]
+        found.append([np.array(rig.decoder.engine.read(view)) for view in views])
+    for rows in found[1:]:
+        for got, all_at_once in zip(rows, found[0], strict=True):
+            close(got[0], all_at_once[0], "rows after a cut")
 
 
 @row

@@ -127,7 +127,10 @@ def _nested(depth: int) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "phantom"}, "of kind 'phantom'; this version knows imitation, medusa, eagle, vispec"),
+        (
+            {"kind": "phantom"},
+            "of kind 'phantom'; this version knows imitation, medusa, eagle, eagle3, vispec",
+        ),
         ({"kind": "early-exit"}, "of kind 'early-exit'; this version knows imitation, medusa"),
         ({"kind": "medusa"}, "of kind 'medusa' at layer 1, not 'medusa' without a layer"),
         ({"kind": 3}, "field 'kind' is 3"),

@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "imitation": ("imitation", "ImitationObjective", "ImitationOptions"),
     "medusa": ("medusa", "medusa_objective", "MedusaOptions"),
     "eagle": ("eagle", "EagleObjective", "EagleOptions"),
+    "eagle3": ("eagle3", "Eagle3Objective", "Eagle3Options"),
     "vispec": ("vispec", "VispecObjective", "VispecOptions"),
 }
 """Kind → (module, what makes its objective, options class in `<module>_options`). Options are read without importing

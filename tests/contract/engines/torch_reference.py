@@ -79,7 +79,7 @@ class _Model:
         self.model, self.networks = model.eval(), dict(networks)
 
     def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
-        if name in ("medusa", "eagle", "vispec", "adaptor"):
+        if name in ("medusa", "eagle", "eagle3", "fusion", "vispec", "adaptor"):
             return getattr(self, name)
         if name in self.networks:
             network = self.networks[name]
@@ -104,6 +104,13 @@ class _Model:
         network: Any = self.networks["eagle"]
         return self._layer(io, network, network.joined(*self._pairs(io)))
 
+    def eagle3(self, io: Tensors) -> Tensors:
+        network: Any = self.networks["eagle3"]
+        return self._layer(io, network, network.joined(*self._pairs(io)))
+
+    def fusion(self, io: Tensors) -> Tensors:
+        return {"hidden_out": self.networks["eagle3"].fused(io["low"], io["middle"], io["high"])}
+
     def vispec(self, io: Tensors) -> Tensors:
         network: Any = self.networks["vispec"]
         visual = io["visual"][io["visual_index"]]
@@ -112,7 +119,7 @@ class _Model:
     def _pairs(self, io: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings and features that a draft's layer goes on from."""
         shape, rows = io["feature_index"].shape, io["hidden"][io["feature_index"]]
-        if not io["drafted"].item():
+        if "drafted" in io and not io["drafted"].item():
             rows = self.normed({"hidden": rows, "row_index": torch.arange(shape.numel())}).view_as(rows)
         tokens = {"token_ids": io["next_ids"], "embedding_table": io["embedding_table"]}
         return self.embed(tokens)["hidden"], rows

@@ -1,0 +1,99 @@
+"""EAGLE-3 in training: the layer learns what to say after every step that it will take by itself, from tokens alone.
+
+(Li et al., arXiv 2503.01840, section 3.1: no loss between features; step j reads what step j − 1 gave, sees the target's rows up
+to its place and its own behind it, and counts 0.8^j. Σ_j 0.8^j of the cross entropy with the target's distribution, over the
+draft's tokens where it has some only; places whose likeliest token is not among these are left out.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....exporter.drafts.eagle3 import Eagle3Draft
+from ....exporter.drafts.eagle3_network import Eagle3Config, Eagle3Network
+from ...targets.target import Texts
+from .. import losses
+from ..sight import shifted
+from ..texts import unrolled
+from .base import Counts, LearnedTarget, Objective, identity_of
+from .eagle import layer_config, noisy
+from .eagle3_options import Eagle3Options
+
+
+class Eagle3Objective(Objective):
+    """The target is frozen. `counts` is asked for where the layer chooses from frequent tokens only."""
+
+    kind = Eagle3Draft.kind
+    shown = {"first": "hit1", "tokens": "tokens"}
+    network: Eagle3Network
+
+    def __init__(self, options: Eagle3Options, target: LearnedTarget, counts: Counts | None = None) -> None:
+        super().__init__()
+        self.options: Eagle3Options = options
+        self.target = identity_of(target)
+        shape, d2t = layer_config(options, target, counts)
+        self.network = Eagle3Network(
+            Eagle3Config(
+                shape.hidden_size,
+                shape.vocab_size,
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
+                shape.intermediate_size,
+                head=shape.head,
+                trimmed=shape.trimmed,
+                taps=options.taps(target.num_layers),
+            )
+        )
+        self.network.start_from(target.lm_head.weight.detach(), d2t)
+
+    def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
+        """Parts have, of step 0, the loss (`tokens`), and by step the share `hit1`, `hit2`, … of places whose token is
+        right."""
+        options, network = self.options, self.network
+        features = target.features(batch.hidden)
+        given = network.fused(*(batch.taps[tap] for tap in network.config.taps or ()))
+        if self.training and options.feature_noise:
+            given = noisy(given, options.feature_noise)
+        total = features.new_zeros(())
+        parts: dict[str, Tensor] = {}
+        kept = None if network.config.trimmed is None else network.d2t
+        for step, rows in enumerate(unrolled(network, batch.embedded, given, 1 + options.own_steps)):
+            learned = batch.learned & shifted(batch.learned, step)
+            wanted = shifted(features, step + 1)[learned]
+            if not len(wanted):
+                break
+            with torch.no_grad():
+                own = target.lm_head(wanted)
+                best = own.argmax(-1)
+            logits = network.logits(rows[learned])
+            said = logits.argmax(-1) if kept is None else kept[logits.argmax(-1)]
+            known = torch.ones_like(best, dtype=torch.bool) if kept is None else torch.isin(best, kept)
+            if known.any():
+                surprise = losses.soft_cross_entropy(logits[known], own[known], kept)
+                total = total + options.own_decay**step * surprise
+                if step == 0:
+                    parts["tokens"] = surprise
+            parts[f"hit{step + 1}"] = (said == best).float().mean()
+        parts["loss"] = total
+        return total, {name: value.detach() for name, value in parts.items()}
+
+    def score(self, means: Mapping[str, float]) -> float:
+        """How often the first drafted token is the target's."""
+        return means["hit1"]
+
+    def learning_rate(self, hidden_size: int) -> float:
+        """As of EAGLE's layer."""
+        return min(1e-3, max(3e-5, 1e-3 * 128 / hidden_size))
+
+    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Eagle3Draft:
+        return Eagle3Draft(
+            network=self.network,
+            target=self.target,
+            provenance=dict(provenance),
+            evaluation=dict(evaluation),
+        )

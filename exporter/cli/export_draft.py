@@ -1,0 +1,42 @@
+"""`vlmexport export-draft`: a trained draft as a checkpoint for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ...runtime.commands.options import AsJson
+from ...runtime.extras import need_extra
+
+
+def export_draft(
+    draft: Path = typer.Argument(..., metavar="DRAFT", help="Folder of a trained draft."),
+    output: Path = typer.Option(
+        ..., "-o", "--output", metavar="DIR", help="Folder of the checkpoint; a new one."
+    ),
+    form: str = typer.Option("speculators", "--format", metavar="speculators", help="Of the checkpoint."),
+    model: str = typer.Option(
+        None, "--model", metavar="ALIAS|DIR|HUB_ID", help="The draft's target; default: where it was trained."
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained draft as a checkpoint that other programs read."""
+    need_extra("export", "`vlmexport export-draft`")
+    from ...runtime.commands.output import console, print_json, quantity
+    from ..drafts.export import export_draft as export
+    from .app import quiet_torch
+
+    with quiet_torch():
+        found = export(draft, output, form, model)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    out = console()
+    out.print(
+        f"{found.output}: {found.kind} for {found.verifier} ({', '.join(found.architectures)}), "
+        f"{quantity(found.parameters)} parameters, format {found.format}",
+        markup=False,
+    )
+    for notice in found.notices:
+        out.print(notice, markup=False)

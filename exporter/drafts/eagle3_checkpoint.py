@@ -1,0 +1,134 @@
+"""EAGLE-3 checkpoints: as their authors publish them (github.com/SafeAILab/EAGLE), as ModelOpt exports them, and of the type
+`eagle3` of `speculators`.
+
+`fc.weight [E, 3E]`; the layer, `midlayer.*` or `layers.0.*`: `self_attn.{q,k,v}_proj.weight [.., 2E]`, `self_attn.o_proj`, `mlp.*`,
+`hidden_norm`, `input_layernorm`, `post_attention_layernorm`; `norm.weight`; `lm_head.weight [Vd, E]`; where Vd is below the
+target's V, `d2t` int64 [Vd], what must be added to an id of the draft to give the target's, and `t2d` bool [V]. An
+`embed_tokens.weight [V, E]` is a copy of the target's table, which is read in its place.
+
+Layers whose rows are read stand in `eagle_aux_hidden_state_layer_ids`: the number of layers before the row; without it they are
+2, L / 2 and L − 3. ModelOpt writes below `eagle_config` which layers' output it reads, one less.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime.errors import ExportError
+from .eagle3_network import Eagle3Config, Eagle3Network
+from .eagle_checkpoint import BUFFERS, PREFIX, TABLE, WIDE, names_in
+from .published import filled, find_weights, layer_shape, read_config, read_weights
+from .speculators_format import CONFIG, WEIGHTS, Verifier, document, renamed
+
+TAPS = "eagle_aux_hidden_state_layer_ids"
+TYPE = "eagle3"
+NAMES = {"midlayer.": "layers.0.", "lm_head.": "head."}
+UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
+"""Variants of speculators whose norms stand elsewhere."""
+
+
+def is_published(folder: Path) -> bool:
+    """Whether `folder` looks like such a checkpoint."""
+    if not (folder / CONFIG).is_file() or not names_in(folder) & set(WIDE):
+        return False
+    return read_config(folder / CONFIG).get("speculators_model_type", TYPE) == TYPE
+
+
+def read_published(folder: Path) -> Eagle3Network:
+    """The layer in float32. Raises ExportError naming the first thing that does not fit."""
+    path = folder / CONFIG
+    found = read_config(path)
+    inner = found.get("transformer_layer_config", found)
+    if not isinstance(inner, dict):
+        raise ExportError(f"{path}: transformer_layer_config {inner!r:.80} is not an object")
+    for name in UNSUPPORTED:
+        if found.get(name):
+            raise ExportError(f"{path}: {name} true is not supported")
+    width = inner.get("hidden_size")
+    if found.get("target_hidden_size") not in (None, width):
+        raise ExportError(
+            f"{path}: a target of width {found['target_hidden_size']!r:.40} is not supported, the layer has {width!r:.40}"
+        )
+    weights = find_weights(folder, WEIGHTS)
+    assert weights is not None, "ask is_published first"
+    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(weights).items()}
+    tensors = {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
+    tensors.pop("t2d", None)  # says of the target's ids what d2t says
+    table = tensors.pop(TABLE, None)
+    words = inner.get("vocab_size")
+    few = found.get("draft_vocab_size") or words
+    trimmed = few if "d2t" in tensors else None
+    config = layer_shape(
+        path,
+        inner,
+        Eagle3Config,
+        head="own" if trimmed is None else "trimmed",
+        trimmed=trimmed,
+        taps=_taps(path, found),
+        norm_before_residual=found.get("norm_before_residual", False),
+    )
+    if trimmed is None and few != words:
+        raise ExportError(f"{weights}: there is no d2t, but {few!r:.40} of {words!r:.40} tokens")
+    if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
+        raise ExportError(
+            f"{weights}: {TABLE} has shape {list(table.shape)}, {CONFIG} implies {[config.vocab_size, config.hidden_size]}"
+        )
+    named = renamed(tensors, NAMES)
+    with torch.device("meta"):
+        network = Eagle3Network(config)
+    ids = named.pop("d2t", None)
+    if ids is not None:
+        named["d2t"] = _target_ids(weights, ids, config)
+    network = filled(network, named, weights, "one layer of EAGLE-3")
+    if trimmed is not None:
+        network.d2t = named["d2t"]
+    return network
+
+
+def _taps(path: Path, found: dict[str, Any]) -> tuple[int, ...] | None:
+    """Numbers of layers before the rows. ModelOpt counts the layers whose output it reads from 0, in any order."""
+    other = found.get("eagle_config")
+    own = other.get(TAPS) if isinstance(other, dict) and TAPS not in found else None
+    taps = found.get(TAPS, own)
+    if taps is not None and not isinstance(taps, list):
+        raise ExportError(f"{path}: {TAPS} {taps!r:.80} is not a list")
+    if own and all(type(layer) is int for layer in own):
+        taps = sorted(layer + 1 for layer in own)
+    return None if not taps else tuple(taps)
+
+
+def _target_ids(weights: Path, offsets: Tensor, config: Eagle3Config) -> Tensor:
+    """Ids of the target of what must be added to the draft's."""
+    if offsets.shape != (config.trimmed,) or offsets.is_floating_point():
+        raise ExportError(
+            f"{weights}: d2t has shape {list(offsets.shape)} and type {offsets.dtype}, not {[config.trimmed]} whole numbers"
+        )
+    ids = offsets.long() + torch.arange(len(offsets))
+    if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size or len(ids.unique()) != len(ids):
+        raise ExportError(f"{weights}: d2t does not name different tokens of {config.vocab_size}")
+    return ids
+
+
+def speculators_checkpoint(
+    network: Eagle3Network, verifier: Verifier
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(`config.json`, tensors) of the type `eagle3`."""
+    config = network.config
+    found = document(TYPE, config, verifier) | {
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": config.proposed,
+        "norm_before_residual": config.norm_before_residual,
+        "target_hidden_size": None,
+        TAPS: list(config.taps or ()) or None,
+    }
+    tensors = renamed(network.state_dict(), {"head.": "lm_head."})
+    if config.trimmed is not None:
+        ids = tensors["d2t"]
+        known = torch.zeros(config.vocab_size, dtype=torch.bool)
+        known[ids] = True
+        tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    return found, tensors
