@@ -113,7 +113,9 @@ def test_dtypes_of_a_graph(engine: Engine) -> None:
     assert engine.dtype("head", "row_index") == "int64" and engine.dtype("head", "logits") == "float32"
     with pytest.raises(BundleError, match="'nothing'"):
         engine.dtype("head", "nothing")
-    with pytest.raises(BundleError, match="no graph 'tail'; it has commit, eagle, eagle3, embed, fusion, head"):
+    with pytest.raises(
+        BundleError, match="no graph 'tail'; it has commit, eagle, eagle3, embed, fusion, head"
+    ):
         engine.interface("tail")
 
 
