@@ -237,18 +237,12 @@ def untrained_wide(
     trimmed = 2 * vocabulary // 3 if head == "trimmed" else None
     options = {"head": "trimmed", "trimmed": trimmed} if trimmed else {}
     config = Eagle3Config(width, vocabulary, 4, 2, 16, 96, taps=taps, **options)
-    network = Eagle3Network(config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for value in network.parameters():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=1.5 / width**0.5)
+    with seeded(seed) as generator:
+        network = Eagle3Network(config)
+        stir(network, generator, 1.5 / width**0.5)
         if trimmed is not None:
             network.d2t.copy_(torch.randperm(vocabulary, generator=generator)[:trimmed])
-    target = {
-        "name": checkpoint.name,
-        "fingerprint": fingerprint(source),
-        "num_layers": language.decoder.num_layers,
-    }
+    target = described(source, checkpoint)
     Eagle3Draft(network=network.eval(), target=target).save(folder)
     return folder
 

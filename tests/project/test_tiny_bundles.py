@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file
-from tiny_bundles import untrained_draft, untrained_heads, untrained_layer, untrained_vispec
+from tiny_bundles import untrained_draft, untrained_heads, untrained_layer, untrained_vispec, untrained_wide
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -29,9 +29,10 @@ def test_weights_are_the_same_whatever_was_drawn_before(family: str, tmp_path: P
         untrained_draft(model, 1, place / "imitation")
         untrained_heads(model, place / "medusa")
         untrained_layer(model, place / "eagle")
+        untrained_wide(model, place / "eagle3", (1, 1, 1))
         if family == "llava":
             untrained_vispec(model, place / "vispec")
         found.append(weights(place))
     one, two = found
-    assert one.keys() == two.keys() and len({name.partition("/")[0] for name in one}) >= 4
+    assert one.keys() == two.keys() and len({name.partition("/")[0] for name in one}) >= 5
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
