@@ -27,11 +27,17 @@ def read_json(path: Path) -> Any:
 
 def listed(document: Any, path: Path, name: str, form: str) -> list[Any]:
     """The list `name` (with points: inside of objects) of a document. Raises OptionError where there is none."""
-    found = document
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
+    found = inside(document, name)
     if not isinstance(found, list):
         raise OptionError(f"{path} has no list {name!r}: not the layout of {form}")
+    return found
+
+
+def inside(document: Any, name: str) -> Any:
+    """What stands at `name` of a document, with points inside of objects, for "" the document; None where nothing does."""
+    found = document
+    for part in filter(None, name.split(".")):
+        found = found.get(part) if isinstance(found, dict) else None
     return found
 
 

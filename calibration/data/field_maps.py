@@ -20,7 +20,7 @@ from typing import Any
 
 from ...runtime.errors import OptionError
 from .arguments import Arguments
-from .entries import fields, gather, picture, read_json
+from .entries import fields, gather, inside, picture, read_json
 from .lines import checked_text, json_lines
 from .records import ImageRef, Problems, Record
 
@@ -129,9 +129,7 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
     if path.suffix in (".csv", ".tsv"):
         yield from _separated(path, "\t" if path.suffix == ".tsv" else ",")
         return
-    found = read_json(path)
-    for part in filter(None, rows.split(".")):
-        found = found.get(part) if isinstance(found, dict) else None
+    found = inside(read_json(path), rows)
     if isinstance(found, list):
         yield from ((f"{path}: {rows}[{number}]", (number, row)) for number, row in enumerate(found))
     elif isinstance(found, dict):

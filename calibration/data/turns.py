@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from .entries import fields, items
+from ...runtime.errors import OptionError
+from .arguments import Arguments
+from .entries import collect, fields, items, read_json
 from .lines import checked_text
-from .records import ImageRef, Record
+from .records import ImageRef, Problems, Record
 
 ROLES = {
     "human": "user", "user": "user",
@@ -46,3 +48,25 @@ def turn_records(key: str, entry: Any, image: ImageRef | None) -> Iterator[Recor
         said.append((role, words))
     if not made:
         raise ValueError("the conversation has no answer")
+
+
+def load_conversations(
+    arguments: Arguments, problems: Problems, layout: str, picture_of: Callable[[Any], ImageRef | None]
+) -> list[Record]:
+    """Of a file that is a list of conversations, one record per answer, or per conversation with the option `turns=first`.
+
+    Raises OptionError for another value of `turns`, and for a file of another layout than `layout`.
+    """
+    path, turns = arguments.path(0), arguments.options.get("turns", "all")
+    if turns not in ("first", "all"):
+        raise OptionError(f"{arguments.form}: turns={turns!r:.40} is neither first nor all")
+    document = read_json(path)
+    if not isinstance(document, list):
+        raise OptionError(f"{path} is not a list of conversations: not the layout of {layout}")
+
+    def record(number: int, entry: Any) -> Iterator[Record]:
+        key = f"{number}-{fields(entry).get('id', '')}"
+        found = list(turn_records(key, entry, picture_of(entry)))
+        yield from found[:1] if turns == "first" else found
+
+    return collect(path, "", document, record, problems)

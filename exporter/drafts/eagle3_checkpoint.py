@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ...runtime.errors import ExportError
 from .eagle3_network import Eagle3Config, Eagle3Network
-from .eagle_checkpoint import BUFFERS, PREFIX, TABLE, WIDE, names_in
-from .published import filled, find_weights, layer_shape, read_config, read_weights
-from .speculators_format import CONFIG, WEIGHTS, Verifier, document, renamed
+from .eagle_checkpoint import WIDE, names_in, read_tensors
+from .published import CONFIG, TABLE, WEIGHTS, check_table, filled, find_weights, layer_shape, read_config
+from .speculators_format import Verifier, document, renamed
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 TYPE = "eagle3"
@@ -55,8 +55,7 @@ def read_published(folder: Path) -> Eagle3Network:
         )
     weights = find_weights(folder, WEIGHTS)
     assert weights is not None, "ask is_published first"
-    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(weights).items()}
-    tensors = {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
+    tensors = read_tensors(weights)
     tensors.pop("t2d", None)  # says of the target's ids what d2t says
     table = tensors.pop(TABLE, None)
     words = inner.get("vocab_size")
@@ -73,10 +72,7 @@ def read_published(folder: Path) -> Eagle3Network:
     )
     if trimmed is None and few != words:
         raise ExportError(f"{weights}: there is no d2t, but {few!r:.40} of {words!r:.40} tokens")
-    if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
-        raise ExportError(
-            f"{weights}: {TABLE} has shape {list(table.shape)}, {CONFIG} implies {[config.vocab_size, config.hidden_size]}"
-        )
+    check_table(weights, TABLE, table, config.vocab_size, config.hidden_size)
     named = renamed(tensors, NAMES)
     with torch.device("meta"):
         network = Eagle3Network(config)

@@ -16,12 +16,20 @@ from torch import Tensor
 
 from ...runtime.errors import ExportError
 from .eagle_network import EagleConfig, EagleNetwork
-from .published import filled, find_weights, layer_shape, read_config, read_names, read_weights
+from .published import (
+    CONFIG,
+    TABLE,
+    WEIGHTS,
+    check_table,
+    filled,
+    find_weights,
+    layer_shape,
+    read_config,
+    read_names,
+    read_weights,
+)
 
-CONFIG = "config.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "model."
-TABLE = "embed_tokens.weight"
 ADAPTOR = "imadpt.q"
 """A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
 WIDE = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
@@ -49,6 +57,12 @@ def names_in(folder: Path) -> set[str]:
     return set() if path is None else {name.removeprefix(PREFIX) for name in read_names(path)}
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The checkpoint's tensors, names without the prefix. Raises ExportError where the file cannot be read."""
+    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
+    return {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
+
+
 def read_published(folder: Path) -> EagleNetwork:
     """The layer in float32. Raises ExportError naming the first thing that does not fit."""
     path, config, tensors = read_layer(folder, "EAGLE-1 or EAGLE-2")
@@ -65,15 +79,11 @@ def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Te
     document = read_config(folder / CONFIG)
     path = find_weights(folder, WEIGHTS)
     assert path is not None, "ask is_published first"
-    tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
-    tensors = {name: value for name, value in tensors.items() if not name.endswith(BUFFERS)}
+    tensors = read_tensors(path)
     table = tensors.pop(TABLE, None)
     joined = tensors.get("fc.weight")
     if joined is None or joined.dim() != 2:
         raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of {what}")
     config = layer_shape(folder / CONFIG, document, EagleConfig, fc_bias="fc.bias" in tensors)
-    if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
-        raise ExportError(
-            f"{path}: {TABLE} has shape {list(table.shape)}, config.json implies {[config.vocab_size, config.hidden_size]}"
-        )
+    check_table(path, TABLE, table, config.vocab_size, config.hidden_size)
     return path, config, tensors

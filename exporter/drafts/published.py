@@ -17,6 +17,11 @@ from .base import TrainedKind
 from .files import DESCRIPTION, read_json
 from .trained import TrainedDraft
 
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Files of checkpoints in the layout of transformers."""
+TABLE = "embed_tokens.weight"
+
 C = TypeVar("C")
 N = TypeVar("N", bound=nn.Module)
 
@@ -89,6 +94,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise ExportError(f"{path} is not a mapping of names to tensors")
     return {str(name): value for name, value in found.items()}
+
+
+def check_table(path: Path, name: str, table: Tensor | None, vocab_size: int, hidden_size: int) -> None:
+    """ExportError unless a copy of one of the target's tables, which some checkpoints hold, has the target's sizes."""
+    if table is not None and tuple(table.shape) != (vocab_size, hidden_size):
+        raise ExportError(
+            f"{path}: {name} has shape {list(table.shape)}, {CONFIG} implies {[vocab_size, hidden_size]}"
+        )
 
 
 def read_names(path: Path) -> set[str]:

@@ -20,14 +20,23 @@ from torch import Tensor
 
 from ...runtime.errors import ExportError
 from .eagle_network import EagleConfig, EagleNetwork
-from .published import filled, find_weights, layer_shape, read_config, read_weights
+from .published import (
+    CONFIG,
+    TABLE,
+    WEIGHTS,
+    check_table,
+    filled,
+    find_weights,
+    layer_shape,
+    read_config,
+    read_weights,
+)
 
-CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 VERSIONS = {"eagle": "0.2.0", "eagle3": "0.9.0"}
 """Type → version of the package that `benchmarks/export_draft.py` compares with."""
 NAMES = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 """Prefix of a tensor of `EagleNetwork` → prefix of the type `eagle`."""
-TARGETS = ("embed_tokens.weight", "lm_head.weight")
+TARGETS = (TABLE, "lm_head.weight")
 """Tables of the target, which some files repeat; the target's own are read."""
 DRAFT_LENGTH = 3
 
@@ -142,12 +151,7 @@ def read_eagle(folder: Path) -> EagleNetwork:
     config = layer_shape(path, inner, EagleConfig, fc_bias=bias)
     tensors = read_weights(weights)
     for name in TARGETS:
-        table = tensors.pop(name, None)
-        if table is not None and tuple(table.shape) != (config.vocab_size, config.hidden_size):
-            raise ExportError(
-                f"{weights}: {name} has shape {list(table.shape)}, {CONFIG} implies "
-                f"{[config.vocab_size, config.hidden_size]}"
-            )
+        check_table(weights, name, tensors.pop(name, None), config.vocab_size, config.hidden_size)
     with torch.device("meta"):
         network = EagleNetwork(config)
     back = {theirs: ours for ours, theirs in NAMES.items()}

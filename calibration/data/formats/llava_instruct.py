@@ -6,14 +6,12 @@ layout. `first` keeps the first answer of each conversation, as pre-training and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import collect, fields, picture, read_json, text
-from ..records import Problems, Record
-from ..turns import turn_records
+from ..entries import fields, picture, text
+from ..records import ImageRef, Problems, Record
+from ..turns import load_conversations
 
 USAGE = "CONVERSATIONS.json,IMAGES[,turns=first|all]"
 TASK = None
@@ -24,17 +22,9 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
     Raises OptionError for a file of another layout.
     """
-    path, folder = arguments.path(0), arguments.path(1)
-    turns = arguments.options.get("turns", "all")
-    if turns not in ("first", "all"):
-        raise OptionError(f"{arguments.form}: turns={turns!r:.40} is neither first nor all")
-    document = read_json(path)
-    if not isinstance(document, list):
-        raise OptionError(f"{path} is not a list of conversations: not the layout of LLaVA-instruct")
+    folder = arguments.path(1)
 
-    def record(number: int, entry: Any) -> Iterator[Record]:
-        image = None if fields(entry).get("image") is None else picture(folder / text(entry, "image"))
-        found = list(turn_records(f"{number}-{entry.get('id', '')}", entry, image))
-        yield from found[:1] if turns == "first" else found
+    def picture_of(entry: Any) -> ImageRef | None:
+        return None if fields(entry).get("image") is None else picture(folder / text(entry, "image"))
 
-    return collect(path, "", document, record, problems)
+    return load_conversations(arguments, problems, "LLaVA-instruct", picture_of)
