@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...exporter.drafts.eagle3_network import Eagle3Network
 from ...exporter.drafts.eagle_network import EagleNetwork
 from ...exporter.drafts.vispec_network import VispecNetwork
 from ..targets.target import Texts
@@ -45,9 +44,8 @@ class LayerCount(Counted):
             return
         network, learned, given = self._drafter, texts.learned, features(texts.hidden)
         own = self._head(shifted(given, 1)[learned])
-        if isinstance(network, Eagle3Network):
-            given = network.fused(*(texts.taps[tap] for tap in network.config.taps or ()))
         hits: list[Tensor] = []
+        given = network.given(given, texts.taps)
         for step, rows in enumerate(drafting(self._network, texts, given, self.draft_length)):
             logits = network.logits(rows[learned], self._head.weight)
             ranked = likeliest(logits)

@@ -68,12 +68,11 @@ def evaluate(
     judge = None if task is None else open_task(task)
     if judge is not None and max_new_tokens is None:
         raise OptionError("--task judges the target's own answers; leave --given-text out")
-    for name in drafts:  # a mistake shows before the target has worked for hours
-        open_measured(target, name, draft_length)
+    opened = {name: open_measured(target, name, draft_length) for name in drafts}
     check_writer(target, records)
     if max_new_tokens is not None:
         records = answered(target, records, max_new_tokens, say)
-    found = evaluate_drafts(target, records, drafts, draft_length, None, report, machine) if drafts else {}
+    found = _measured(target, records, opened, say, machine)
     if judge is None:
         return Evaluation(found)
     ranks: Sequence[int | None] = (
@@ -85,7 +84,6 @@ def evaluate(
     return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told})
 
 
-@torch.no_grad()
 def evaluate_drafts(
     target: Target,
     records: RecordSet,
@@ -107,16 +105,19 @@ def evaluate_drafts(
         ExportError: a draft belongs to another target. OptionError: a name that is no such draft, or a layer that the
             target has not.
     """
-    say = report or (lambda line: None)
-    found = {name: open_measured(target, name, draft_length) for name in drafts}
-    check_writer(target, records)
-    if max_new_tokens is not None:
-        records = answered(target, records, max_new_tokens, say)
-    by_row = [measured for measured in found.values() if isinstance(measured, MeasuredRows)]
-    by_text = [measured for measured in found.values() if isinstance(measured, MeasuredLayer)]
+    return dict(evaluate(target, records, drafts, draft_length, max_new_tokens, None, machine, report).drafts)
+
+
+@torch.no_grad()
+def _measured(
+    target: Target, records: RecordSet, drafts: Mapping[str, Measured], say: Report, machine: Machine | None
+) -> dict[str, Acceptance]:
+    """The figures of every draft over the records; the target runs once for all."""
+    by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
+    by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredLayer)]
     layers = sorted({measured.layer for measured in by_row})
     taps = sorted({tap for measured in by_text for tap in measured.taps})
-    for at in range(0, len(records), _BATCH):
+    for at in range(0, len(records) if drafts else 0, _BATCH):
         chunk = records[at : at + _BATCH]
         if by_row:
             _add_rows(target, by_row, *target.rows(chunk, layers))
@@ -125,7 +126,7 @@ def evaluate_drafts(
             for measured in by_text:
                 measured.add(texts)
         say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
-    return {name: _with_speed(target, measured, machine) for name, measured in found.items()}
+    return {name: _with_speed(target, measured, machine) for name, measured in drafts.items()}
 
 
 def _with_speed(target: Target, measured: Measured, machine: Machine | None) -> Acceptance:

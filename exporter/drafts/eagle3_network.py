@@ -8,6 +8,7 @@ residual is the feature's alone. A norm of its own stands before a head of its o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +98,6 @@ class Eagle3Network(EagleNetwork):
             self.fc.weight.zero_()
             self.fc.weight[:, -width:] = torch.eye(width)
 
-    def start_from(self, lm_head: Tensor, d2t: Tensor | None = None, norm: Tensor | None = None) -> None:
-        """As `EagleNetwork`, and with the weight [E] of the target's final norm, where that is of this kind."""
-        super().start_from(lm_head, d2t)
-        if norm is not None:
-            with torch.no_grad():
-                self.norm.weight.copy_(norm)
-
     def taps(self, num_layers: int) -> tuple[int, ...]:
         """After how many of so many layers the rows are taken."""
         return self.config.taps or default_taps(num_layers)
@@ -111,6 +105,9 @@ class Eagle3Network(EagleNetwork):
     def fused(self, *rows: Tensor) -> Tensor:
         """What stands for the feature, [B, T, E], of the three rows [B, T, E] each."""
         return self.fc(torch.cat(rows, -1))
+
+    def given(self, features: Tensor, taps: Mapping[int, Tensor]) -> Tensor:
+        return self.fused(*(taps[tap] for tap in self.config.taps or ()))
 
     def joined(self, embedded: Tensor, features: Tensor) -> Tensor:
         return torch.cat([embedded, features], -1)

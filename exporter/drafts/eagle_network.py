@@ -8,6 +8,7 @@ embedding of token i + 1, at position i; its output stands for feature i + 1, th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,10 @@ class EagleNetwork(nn.Module):
                 lm_head = lm_head[d2t.to(lm_head.device)]
             if self.config.head != "shared":
                 self.head.weight.copy_(lm_head)
+
+    def given(self, features: Tensor, taps: Mapping[int, Tensor]) -> Tensor:
+        """What it goes on from, [B, T, E]: the target's `features`; another kind reads the rows after some layers, `taps`."""
+        return features
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T]."""

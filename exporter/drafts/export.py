@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runtime.errors import ExportError, OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ..families.base import DecoderShape, Family
+from ..families.base import Family
 from ..families.registry import family_for
 from ..output import check_output, replaced_folder
 from . import open_draft
@@ -83,7 +83,7 @@ def export_draft(folder: Path, output: Path, form: str, model: str | None = None
         sum(value.numel() for value in stored.values() if value.is_floating_point()),
         verifier.name,
         list(verifier.architectures),
-        _notices(draft, checkpoint, family.decoder),
+        _notices(draft, family),
     )
 
 
@@ -102,17 +102,17 @@ def _check(draft: TrainedDraft, checkpoint: Checkpoint, family: Family) -> None:
         )
 
 
-def _notices(draft: TrainedDraft, checkpoint: Checkpoint, shape: DecoderShape) -> list[str]:
+def _notices(draft: TrainedDraft, family: Family) -> list[str]:
     """Where the package computes otherwise than the draft was trained."""
     if not isinstance(draft, LayerDraft) or draft.kind != "eagle":
         return []
     own = draft.drafter.config
-    rotary = getattr(checkpoint.config.get_text_config(), "rope_parameters", None) or {}
-    theirs, kind = rotary.get("rope_theta", 10000.0), rotary.get("rope_type", "default")
-    if (theirs, kind, shape.head_dim) == (own.rope_theta, "default", own.head_dim):
+    theirs, size = family.rotary_base or 10000.0, family.decoder.head_dim
+    kind = (family.language.config.rope_parameters or {}).get("rope_type", "default")
+    if (theirs, kind, size) == (own.rope_theta, "default", own.head_dim):
         return []
     return [
         f"this layer's rotary positions have base {own.rope_theta:g} and {own.head_dim} units, as config.json says; the class "
-        f"EagleSpeculator of speculators takes the model's ({kind}, base {theirs:g}, {shape.head_dim} units), and fails or gives "
+        f"EagleSpeculator of speculators takes the model's ({kind}, base {theirs:g}, {size} units), and fails or gives "
         "other logits there"
     ]

@@ -129,6 +129,11 @@ class Family:
         return self.language.decoder
 
     @property
+    def rotary_base(self) -> float | None:
+        """The base of the language model's rotary positions, whatever scales them; None where it has none."""
+        return (getattr(self.language.config, "rope_parameters", None) or {}).get("rope_theta")
+
+    @property
     def max_positions(self) -> int | None:
         """Most positions the model was made for; None when positions have no end."""
         return self.language.max_positions

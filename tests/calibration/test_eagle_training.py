@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 from every_kind import counted_by_the_runtime
 from training_targets import logits_after
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import chain_cycles
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.objectives import objective_for
+from vlmexport.calibration.targets.target import Target, load_target
+from vlmexport.calibration.training.objectives import objective_for, options_of
 from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
@@ -135,6 +136,20 @@ def test_options_that_do_not_fit_are_named() -> None:
     ):  # fmt: skip
         with pytest.raises(OptionError, match=message):
             EagleOptions(**options)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_layer_turns_rows_as_its_target_does(kind: str, tmp_path: Path) -> None:
+    """The published trainings copy the target's base; a target without one gets the usual."""
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    llama = load_target(tiny_models.checkpoint("llama", tmp_path / "llama", **rotary))
+    opt = load_target(tiny_models.checkpoint("blip2-opt", tmp_path / "opt"))
+    own = options_of(kind)
+    bases = [
+        objective_for(own(**given), target).network.config.rope_theta
+        for target, given in ((llama, {}), (llama, {"rotary_base": 3e4}), (opt, {}))
+    ]
+    assert bases == [500000.0, 3e4, 10000.0]
 
 
 def test_what_cannot_be_is_refused(target: Target, told: RecordSet, tmp_path: Path) -> None:

@@ -14,18 +14,13 @@ from torch import Tensor
 
 from ....exporter.drafts.eagle import EagleDraft
 from ....exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-from ....runtime.errors import OptionError
 from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted
 from ..texts import unrolled
 from .base import Counts, LearnedTarget, Objective, identity_of
 from .eagle_options import EagleOptions
-from .layer_options import LayerOptions
-from .medusa import frequent
-
-PUBLISHED_LENGTH = 512
-"""The published code divides its noise by a text's positions and multiplies it by so many."""
+from .layer import layer_config, layer_rate, noisy
 
 
 class EagleObjective(Objective):
@@ -39,7 +34,7 @@ class EagleObjective(Objective):
         super().__init__()
         self.options: EagleOptions = options
         self.target = identity_of(target)
-        config, d2t = layer_config(options, target, counts)
+        config, d2t = layer_config(EagleConfig, options, target, counts)
         self.network = EagleNetwork(config)
         self.network.start_from(target.lm_head.weight.detach(), d2t)
 
@@ -82,9 +77,7 @@ class EagleObjective(Objective):
         return means["hit1"]
 
     def learning_rate(self, hidden_size: int) -> float:
-        """Of a small layer more than the published 3e-5, which is for 4,096 units and hundreds of thousands of steps:
-        in inverse proportion to the width, between 3e-5 and 1e-3."""
-        return min(1e-3, max(3e-5, 1e-3 * 128 / hidden_size))
+        return layer_rate(hidden_size)
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> EagleDraft:
         return EagleDraft(
@@ -93,35 +86,3 @@ class EagleObjective(Objective):
             provenance=dict(provenance),
             evaluation=dict(evaluation),
         )
-
-
-def layer_config(
-    options: LayerOptions, target: LearnedTarget, counts: Counts | None
-) -> tuple[EagleConfig, Tensor | None]:
-    """(shape of a layer for `target`, ids of its trimmed vocabulary). OptionError for heads that do not fit."""
-    vocabulary, width = target.lm_head.weight.shape
-    trimmed, d2t = None, None
-    if options.head == "trimmed":
-        assert counts is not None, "the layer needs to know which tokens are frequent"
-        d2t = frequent(counts(), options.head_vocabulary)
-        trimmed = len(d2t)
-    shape = target.decoder
-    heads = options.attention_heads or shape.num_heads
-    if width % heads or width // heads % 2:
-        raise OptionError(f"--attention-heads {heads} does not divide the width {width} into pairs")
-    config = EagleConfig(
-        width,
-        vocabulary,
-        heads,
-        heads if heads % shape.num_kv_heads else shape.num_kv_heads,
-        width // heads,
-        options.feed_forward or -(-8 * width // 3 // 64) * 64,
-        head=options.head,
-        trimmed=trimmed,
-    )
-    return config, d2t
-
-
-def noisy(features: Tensor, most: float) -> Tensor:
-    """`features` [B, T, E] with uniform noise of at most `most` in texts up to the published length, else less."""
-    return losses.with_noise(features, 2 * most * min(1.0, PUBLISHED_LENGTH / features.shape[1]))

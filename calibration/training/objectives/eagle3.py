@@ -20,8 +20,8 @@ from .. import losses
 from ..sight import shifted
 from ..texts import unrolled
 from .base import Counts, LearnedTarget, Objective, identity_of
-from .eagle import layer_config, noisy
 from .eagle3_options import Eagle3Options
+from .layer import layer_config, layer_rate, noisy
 
 
 class Eagle3Objective(Objective):
@@ -35,20 +35,9 @@ class Eagle3Objective(Objective):
         super().__init__()
         self.options: Eagle3Options = options
         self.target = identity_of(target)
-        shape, d2t = layer_config(options, target, counts)
-        self.network = Eagle3Network(
-            Eagle3Config(
-                shape.hidden_size,
-                shape.vocab_size,
-                shape.num_heads,
-                shape.num_kv_heads,
-                shape.head_dim,
-                shape.intermediate_size,
-                head=shape.head,
-                trimmed=shape.trimmed,
-                taps=options.taps(target.num_layers),
-            )
-        )
+        taps = options.taps(target.num_layers)
+        config, d2t = layer_config(Eagle3Config, options, target, counts, taps=taps)
+        self.network = Eagle3Network(config)
         self.network.start_from(target.lm_head.weight.detach(), d2t)
 
     def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
@@ -56,7 +45,7 @@ class Eagle3Objective(Objective):
         right."""
         options, network = self.options, self.network
         features = target.features(batch.hidden)
-        given = network.fused(*(batch.taps[tap] for tap in network.config.taps or ()))
+        given = network.given(features, batch.taps)
         if self.training and options.feature_noise:
             given = noisy(given, options.feature_noise)
         total = features.new_zeros(())
@@ -87,8 +76,7 @@ class Eagle3Objective(Objective):
         return means["hit1"]
 
     def learning_rate(self, hidden_size: int) -> float:
-        """As of EAGLE's layer."""
-        return min(1e-3, max(3e-5, 1e-3 * 128 / hidden_size))
+        return layer_rate(hidden_size)
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Eagle3Draft:
         return Eagle3Draft(

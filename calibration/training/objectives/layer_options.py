@@ -22,6 +22,9 @@ class LayerOptions(Options):
     feed_forward: int | None = option(
         None, "Width of the layer's feed-forward (default: 8/3 of the model's width)."
     )
+    rotary_base: float | None = option(
+        None, "Base of the layer's rotary positions (default: the model's, 10,000 where it has none)."
+    )
     feature_noise: float = option(
         0.1, "Largest uniform noise on features of texts up to 512 positions; longer ones get less."
     )
@@ -32,6 +35,7 @@ class LayerOptions(Options):
 
     def __post_init__(self) -> None:
         self._at_least(1, "head_vocabulary", "attention_heads", "feed_forward")
+        self._at_least(1, "rotary_base")
         self._at_least(0, "feature_noise")
         if self.head not in HEADS:
             raise OptionError(f"unknown --head {self.head!r}; choose one of {', '.join(HEADS)}")

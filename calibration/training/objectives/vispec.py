@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ....exporter.drafts import open_draft
 from ....exporter.drafts.eagle import EagleDraft
+from ....exporter.drafts.eagle_network import EagleConfig
 from ....exporter.drafts.vispec import VispecDraft, check_family
 from ....exporter.drafts.vispec_network import VispecConfig, VispecNetwork
 from ....runtime.errors import ExportError, OptionError
@@ -25,7 +26,7 @@ from .. import losses
 from ..sight import shifted, sight_of
 from ..texts import unrolled
 from .base import Counts, LearnedTarget, Objective, identity_of
-from .eagle import layer_config, noisy
+from .layer import layer_config, layer_rate, noisy
 from .vispec_options import VispecOptions
 
 RANKED = 10
@@ -50,7 +51,7 @@ class VispecObjective(Objective):
         except ExportError as error:
             raise OptionError(str(error)) from error
         self.target = identity_of(target)
-        config, d2t = layer_config(options, target, counts)
+        config, d2t = layer_config(EagleConfig, options, target, counts)
         self.network = VispecNetwork(VispecConfig(config, config.num_heads, options.compressed_tokens + 1))
         self.network.layer.start_from(target.lm_head.weight.detach(), d2t)
         if options.start_from is not None:
@@ -128,7 +129,7 @@ class VispecObjective(Objective):
 
     def learning_rate(self, hidden_size: int) -> float:
         """As of an EAGLE layer; stage 2 goes on from a tenth of it (published: 3e-5, then 3e-6)."""
-        rate = min(1e-3, max(3e-5, 1e-3 * 128 / hidden_size))
+        rate = layer_rate(hidden_size)
         return rate if self.options.stage == 1 or self.options.start_from is None else rate / 10
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> VispecDraft:
