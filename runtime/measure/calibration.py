@@ -4,7 +4,8 @@ Every draft decodes the requests at a fixed budget: the longest chain, which tel
 proposes trees, trees of several sizes. The output is the target's own whatever the budget, so only counters and times
 differ. All drafts decode a request before the next request comes, in another order each time: a machine that is slow for
 some seconds is so for all. Passes are timed alone, and taken to be as much slower within decoding as those of plain
-decoding, or of a draft that splits the layers, were there.
+decoding, or of a draft that splits the layers, were there; what cycles took beyond them, of the chain and of every tree,
+stands beside them as measured.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ TREES = (8, 15, 30)
 
 SECONDS = 20.0
 """As long as decoding has taken less, all requests are decoded again: those of a small model are too short for one look."""
+
+LEAST_SECONDS = 1e-9
+"""In place of nothing, or less, that cycles took beyond their passes."""
 
 BY = ("speedup", "reward")
 """How a draft is chosen: by predicted speed-up, or by FastVLM's reward of its layer."""
@@ -220,7 +224,7 @@ def _decode(
 
 def _within_decoding(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) -> CostTable:
     """The table with what passes take within decoding, and with what cycles take outside the graphs; of a draft, as its
-    chain showed it."""
+    chain and each of its trees showed it."""
     whole, inside = plain.cycle_seconds
     table = table.scaled(inside / table.token_seconds()) if inside else table
     costs = dict(table.drafts)
@@ -234,7 +238,26 @@ def _within_decoding(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) ->
         costs[seen.draft] = mine
         passes = seen.cycle_seconds(replace(table, drafts=costs), seen.budget.depth)
         costs[seen.draft] = replace(mine, host=max(0.0, whole_cycle - passes))
+    for name, trees in _trees(drafting).items():
+        alone = replace(table, drafts={name: replace(costs[name], host=0.0)})
+        beyond = {
+            arm.observed.budget.nodes: arm.cycle_seconds[0]
+            - arm.observed.cycle_seconds(alone, arm.observed.budget.depth)
+            for arm in trees
+        }
+        costs[name] = replace(
+            costs[name], tree_host={nodes: max(seconds, LEAST_SECONDS) for nodes, seconds in beyond.items()}
+        )
     return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
+
+
+def _trees(arms: Sequence[_Arm]) -> dict[str, list[_Arm]]:
+    """By draft, those that got trees."""
+    found: dict[str, list[_Arm]] = {}
+    for arm in arms:
+        if not arm.observed.is_chain:
+            found.setdefault(arm.observed.draft, []).append(arm)
+    return found
 
 
 def _best_of_each(found: Sequence[Prediction]) -> list[Prediction]:

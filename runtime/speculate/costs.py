@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class Curve:
@@ -53,6 +53,16 @@ class Curve:
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
 
 
+def between(points: Mapping[int, float], at: int) -> float:
+    """On the straight line between the points beside `at`; that of the first or last one beyond them."""
+    known = sorted(points)
+    right = bisect_left(known, at)
+    if right in (0, len(known)):
+        return points[known[min(right, len(known) - 1)]]
+    low, high = known[right - 1], known[right]
+    return points[low] + (at - low) / (high - low) * (points[high] - points[low])
+
+
 @dataclass(frozen=True)
 class DraftCosts:
     """Seconds of a draft's own passes, one sequence. All zero for one that runs on the host (prompt lookup).
@@ -60,7 +70,7 @@ class DraftCosts:
     `tail[q]`: the layers after the trunk over q positions, head included; None when the verifier runs all layers.
     `trunk`: embedding and trunk over one position. `propose`: what else one drafted token takes, its head included.
     `once`: what a proposal takes whatever its depth (heads that look several tokens ahead). `host`: what a drafted cycle
-    takes outside the graphs; 0 where it was not measured.
+    takes outside the graphs; 0 where it was not measured. `tree_host[nodes]`: the same of a cycle that verifies a tree.
     """
 
     tail: Curve | None = None
@@ -68,11 +78,21 @@ class DraftCosts:
     propose: float = 0.0
     once: float = 0.0
     host: float = 0.0
+    tree_host: Mapping[int, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> DraftCosts:
         """The same where every pass takes `factor` times as long; the host's time is left as it is."""
-        tail = None if self.tail is None else self.tail.scaled(factor)
-        return DraftCosts(tail, factor * self.trunk, factor * self.propose, factor * self.once, self.host)
+        return replace(
+            self,
+            tail=None if self.tail is None else self.tail.scaled(factor),
+            trunk=factor * self.trunk,
+            propose=factor * self.propose,
+            once=factor * self.once,
+        )
+
+    def beside(self, depth: int, nodes: int) -> float:
+        """What a cycle of this shape takes outside the graphs."""
+        return between(self.tree_host, nodes) if self.tree_host and nodes > depth else self.host
 
 
 FREE = DraftCosts()
@@ -105,11 +125,12 @@ class CostTable:
 
         Single-position passes of a batch cost as much more than one sequence's as the plain pass does.
         """
-        width = (depth if nodes is None else nodes) + 1
+        nodes = depth if nodes is None else nodes
+        width = nodes + 1
         if width == 1:
             return self.token_seconds(batch)
         costs = self.drafts.get(draft, FREE)
-        host = batch * (costs.host or self.host)
+        host = batch * (costs.beside(depth, nodes) or self.host)
         wider = self.plain(batch) / self.plain(1)
         drafting = (costs.once + depth * (costs.trunk + costs.propose)) * wider
         if costs.tail is None:

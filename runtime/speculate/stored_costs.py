@@ -57,7 +57,26 @@ class _StoredDraft(Part):
     propose: float = checked(number(0, 1e4), default=0.0)
     once: float = checked(number(0, 1e4), default=0.0)
     host: float = checked(number(0, 1e4), default=0.0)
+    tree_host: dict[int, float] | None = checked(optional(_seconds), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, costs: DraftCosts) -> _StoredDraft:
+        """An entry from what was measured."""
+        return cls(
+            tail=None if costs.tail is None else costs.tail.measured,
+            trunk=costs.trunk,
+            propose=costs.propose,
+            once=costs.once,
+            host=costs.host,
+            tree_host=dict(costs.tree_host) or None,
+        )
+
+    @property
+    def costs(self) -> DraftCosts:
+        """The entry as the speed model takes it."""
+        tail = None if self.tail is None else Curve(self.tail)
+        return DraftCosts(tail, self.trunk, self.propose, self.once, self.host, self.tree_host or {})
 
 
 @dataclass(kw_only=True)
@@ -114,16 +133,7 @@ class StoredCosts(Part):
     @classmethod
     def of(cls, table: CostTable, machine: str, threads: int, date: str, cache: int) -> StoredCosts:
         """An entry from a measured table."""
-        drafts = {
-            name: _StoredDraft(
-                tail=None if costs.tail is None else costs.tail.measured,
-                trunk=costs.trunk,
-                propose=costs.propose,
-                once=costs.once,
-                host=costs.host,
-            )
-            for name, costs in table.drafts.items()
-        }
+        drafts = {name: _StoredDraft.of(costs) for name, costs in table.drafts.items()}
         return cls(
             machine=machine,
             threads=threads,
@@ -137,16 +147,7 @@ class StoredCosts(Part):
     @property
     def table(self) -> CostTable:
         """The table without its provenance."""
-        drafts = {
-            name: DraftCosts(
-                None if entry.tail is None else Curve(entry.tail),
-                entry.trunk,
-                entry.propose,
-                entry.once,
-                entry.host,
-            )
-            for name, entry in self.drafts.items()
-        }
+        drafts = {name: entry.costs for name, entry in self.drafts.items()}
         return CostTable(Curve(self.plain), drafts, self.host)
 
     def to_json(self) -> dict[str, Any]:
