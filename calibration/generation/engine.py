@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...exporter.checkpoint import open_checkpoint
+from ...runtime.engines.onnxruntime import use_global_pool
 from ...runtime.errors import OptionError
 from ..targets.target import find_device, load_target
 from .answers import Answers
@@ -42,5 +43,7 @@ def open_answers(
         if bundle is not None:
             raise OptionError("--engine torch reads no bundle: leave --bundle out")
         return TorchAnswers(load_target(model, device), batch_size)
+    if threads is not None:
+        use_global_pool(threads)  # the checks of an export would begin one of all cores
     found = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)
     return BundleAnswers(found, target_name(open_checkpoint(model)), batch_size, threads)

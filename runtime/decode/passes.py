@@ -175,6 +175,8 @@ class Decoder:
         )
         self._passes: dict[tuple[int, ...], Pass] = {}
         self._heads: dict[tuple[object, ...], TargetRows] = {}
+        self._commits: dict[tuple[int, int], Call] = {}
+        """What moves [batch, width] rows of all layers."""
         self._head_buffers: dict[str, Buffer] = {}
         self._bound: object = None
         self._direct = engine.host_memory
@@ -498,7 +500,6 @@ class Decoder:
 
     def _commit(self, moves: Sequence[tuple[np.ndarray, int]], width: int) -> None:
         """Gather `width` rows of every sequence and write them contiguously, all layers in one call."""
-        inputs, outputs = self.arena.bindings(0, self._info.num_layers)
         batch = len(moves)
         shape = (batch, width)
         source, indices = self._source_rows.host(shape), self._indices.host((batch,))
@@ -506,11 +507,12 @@ class Decoder:
             source[row], indices[row] = slots, start
         self._source_rows.push(shape)
         self._indices.push((batch,))
-        inputs |= {
-            "source_rows": self._source_rows.view(shape),
-            "write_indices": self._indices.view((batch,)),
-        }
-        self.engine.bind("commit", inputs, outputs).run()
+        if shape not in self._commits:
+            inputs, outputs = self.arena.bindings(0, self._info.num_layers)
+            inputs["source_rows"] = self._source_rows.view(shape)
+            inputs["write_indices"] = self._indices.view((batch,))
+            self._commits[shape] = self.engine.bind("commit", inputs, outputs)
+        self._commits[shape].run()
 
     def _forget_moved(self) -> None:
         """Forget prepared passes unless they are bound to what the arenas hold where they hold it now."""
@@ -519,6 +521,7 @@ class Decoder:
             self._bound = self.layout
             self._passes.clear()
             self._heads.clear()
+            self._commits.clear()
 
     def prepared(
         self, first: int, end: int, width: int, step: int, row: int = 0, batch: int | None = None

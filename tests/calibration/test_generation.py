@@ -14,6 +14,7 @@ from training_targets import KINDS, logits_after, make_jsonl, make_records, make
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
 from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.generation import engine
 from vlmexport.calibration.generation.answers import Answers, GenerationOptions
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers
 from vlmexport.calibration.generation.engine import open_answers
@@ -26,7 +27,7 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.reference import collate
 from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.errors import ExportError, InputError, OptionError
 
 TURNS = (("user", "is it red?"), ("assistant", "a cup"))
 """What was said before a record."""
@@ -329,6 +330,22 @@ def test_a_bundle_is_exported_once_per_model_limits_and_code(tmp_path: Path, mon
     ):
         with pytest.raises(OptionError, match=wrong):
             open_answers(folder, engine, device, bundle, 8, None, 1, quiet)
+
+
+def test_threads_are_set_before_a_bundle_is_exported(monkeypatch: pytest.MonkeyPatch):
+    """The checks of an export begin the process's pool, whose size is fixed from then on."""
+    done: list[object] = []
+
+    def export(*_: object) -> None:
+        done.append("export")
+        raise ExportError("far enough")
+
+    monkeypatch.setattr(engine, "use_global_pool", done.append)
+    monkeypatch.setattr(engine, "target_bundle", export)
+    for threads in (3, None):
+        with pytest.raises(ExportError, match="far enough"):
+            engine.open_answers("model", "runtime", "cpu", None, 8, None, threads, quiet)
+    assert done == [3, "export", "export"]
 
 
 @pytest.mark.parametrize("target", ["llama", "blip2-opt"], indirect=True, scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracle import Oracle, Request
 from pairs import in_pairs
-from rig import ENGINES, FAMILIES
+from rig import ENGINES, FAMILIES, Rig
 from tiny_bundles import TinyBundle
 from transformers import AutoProcessor
 from vlmexport.runtime.session import Session
@@ -49,6 +49,28 @@ def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft
     lossless.batch(
         rigs(family, engine), draft, together, 20 if engine == "onnxruntime" and together == 16 else 7
     )
+
+
+def test_rows_move_by_calls_bound_once(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bindings of every layer's cache take longer than the move; where caches lie elsewhere they are made anew."""
+    rig: Rig = rigs("llama", "onnxruntime")
+    request = rig.request(46)
+    truth = rig.oracle.greedy(request, 60)
+    bound: list[tuple[int, ...]] = []
+    bind = rig.engine.bind
+
+    def counted(graph: str, inputs: Any, outputs: Any) -> Any:
+        if graph == "commit":
+            caches = next(view for name, view in inputs.items() if name.startswith("key_cache"))
+            bound.append((*inputs["source_rows"].shape, caches.shape[2]))
+        return bind(graph, inputs, outputs)
+
+    monkeypatch.setattr(rig.engine, "bind", counted)
+    for _ in range(2):  # the second request finds the first one's calls, or other caches
+        run = lossless.generate(rig, request, 60, proposer=lossless.DRAFTS["tree"](rig, truth), length=6)
+        assert run.tokens == truth
+        assert run.stats.cycles > len(bound) > 0
+    assert len(bound) <= 2 * len(set(bound)), f"widths and lengths of caches, bound: {bound}"
 
 
 @in_pairs(
