@@ -358,7 +358,8 @@ class Session:
             most = Budget.chain(manifest.limits.max_width - 1)
             trees, chains = measured_trees(manifest), measured_chains(manifest)
             untrained = [draft.name for draft in manifest.drafts if not draft.trained]
-            found = Adaptive(costs, most, learn, threshold, trees, chains, untrained)
+            heads = {draft.name: draft.heads for draft in manifest.drafts if draft.heads is not None}
+            found = Adaptive(costs, most, learn, threshold, trees, chains, untrained, heads)
             self._controllers[learn, threshold] = found
         return found
 

@@ -229,7 +229,8 @@ class Adaptive:
     `learn`: "session" keeps what was learned for later requests; "request" starts afresh at each one, so that its
     output and its counters are a function of the request alone. `confidence_threshold` ends a chain early, as in
     `FixedLength`. `trees`: by draft, what may be allotted besides chains. `seen`: by draft, where its learning starts.
-    `untrained`: drafts that must earn what they stake (UNTRAINED_FLOOR). Raises `OptionError` for another `learn`.
+    `untrained`: drafts that must earn what they stake (UNTRAINED_FLOOR). `depths`: longest chains of drafts that have one
+    shorter than `most` (heads). Raises `OptionError` for another `learn`.
     """
 
     def __init__(
@@ -241,17 +242,21 @@ class Adaptive:
         trees: Mapping[str, Items[Tree]] | None = None,
         seen: Mapping[str, Seen] | None = None,
         untrained: Collection[str] = (),
+        depths: Mapping[str, int] | None = None,
     ):
         if learn not in ("session", "request"):
             raise OptionError(f"adaptive: {learn!r:.80} is not session or request")
         self._costs, self._most, self._learn = costs, most, learn
         self._trees, self._seen, self._untrained = trees or {}, seen or {}, frozenset(untrained)
+        self._depths = depths or {}
         self.confidence_threshold = confidence_threshold
         self.needs_confidence = confidence_threshold is not None
         self._learned: dict[str, _Learned] = {}
         self._requests: WeakKeyDictionary[Any, _Request] = WeakKeyDictionary()
         self._cycle: dict[str, list[_Outcome]] = {}
         self._seconds: dict[tuple[str, int], list[float]] = {}
+        self._of_trees: dict[tuple[str, int], list[tuple[Tree, float]]] = {}
+        self._chains = [Budget.chain(length) for length in range(most.depth + 1)]
 
     def keep_drafting(self, confidence: float) -> bool:
         return self.confidence_threshold is None or confidence >= self.confidence_threshold
@@ -300,7 +305,7 @@ class Adaptive:
         return found
 
     def _beginner(self, name: str) -> _Learned:
-        seen, prior = self._seen.get(name), [PRIOR] * self._most.depth
+        seen, prior = self._seen.get(name), [PRIOR] * self._longest(name)
         acceptance, found = Acceptance(SESSION_MEMORY, seen), 1.0 if seen is None else seen.found
         if name in self._untrained:
             return _Learned(prior, acceptance, found, UNTRAINED_FLOOR)
@@ -309,14 +314,29 @@ class Adaptive:
         advance = 0.0 if seen is None else BORROWED * _mistake(self._cycle_seconds(name, 1))
         return _Learned(prior, acceptance, found, lends=True, gained=advance)
 
+    def _longest(self, name: str) -> int:
+        """Length of the longest chain that this draft can propose."""
+        return min(self._most.depth, self._depths.get(name, self._most.depth))
+
     def _cycle_seconds(self, name: str, batch: int) -> list[float]:
         """Seconds of a cycle by chain length, from 0."""
         found = self._seconds.get((name, batch))
         if found is None:
             found = [
-                self._costs.cycle_seconds(name, depth, batch=batch) for depth in range(self._most.depth + 1)
+                self._costs.cycle_seconds(name, depth, batch=batch) for depth in range(self._longest(name) + 1)
             ]
             self._seconds[name, batch] = found
+        return found
+
+    def _tree_seconds(self, name: str, batch: int) -> list[tuple[Tree, float]]:
+        """The trees that a draft may be given, with the seconds of a cycle over each."""
+        found = self._of_trees.get((name, batch))
+        if found is None:
+            found = [
+                (tree, self._costs.cycle_seconds(name, tree.budget.depth, tree.budget.nodes, batch))
+                for tree in self._trees.get(name, ())
+            ]
+            self._of_trees[name, batch] = found
         return found
 
     def _settle(self) -> None:
@@ -345,7 +365,7 @@ class Adaptive:
         """Seconds of a cycle that verified `proposed` tokens a sequence."""
         if proposed > allotted.depth > 0:
             return self._costs.cycle_seconds(name, allotted.depth, proposed, batch)
-        return self._cycle_seconds(name, batch)[min(proposed, self._most.depth)]
+        return self._cycle_seconds(name, batch)[min(proposed, self._longest(name))]
 
     def _budget(self, name: str, group: list[_Request]) -> Budget:
         """What maximises expected tokens per second among what the purses can pay for."""
@@ -361,7 +381,7 @@ class Adaptive:
         some = found if batch == 1 else 1 - (1 - found) ** batch
         survival = [request.survival() for request in group]
         reached = survival[0] if batch == 1 else [sum(at) for at in zip_longest(*survival, fillvalue=0.0)]
-        expected, best, speed = float(batch), NOTHING, batch / plain
+        expected, longest, speed = float(batch), 0, batch / plain
         for depth, tokens in enumerate(reached, 1):
             expected += found * tokens
             cost = seconds[depth]
@@ -369,16 +389,18 @@ class Adaptive:
                 break
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:
-                best, speed = Budget.chain(depth), now
-        for tree, gain in self._trees.get(name, ()):
-            cost = self._costs.cycle_seconds(name, tree.depth, tree.nodes, batch)
+                longest, speed = depth, now
+        best = None
+        for (tree, gain), cost in self._tree_seconds(name, batch):
             if cost - plain > RISK * purse:
                 continue
             expected = batch + found * gain * sum(reached[: tree.depth])
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:
                 best, speed = tree, now
-        return Budget.chain(self._probe(learned, seconds, batch, purse)) if best.empty else best
+        if best is not None:
+            return best
+        return self._chains[longest or self._probe(learned, seconds, batch, purse)]
 
     def _probe(self, learned: _Learned, seconds: list[float], batch: int, purse: float) -> int:
         """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""

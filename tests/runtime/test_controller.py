@@ -429,6 +429,22 @@ GOOD = Seen([870, 770, 680, 600], [1000, 870, 770, 680], 1.0)
 """A draft of which `calibrate` saw 1,000 cycles."""
 
 
+def test_heads_are_asked_for_as_many_tokens_as_they_have() -> None:
+    """A chain that no draft can propose would be weighed against trees that it can."""
+    table = TABLES["drafter"]
+    asked: dict[str, set[Budget]] = {"heads": set(), "layers": set()}
+
+    for depths, budgets in (({"draft": 3}, asked["heads"]), ({"another": 3}, asked["layers"])):
+
+        def all_right(at: int, budget: Budget, seen: set[Budget] = budgets) -> tuple[int, int]:
+            seen.add(budget)
+            return budget.depth, budget.depth
+
+        run(Adaptive(table, MOST, depths=depths), table, [all_right])
+    assert max(budget.depth for budget in asked["heads"]) == 3
+    assert max(budget.depth for budget in asked["layers"]) == MOST.depth
+
+
 def test_what_calibrate_saw_outlasts_a_first_mistake() -> None:
     """Heads that are right but for the first token of every text. A guess gives them up where drafting has a fixed price."""
     table = TABLES["heads with a host"]
