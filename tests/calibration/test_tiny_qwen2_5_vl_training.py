@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from PIL import Image
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
-from vlmexport.calibration.workshop.recipes.common.carry import pack
+from vlmexport.calibration.workshop.recipes.common.carry import begin_with, pack
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import __main__ as recipe
@@ -315,6 +315,16 @@ def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, monkeypatch, caps
         run("--out", str(tmp_path / "new"), "--begin-with", str(tmp_path))
     with pytest.raises(OptionError, match="exists"):
         pack(home, bag)
+    (home / "state.pt").unlink()  # the machine went before the language model had begun
+    pack(home, tmp_path / "first")
+    assert [path.parent.name for path in (tmp_path / "first").rglob("state.pt")] == ["vision"]
+    begin_with(tmp_path / "first", tmp_path / "later")
+    assert torch.load(tmp_path / "later/vision/state.pt", weights_only=True)["step"] == 2
+    with pytest.raises(OptionError, match="holds a state of its own"):
+        begin_with(bag, tmp_path / "later")
+    (home / "vision/state.pt").unlink()
+    with pytest.raises(OptionError, match="no state"):
+        pack(home, tmp_path / "nothing")
 
 
 def test_rows_of_films_and_pairs_are_those_of_their_pictures(captioner, tmp_path):

@@ -38,14 +38,12 @@ def pack(folder: Path, out: Path) -> int:
     Raises:
         OptionError: there is no state in `folder`, or already one in `out`.
     """
-    if not (folder / STATE).exists():
+    if not _states(folder):
         raise OptionError(f"{folder} has no {STATE} to carry; give the --out of a recipe that has begun")
-    if (out / STATE).exists():
-        raise OptionError(f"{out / STATE} exists; give a new folder")
+    if _states(out):
+        raise OptionError(f"{_states(out)[0]} exists; give a new folder")
     renamed = {}
-    for part in (folder / VISION, folder):  # in this order: the second names the digest of the first
-        if not (part / STATE).exists():
-            continue
+    for part in (path.parent for path in _states(folder)):
         place = out / part.relative_to(folder)
         place.mkdir(parents=True, exist_ok=True)
         state = torch.load(part / STATE, map_location="cpu", weights_only=True)
@@ -62,13 +60,18 @@ def pack(folder: Path, out: Path) -> int:
 def begin_with(packed: Path, out: Path) -> None:
     """Copies a packed state to where a recipe looks for its own. OptionError where there is one already, or none in
     `packed`."""
-    if not (packed / STATE).exists():
+    if not _states(packed):
         raise OptionError(f"--begin-with {packed}: there is no {STATE}; give a folder that carry has written")
-    if (out / STATE).exists() or (out / VISION / STATE).exists():
+    if _states(out):
         raise OptionError(
             f"--begin-with {packed}: {out} holds a state of its own; leave the option out to continue that one"
         )
     shutil.copytree(packed, out, dirs_exist_ok=True)
+
+
+def _states(folder: Path) -> list[Path]:
+    """What there is of the vision stage's state and of the state that names its digest, in this order."""
+    return [path for path in (folder / VISION / STATE, folder / STATE) if path.exists()]
 
 
 def main() -> None:
