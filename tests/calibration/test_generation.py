@@ -323,13 +323,13 @@ def test_a_bundle_is_exported_once_per_model_limits_and_code(tmp_path: Path, mon
     stranger = make_target("llama", tmp_path / "stranger", seed=5)
     with pytest.raises(OptionError, match=r"--bundle .* was built from other weights"):
         open_answers(str(stranger.checkpoint.folder), "auto", "cpu", first.path, 8, None, 1, quiet)
-    for engine, device, bundle, wrong in (
+    for name, device, bundle, wrong in (
         ("runtim", "cpu", None, "--engine 'runtim' is not one of auto, runtime, torch"),
         ("torch", "cpu", first.path, "reads no bundle"),
         ("runtime", "cuda", None, "not on --device cuda"),
     ):
         with pytest.raises(OptionError, match=wrong):
-            open_answers(folder, engine, device, bundle, 8, None, 1, quiet)
+            open_answers(folder, name, device, bundle, 8, None, 1, quiet)
 
 
 def test_threads_are_set_before_a_bundle_is_exported(monkeypatch: pytest.MonkeyPatch):
