@@ -11,6 +11,7 @@ from ..families.base import GraphSpec
 from ..graphs.commit import build_commit
 from ..graphs.mask import build_mask
 from ..graphs.precision import Precision, source_form, wide_form
+from ..graphs.process import build_process
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .describe import describe_graph, describe_tensors
 from .prepare import Prepared
@@ -55,6 +56,7 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     layers = range(shape.num_layers)
     add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
     add(GraphSpec("mask", "mask", build_mask(store, manifest.decoder)))
+    add(GraphSpec("process", "process", build_process(store)))
     manifest.graphs = {spec.name: describe_graph(spec) for spec in graphs}
     manifest.weights = WeightsInfo(
         file=WEIGHTS_FILE,

@@ -40,8 +40,9 @@ MOVING_OPS = frozenset(
 )
 """Move numbers without computing: they keep the type of their first input."""
 
-WIDE_VALUES = frozenset({"pixel_values", "logits"})
-"""Inputs and outputs that are float32 at the interface of every graph; a cast is inside."""
+WIDE_VALUES = frozenset({"pixel_values", "logits", "raw_logits", "seen", "seen_now", "penalty"})
+"""Inputs and outputs that are float32 at the interface of every graph; a cast is inside. A graph that has no others computes
+in float32."""
 
 WIDE_RESIDUAL = frozenset({"t5"})
 """Decoders, by their name in a manifest, whose residual stream overflows float16: it stays float32 there."""
@@ -139,6 +140,9 @@ def retype(
     types = value_types(model)
     wanted = {t.name: t.data_type for t in graph.initializer}
     if precision == "float32":
+        return wanted
+    ends = (*graph.input, *graph.output)
+    if {value.name for value in ends if value.type.tensor_type.elem_type == FLOAT} <= WIDE_VALUES:
         return wanted
     narrow = NARROW[precision]
     kept = WIDE_VALUES | STREAM if wide_residual else WIDE_VALUES

@@ -10,10 +10,11 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import positions_shape
-from ...runtime.bundle.manifest import GraphInfo, RelativeBias
+from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, RelativeBias
 from ...runtime.decode.masks import CausalMask, encoder_mask, relations
 from ...runtime.decode.tree import TokenTree
 from ...runtime.engines.base import DTYPES
+from ...runtime.speculate.processors import Processors
 from ..drafts.base import Draft
 from .capture import Captured
 from .runner import GraphRunner
@@ -223,7 +224,39 @@ def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -
             tally.add("positions", found["positions"].astype(np.float32), places.astype(np.float32))
 
 
-_WITHOUT_MODEL = {"commit": _commit, "mask": _mask}
+def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
+    """A tree behind a history with tokens in it that are new to the device, against what the host does to logits."""
+    vocabulary, most = bundle.manifest.tensors["embedding_table"].shape[0], bundle.manifest.limits.max_width
+    random = np.random.default_rng(7)
+    history = [int(token) for token in random.integers(0, vocabulary, 9)]
+    tree = TokenTree([history[-1], *(int(t) for t in random.integers(0, vocabulary, 4))], [-1, 0, 0, 2, 3])
+    info = GenerationInfo(repetition_penalty=1.3, suppress_tokens=[1, vocabulary - 1])
+    host = Processors(info, (), history)
+    raw = random.standard_normal((len(tree), vocabulary), np.float32)
+    raw[:, history] += 1.0
+    recent = history[-min(3, most) :]
+    seen, banned = np.zeros(vocabulary, np.float32), np.zeros(vocabulary, bool)
+    seen[history[: -len(recent)]] = 1.0
+    banned[info.suppress_tokens] = True
+    feeds = {
+        "raw_logits": raw, "seen": seen, "banned": banned, "penalty": np.full(1, info.repetition_penalty, np.float32),
+        "recent": np.array(recent + recent[-1:] * (most - len(recent)), np.int64),
+        "tokens": np.array(tree.tokens, np.int64), "ancestors": relations(tree, len(tree))[1],
+    }  # fmt: skip
+    found = runner.run(graph.file, feeds)
+    expected = np.stack(
+        [
+            host.apply(row, [tree.tokens[j] for j in np.flatnonzero(mask)[1:]])
+            for row, mask in zip(raw, feeds["ancestors"], strict=True)
+        ]
+    )
+    hidden = np.float32(-1e9)  # the host bans with an infinity, whose differences are no numbers
+    tally.add("logits", np.maximum(found["logits"], hidden), np.maximum(expected, hidden))
+    seen[recent] = 1.0
+    tally.add("marks", found["seen_now"], seen)
+
+
+_WITHOUT_MODEL = {"commit": _commit, "mask": _mask, "process": _process}
 """Graphs that are compared with numpy, on inputs of their own."""
 
 _COMPARERS = {

@@ -34,6 +34,7 @@ ROLES = (
     "adaptor",
     "commit",
     "mask",
+    "process",
 )
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
@@ -117,6 +118,8 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         return dict.fromkeys(TAPPED, (dtype, hidden)), {"hidden_out": (dtype, hidden)}
     if role == "mask":
         return _mask(manifest)
+    if role == "process":
+        return _process(manifest)
     if role == "imitation":
         return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}
     first, end = layers or (0, decoder.num_layers)
@@ -180,6 +183,22 @@ def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
         "log_probabilities": ("float32", ("rows", draft.ranks)),
     }
     return inputs, outputs | {f"updated_{name}": value for name, value in caches.items()}
+
+
+def _process(manifest: Manifest) -> tuple[Values, Values]:
+    """Of the graph that changes logits on a device (docs/architecture.md)."""
+    vocabulary = manifest.tensors["embedding_table"].shape[0]
+    logits: tuple[str, Shape] = ("float32", ("rows", vocabulary))
+    inputs: Values = {
+        "raw_logits": logits,
+        "seen": ("float32", (vocabulary,)),
+        "banned": ("bool", (vocabulary,)),
+        "penalty": ("float32", (1,)),
+        "recent": ("int64", (manifest.limits.max_width,)),
+        "tokens": ("int64", ("span",)),
+        "ancestors": ("bool", ("rows", "span")),
+    }
+    return inputs, {"seen_now": inputs["seen"], "logits": logits}
 
 
 def _mask(manifest: Manifest) -> tuple[Values, Values]:

@@ -16,15 +16,15 @@ from pathlib import Path
 from ..errors import BundleError
 
 STRUCTURE = frozenset((
-    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "Expand", "Gather", "GatherElements", "Gelu",
-    "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or", "RMSNormalization",
-    "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Sin", "Slice", "Split",
-    "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
+    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "Div", "Expand", "Gather", "GatherElements",
+    "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or", "RMSNormalization",
+    "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid", "Sin", "Slice",
+    "Split", "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """What the graphs of the supported families are made of."""
 
 ACTIVATIONS = {
-    "Clip": "relu6", "Div": "gelu_python", "Erf": "gelu_python", "HardSwish": "hardswish",
+    "Clip": "relu6", "Erf": "gelu_python", "HardSwish": "hardswish",
     "LeakyRelu": "leaky_relu", "Mish": "mish", "Pow": "relu2", "Tanh": "tanh",
 }  # fmt: skip
 """What other activations in a model's configuration add → one activation (transformers' name) that needs it."""

@@ -197,7 +197,7 @@ def _here(
     with Session.load(bundle, device, threads=threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
-            found = [point for point in found if point.graph not in ("embed", "mask")]
+            found = [point for point in found if point.graph not in ("embed", "mask", "process")]
         timings = time_here(session, found, rows)
         where = machine.describe()
         if machine.busy(where):

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..engines.base import Call, Engine, Program, View
 from .masks import relations
+from .processing import GRAPH, Changes, Processing
 from .target_rows import not_finite
 from .tree import TokenTree
 
 if TYPE_CHECKING:
     from .passes import Decoder, Pass
 
-DraftStep = Callable[[View, View, View], "list[Call]"]
+DraftStep = Callable[[View, "dict[str, View]"], "list[Call]"]
 
 _INT = 8
 """Bytes of an int64."""
@@ -33,7 +35,7 @@ class DraftsOnDevice(Protocol):
 
     name: str
 
-    def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]: ...
+    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]: ...
 
 
 def offered(engine: Engine) -> bool:
@@ -121,35 +123,53 @@ class OnDevice:
         self._slots: View | None = None
         self._bias: View | None = None
         self._chains: dict[int, tuple[View, View]] = {}
+        self._lines: dict[int, View] = {}
+        self._processing: Processing | None = None
+        self.processes = GRAPH in decoder.engine.graphs
+        """Whether a request may change logits (`Changes`)."""
 
-    def verify(self, tree: TokenTree, start: int) -> Drafted:
+    def verify(self, tree: TokenTree, start: int, changes: Changes | None = None) -> Drafted:
         """All segments over a tree that the host knows, whose root takes slot `start`."""
-        width = len(tree)
-        cycle = self._cycle(("verify", width, tree.is_chain), lambda: self._verifying(width, tree.is_chain))
+        width, changed = len(tree), changes is not None
+        cycle = self._cycle(
+            ("verify", width, tree.is_chain, changed), lambda: self._verifying(width, tree.is_chain, changed)
+        )
         cycle.send("tokens", tree.tokens)
         if not tree.is_chain:
             depths, ancestors = relations(tree, width)
             cycle.send("depths", depths)
             cycle.send("ancestors", ancestors)
-        self._launch(cycle, start)
+        self._launch(cycle, start, changes)
         return Drafted(tree, self._answers(cycle))
 
-    def draft(self, draft: DraftsOnDevice, cut: int, count: int, token: int, start: int) -> Drafted:
+    def draft(
+        self,
+        draft: DraftsOnDevice,
+        cut: int,
+        count: int,
+        token: int,
+        start: int,
+        changes: Changes | None = None,
+    ) -> Drafted:
         """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`, and
         verified by the tail."""
+        changed = changes is not None
         cycle = self._cycle(
-            ("draft", draft.name, count), lambda: self._drafting(draft.draft_step, cut, count)
+            ("draft", draft.name, count, changed),
+            lambda: self._drafting(draft.draft_step, cut, count, changed),
         )
         cycle.send("tokens", token)
-        self._launch(cycle, start)
+        self._launch(cycle, start, changes)
         tokens = cycle.came("drafted", count).tolist()
         finite = bool(cycle.came("drafts_finite", count, "bool").all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
     # --- one launch ---
 
-    def _launch(self, cycle: _Cycle, start: int) -> None:
+    def _launch(self, cycle: _Cycle, start: int, changes: Changes | None) -> None:
         decoder = self._decoder
+        if changes is not None:
+            cycle.send("recent", self._process().begin(changes))
         first = decoder.position_of(start)
         for step in range(cycle.drafted + 1):
             cycle.send(f"start.{step}", start + step)
@@ -158,6 +178,8 @@ class OnDevice:
             decoder.refresh(run)
         cycle.program.launch()
         cycle.program.wait()
+        if changes is not None:
+            self._process().done(changes)
         decoder.passed(cycle.passes[-1])
 
     def _answers(self, cycle: _Cycle) -> Answers:
@@ -174,7 +196,7 @@ class OnDevice:
             self._made[key] = make()
         return self._made[key]
 
-    def _verifying(self, width: int, is_chain: bool) -> _Cycle:
+    def _verifying(self, width: int, is_chain: bool, changed: bool) -> _Cycle:
         decoder, engine = self._decoder, self._engine
         up, down, fields = _Block(engine, "cycle.up"), _Block(engine, "cycle.down"), {}
         fields["tokens"] = up.place(width * _INT)
@@ -182,6 +204,8 @@ class OnDevice:
             fields["depths"], fields["ancestors"] = up.place(width * _INT), up.place(width * width)
         fields |= {"start.0": up.place(_INT), "first.0": up.place(_INT)}
         fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
+        if changed:
+            fields["recent"] = up.place(self._process().recent * _INT)
         upload, download = up.allocate(), down.allocate()
         related = self._chain(width) if is_chain else (
             _at(upload, fields["depths"], (1, width)), _at(upload, fields["ancestors"], (1, width, width), "bool"),
@@ -189,10 +213,11 @@ class OnDevice:
         run = decoder.prepared(0, decoder.segments, width, 0)
         calls = [decoder.embedding.bind(_at(upload, fields["tokens"], (1, width)))]
         calls += self._pass(run, upload, fields, 0, related)
-        calls.append(self._judge(run, width, download, fields))
+        tokens = _at(upload, fields["tokens"], (width,)) if changed else None
+        calls += self._judge(run, width, upload, download, fields, tokens, related[1])
         return _Cycle(engine.program(calls, upload, download), [run], width, fields, 0)
 
-    def _drafting(self, step: DraftStep, cut: int, count: int) -> _Cycle:
+    def _drafting(self, step: DraftStep, cut: int, count: int, changed: bool) -> _Cycle:
         decoder, engine, width = self._decoder, self._engine, count + 1
         up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
         fields = {"tokens": up.place(_INT)}
@@ -200,9 +225,14 @@ class OnDevice:
             fields |= {f"start.{number}": up.place(_INT), f"first.{number}": up.place(_INT)}
         fields |= {"drafted": down.place(count * _INT), "drafts_finite": down.place(count)}
         fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
+        if changed:
+            fields["recent"] = up.place(self._process().recent * _INT)
         places = [(inner.place(_INT), inner.place(1)) for _ in range(count)]
+        whole = inner.place(width * _INT)
         upload, download, between = up.allocate(), down.allocate(), inner.allocate()
         token, passes, calls = _at(upload, fields["tokens"], (1, 1)), [], []
+        if changed:
+            calls.append(engine.copy(_at(between, whole, (1, 1)), token))
         for number in range(width):
             run = decoder.prepared(0, cut, 1, number)
             passes.append(run)
@@ -212,7 +242,12 @@ class OnDevice:
                 break  # the last draft passes the trunk too
             at, flag = places[number]
             best, finite = _at(between, at, (1,)), _at(between, flag, (1,), "bool")
-            calls += step(run.result, best, finite)
+            calls += self._best(
+                partial(step, run.result), best, finite, upload, fields,
+                _at(between, whole, (number + 1,)) if changed else None, self._all_related(number + 1),
+            )  # fmt: skip
+            if changed:
+                calls.append(engine.copy(_at(between, whole + (number + 1) * _INT, (1,)), best))
             kept = _at(download, fields["drafted"] + number * _INT, (1,))
             calls += [engine.copy(kept, best)]
             calls += [engine.copy(_at(download, fields["drafts_finite"] + number, (1,), "bool"), finite)]
@@ -220,7 +255,8 @@ class OnDevice:
         run = decoder.prepared(cut, decoder.segments, width, 0)
         calls += decoder.exit_copies(run, cut, width)
         calls += self._pass(run, upload, fields, 0, self._chain(width))
-        calls.append(self._judge(run, width, download, fields))
+        tokens = _at(between, whole, (width,)) if changed else None
+        calls += self._judge(run, width, upload, download, fields, tokens, self._chain(width)[1])
         return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, count)
 
     def _pass(
@@ -243,13 +279,44 @@ class OnDevice:
         outputs = {"attn_mask": mask} | ({} if positions is None else {"positions": positions})
         return [self._engine.bind("mask", inputs, outputs), self._engine.copy(indices, start), *run.calls]
 
-    def _judge(self, run: Pass, width: int, download: View, fields: dict[str, int]) -> Call:
-        outputs = {
-            "best": _at(download, fields["best"], (width,)),
-            "finite": _at(download, fields["finite"], (width,), "bool"),
-        }
+    def _judge(
+        self,
+        run: Pass,
+        width: int,
+        upload: View,
+        download: View,
+        fields: dict[str, int],
+        tokens: View | None,
+        ancestors: View,
+    ) -> list[Call]:
+        """What the target says of the nodes `tokens` of a pass (None: of logits that nothing changes), and the last calls of
+        a program."""
+        best = _at(download, fields["best"], (width,))
+        finite = _at(download, fields["finite"], (width,), "bool")
         inputs = {"hidden": run.result, "row_index": self._decoder.rows_in_order(width)}
-        return self._engine.bind("head", inputs, outputs)
+        head = lambda outputs: [self._engine.bind("head", inputs, outputs)]  # noqa: E731
+        calls = self._best(head, best, finite, upload, fields, tokens, ancestors)
+        return calls if tokens is None else [*calls, self._process().keep()]
+
+    def _best(
+        self,
+        head: Callable[[dict[str, View]], list[Call]],
+        best: View,
+        finite: View,
+        upload: View,
+        fields: dict[str, int],
+        tokens: View | None,
+        ancestors: View,
+    ) -> list[Call]:
+        """The likeliest tokens by `head`, which takes its outputs: of its logits, or of those that a request changes, row by
+        row behind the `tokens` that are its `ancestors`."""
+        if tokens is None:
+            return head({"best": best, "finite": finite})
+        process, (rows,), span = self._process(), best.shape, tokens.shape[0]
+        recent = _at(upload, fields["recent"], (process.recent,))
+        related = ancestors.buffer.view((rows, span), "bool", ancestors.offset)
+        found = head({"logits": process.raw(rows), "finite": finite})
+        return [*found, process.call(recent, tokens, related, best)]
 
     # --- what does not change ---
 
@@ -262,6 +329,20 @@ class OnDevice:
                 self._engine.constant(f"chain.{width}.ancestors", ancestors[None]),
             )
         return self._chains[width]
+
+    def _all_related(self, span: int) -> View:
+        """`ancestors` [1, span] of the last node of a chain."""
+        if span not in self._lines:
+            self._lines[span] = self._engine.constant(f"path.{span}.ancestors", np.ones((1, span), np.bool_))
+        return self._lines[span]
+
+    def _process(self) -> Processing:
+        """The graph that changes logits, which few requests ask for."""
+        if self._processing is None:
+            decoder = self._decoder
+            vocabulary = decoder.manifest.tensors["embedding_table"].shape[0]
+            self._processing = Processing(self._engine, vocabulary, decoder.max_width)
+        return self._processing
 
     def _numbers(self) -> View:
         """int64 [cache]: every slot."""

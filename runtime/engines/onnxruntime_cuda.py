@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 
-REPEATABLE = ("embed", "segment", "head", "imitation", "mask")
+REPEATABLE = ("embed", "segment", "head", "imitation", "mask", "process")
 """Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
 so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 
@@ -57,7 +57,8 @@ class OnnxRuntimeCuda(DeviceEngine):
         super().__init__(manifest.graphs, cuda)
         self._folder = Path(folder)
         self._interfaces = {
-            name: answers(info) if info.role == "head" else info for name, info in self.graphs.items()
+            name: answers(info) if info.role in ("head", "process") else info
+            for name, info in self.graphs.items()
         }
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._calls = BoundCalls(self.synchronise)  # a call that is dropped may still be at work
@@ -117,7 +118,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         asked = {name: outputs[name] for name in ANSWERS if name in outputs}
         if not asked:
             return self._bound_call(graph, inputs, outputs)
-        (rows,) = inputs["row_index"].shape
+        (rows,) = next(iter(asked.values())).shape
         vocabulary = next(int(each.shape[1]) for each in self.graphs[graph].outputs if each.name == "logits")
         made = {name: view for name, view in outputs.items() if name not in ANSWERS}
         logits = made.setdefault("logits", self.passing("logits", (rows, vocabulary), "float32"))

@@ -17,7 +17,7 @@ def stand_in(
     """Values of `dtype` (bfloat16 as bits) for the input `name`, None for zeros; `sizes` has `width` and
     `cache`, and `max_positions` where positions are rows of a table: a cache may be longer."""
     if dtype == "bool":
-        return np.ones(shape, bool)
+        return None if name == "banned" else np.ones(shape, bool)
     if name == "row_index":
         return np.arange(sizes["width"] - shape[0], sizes["width"], dtype=np.int64)
     if name == "positions":

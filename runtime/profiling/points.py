@@ -97,7 +97,7 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found += [_at(name, "verify", width, fixed) for width in wide]
         else:
             found.append(_at(name, "token", 1, fixed))
-            if graph.role == "mask":
+            if graph.role in ("mask", "process"):
                 found += [_at(name, "verify", width, fixed) for width in wide]
     return found
 

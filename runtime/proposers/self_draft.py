@@ -56,10 +56,10 @@ class SelfDraft(Proposer):
         (`Sequence.propose`)."""
         return sequence.propose(rows, row, after)
 
-    def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]:
+    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]:
         call, hidden = self._corrected(hidden, 1)
         inputs = {"hidden": hidden, "row_index": self._index.view((1,))}
-        head = self._decoder.engine.bind("head", inputs, {"best": token, "finite": finite})
+        head = self._decoder.engine.bind("head", inputs, outputs)
         return [head] if call is None else [call, head]
 
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetRows]:

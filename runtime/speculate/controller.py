@@ -323,7 +323,8 @@ class Adaptive:
         found = self._seconds.get((name, batch))
         if found is None:
             found = [
-                self._costs.cycle_seconds(name, depth, batch=batch) for depth in range(self._longest(name) + 1)
+                self._costs.cycle_seconds(name, depth, batch=batch)
+                for depth in range(self._longest(name) + 1)
             ]
             self._seconds[name, batch] = found
         return found

@@ -129,6 +129,8 @@ class Cycle:
         (sequence,) = self.sequences
         if sequence.error is not None or not sequence.takes_the_best:
             return False
+        if sequence.processors is not None and not self.decoder.on_device.processes:
+            return False
         proposer, policy = sequence.proposer, sequence.policy
         if not budgets[0].nodes or proposer is None or proposer.cut is None:
             return True
@@ -140,15 +142,15 @@ class Cycle:
         proposer, device = sequence.proposer, decoder.on_device
         assert device is not None
         decoder.begin_cycle(1 + budget.nodes)
-        start, pending = decoder.arena.lengths[0], sequence.tokens[-1]
+        start, pending, changes = decoder.arena.lengths[0], sequence.tokens[-1], sequence.changes
         if not budget.nodes or proposer is None:
-            found = device.verify(TokenTree.chain([pending]), start)
+            found = device.verify(TokenTree.chain([pending]), start, changes)
         elif proposer.cut is None:
             (tree,) = proposer.propose([sequence], [budget])
             self._check(sequence, budget, tree)
-            found = device.verify(tree, start)
+            found = device.verify(tree, start, changes)
         else:
-            found = device.draft(proposer, proposer.cut, budget.depth, pending, start)
+            found = device.draft(proposer, proposer.cut, budget.depth, pending, start, changes)
             if not found.finite:
                 sequence.fail(not_finite(proposer.draft_graph, nan))
         return [found.tree], found.answers

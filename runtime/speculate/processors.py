@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..decode.processing import Changes
+
 if TYPE_CHECKING:
     from ..bundle.manifest import GenerationInfo
 
@@ -45,6 +47,7 @@ class Processors:
         self._ngrams: dict[tuple[int, ...], list[int]] = {}
         self.extend(prompt)
         self._begin = len(self._history)
+        self._changes = Changes(float(self._penalty), self._always, self._history)
         self._open = 0  # length of the first history that may end
         if ends:
             self._open = max(info.min_length, self._begin + info.min_new_tokens if info.min_new_tokens else 0)
@@ -67,6 +70,16 @@ class Processors:
         length = len(self._history)
         lasting = self._penalised or self._size > 0 or self._always.size > 0 or bool(self._words)
         return not lasting and length >= self._open and (length > self._begin or self._at_begin.size == 0)
+
+    @property
+    def on_device(self) -> Changes | None:
+        """What is asked for where a device does all of it: repetition penalty and tokens that never come, but no n-grams,
+        no bad words of several tokens, and no limits on a length that is not reached yet."""
+        length = len(self._history)
+        begins = length == self._begin and self._at_begin.size > 0
+        if self._size > 0 or self._words or begins or length < self._open:
+            return None
+        return self._changes
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append emitted tokens to the history."""

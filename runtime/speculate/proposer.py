@@ -80,9 +80,10 @@ class Proposer:
         """
         return [self.propose_one(*pair) for pair in zip(sequences, budgets, strict=True)]
 
-    def draft_step(self, hidden: View, token: View, finite: View) -> list[Call]:
-        """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, to write the best next
-        token (int64 [1]) and whether its logits are finite (bool [1])."""
+    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]:
+        """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, to write `outputs` of the
+        head: its `logits` (float32 [1, V]) or the `best` token of them (int64 [1]), and whether they are `finite`
+        (bool [1])."""
         raise NotImplementedError
 
     def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:

@@ -21,6 +21,7 @@ from .stats import Stats
 from .typical import Typical, verify_typical
 
 if TYPE_CHECKING:
+    from ..decode.processing import Changes
     from .policy import DraftPolicy
     from .processors import Processors
     from .proposer import Proposer
@@ -68,12 +69,18 @@ class Sequence:
 
     @property
     def takes_the_best(self) -> bool:
-        """Whether tokens, drafted and emitted ones, are the likeliest: nothing else of any logits matters."""
+        """Whether tokens, drafted and emitted ones, are the likeliest of the logits or of those that `changes` makes of them:
+        nothing else of any logits matters."""
         return (
-            self.processors is None
+            (self.processors is None or self.changes is not None)
             and self.sampling.temperature == 0
             and (self.force_acceptance is None and self.drawing is None)
         )
+
+    @property
+    def changes(self) -> Changes | None:
+        """What the request changes of logits, as far as a device can do all of it."""
+        return None if self.processors is None else self.processors.on_device
 
     @property
     def left(self) -> int:
@@ -158,12 +165,12 @@ class Sequence:
 
     def judge(self, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
+        if isinstance(rows, Answers):
+            return verify_draws(tree, lambda node, depth: rows.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0
         if greedy and self.force_acceptance is None and tree.q is None:  # the way of most requests
             return verify_draws(tree, lambda node, depth: rows.best(first + node))
         walked: list[int] = []
-
-        assert not isinstance(rows, Answers)  # a cycle that stays on a device has gone the way above
 
         def choose(node: int, depth: int) -> int:
             token = self.choose(rows, first + node, walked)

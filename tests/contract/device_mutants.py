@@ -12,10 +12,12 @@ from engines import memory, recording_device
 from engines.recording_device import RecordingDevice
 from engines.stream import Context
 from rig import Rig
+from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decode.embedding import Embedding
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.on_device import Answers, OnDevice
 from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.processing import Processing
 from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.engines.base import View
 from vlmexport.runtime.engines.buffers import HostBuffer
@@ -60,6 +62,28 @@ def same_drafts(rig: Rig) -> None:
         ]
         counts = [(run.stats.cycles, run.stats.proposed, run.stats.accepted) for run in runs]
         assert runs[0].tokens == runs[1].tokens and counts[0] == counts[1], (draft, counts)
+
+
+def changed_logits(rig: Rig, host: Rig) -> None:
+    """Repetition penalty and tokens that never come: a device says what the host would choose, whichever request came
+    before."""
+    requests = [rig.request(seed) for seed in (54, 55)]
+    plain = host.oracle.greedy(requests[0], 30)
+    asked = [
+        GenerationInfo(repetition_penalty=1.7),
+        GenerationInfo(repetition_penalty=1.3, suppress_tokens=[plain[2], plain[9]]),
+        GenerationInfo(bad_words_ids=[[plain[0]], [plain[4]]]),
+    ]
+    said = [lossless.generate(host, requests[0], 30, asked=info).tokens for info in asked]
+    assert len({*said, plain}) == len(asked) + 1, "every one must change the output"
+    for number, (draft, length) in enumerate(
+        (("early-exit", 3), ("tree", 5), ("prompt-lookup", 4), (None, 0))
+    ):
+        info, request = asked[number % 3], requests[number % 2]
+        truth = lossless.generate(host, request, 30, asked=info).tokens
+        proposer = None if draft is None else lossless.DRAFTS[draft](rig, truth)
+        run = lossless.generate(rig, request, 30, proposer=proposer, length=length, asked=info)
+        assert run.tokens == truth, (draft, info)
 
 
 def missing_synchronisation(patch: Patch) -> None:
@@ -244,6 +268,34 @@ def tokens_not_handed_on(patch: Patch) -> None:
 def positions_count_slots(patch: Patch) -> None:
     """Positions behind a picture go on with its number of rows, whatever its sides."""
     patch.setattr(Decoder, "position_of", lambda self, slot, row=0: slot)
+
+
+def marks_not_kept(patch: Patch) -> None:
+    """A device forgets after every cycle which tokens that one brought."""
+    patch.setattr(Processing, "keep", lambda self: self._engine.copy(self._now, self._seen))
+
+
+def marks_of_another_request(patch: Patch) -> None:
+    """A request finds the marks of the one before it."""
+    begin = Processing.begin
+
+    def wrong(self: Any, changes: Any) -> list[int]:
+        if self._marked is not None:
+            self._marked = changes, len(changes.history)
+        return begin(self, changes)
+
+    patch.setattr(Processing, "begin", wrong)
+
+
+def path_without_marks(patch: Patch) -> None:
+    """A drafted token is penalised by what was emitted, not by the drafts before it."""
+    call = Processing.call
+
+    def wrong(self: Any, recent: View, tokens: View, ancestors: View, best: View) -> Any:
+        nobody = self._engine.constant("nobody", np.zeros(ancestors.shape, np.bool_))
+        return call(self, recent, tokens, nobody, best)
+
+    patch.setattr(Processing, "call", wrong)
 
 
 def best_of_the_row_before(patch: Patch) -> None:

@@ -13,6 +13,7 @@ from oracle import NEVER, Request
 from rig import Rig
 from tiny_bundles import BUNDLES
 from vlmexport.runtime import proposers
+from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import NumericsError
@@ -22,6 +23,7 @@ from vlmexport.runtime.proposers.wrong import Wrong
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.cycle import Cycle
 from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.speculate.processors import Processors
 from vlmexport.runtime.speculate.proposer import Proposer
 from vlmexport.runtime.speculate.sampling import Sampling, counter_uniform, draw
 from vlmexport.runtime.speculate.sequence import Sequence, SequenceLimits
@@ -235,10 +237,10 @@ class Run:
 
 def generate(
     rig: Rig, request: Request, limit: int, *, proposer: Any = None, length: int = 0, eos: Items[int] = (),
-    sampling: Sampling | None = None, threshold: float | None = None,
+    sampling: Sampling | None = None, threshold: float | None = None, asked: GenerationInfo | None = None,
 ) -> Run:  # fmt: skip
     """One request through the cycle."""
-    one = Ask(request, limit, proposer, length, tuple(eos), sampling or Sampling(), threshold)
+    one = Ask(request, limit, proposer, length, tuple(eos), sampling or Sampling(), threshold, asked=asked)
     run = generate_batch(rig, [one])[0]
     if run.error is not None:
         raise run.error
@@ -260,6 +262,8 @@ class Ask:
     """Drafted tokens of a tree; None takes the proposer's `nodes`, if it has any."""
     stop: int | None = None
     """The consumer ends the request at this token, as a stop string does."""
+    asked: GenerationInfo | None = None
+    """What a model's configuration asks of decoding."""
 
 
 def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
@@ -275,10 +279,18 @@ def generate_batch(rig: Rig, asked: Items[Ask], together: int = 1) -> list[Run]:
             if ask.proposer is not None:
                 nodes = getattr(ask.proposer, "nodes", None) if ask.nodes is None else ask.nodes
                 policy = FixedLength(ask.length, ask.threshold, nodes)
+            first, processors = rig.first_ids(ask.request), None
+            if ask.asked is not None:
+                processors = Processors.from_info(ask.asked, ask.eos, first)
             sequence = Sequence(
-                rig.first_ids(ask.request), SequenceLimits(ask.limit, ask.eos), Stats(), ask.sampling,
-                ask.proposer, policy,
-            )  # fmt: skip
+                first,
+                SequenceLimits(ask.limit, ask.eos),
+                Stats(),
+                ask.sampling,
+                ask.proposer,
+                policy,
+                processors,
+            )
             rows = rig.join(ask.request, sequence)
             if ask.proposer is not None:
                 ask.proposer.begin(sequence)

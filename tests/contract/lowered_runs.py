@@ -119,7 +119,7 @@ def inputs(manifest: Manifest, tiny: TinyBundle, graph: GraphInfo, run: Pass, se
         elif dtype == np.int64:
             array = rng.integers(0, 3, shape)
         elif dtype == np.bool_:
-            array = np.ones(shape, bool)
+            array = rng.random(shape) < 0.5 if value.name == "banned" else np.ones(shape, bool)
         else:
             array = rng.standard_normal(shape, np.float32).astype(dtype)
         found[value.name] = array

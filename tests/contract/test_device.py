@@ -9,12 +9,13 @@ from typing import Any
 import lossless
 import numpy as np
 import pytest
-from device_mutants import not_finite, same_drafts
+from device_mutants import changed_logits, not_finite, same_drafts
 from engines.recording_device import RecordingDevice
 from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
 from pairs import in_pairs
 from rig import ENGINES, FAMILIES, Rig
+from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 from vlmexport.runtime.session import Session
 
@@ -65,6 +66,46 @@ def test_the_host_waits_once_for_a_cycle(
             enqueues = (2 if rig.manifest.decoder.cross_attention else 0) if whole else 40 * (length + 2)
             assert counts.enqueues <= enqueues, (draft, counts)
             assert counts.bytes_down <= 4096 and counts.bytes_up <= 8192, (draft, counts)
+
+
+SOME = ("llama", "t5", "vit-gpt2")
+
+
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [
+        *((family, "device") for family in (*SOME, "qwen2.5-vl", "t5-float16")),
+        *((family, engine) for family in SOME for engine in ("tensorrt", "tensorrt-portable", "cuda")),
+        ("llama", "growing-device"),
+    ],
+)
+def test_a_device_changes_logits_itself(
+    rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repetition penalty and tokens that never come: what the host would choose, and one wait for a cycle, whichever request
+    came before. What a device does not do itself goes token by token."""
+    rig: Rig = rigs(family, engine)
+    waited = _counted(rig, monkeypatch)
+    for _ in range(2):  # programs of every length are captured in the first
+        waited.clear()
+        changed_logits(rig, rigs(family, "onnxruntime"))
+    of_device = [counts for counts, _ in waited if counts.synchronisations]  # others are the host's
+    assert len(of_device) > 40
+    for counts in of_device:
+        # The first cycle of a request brings all its marks.
+        assert counts.synchronisations == 1 or counts.bytes_up > 4 * rig.manifest.text.vocab_size, counts
+        assert counts.bytes_down <= 4096 and counts.bytes_up <= 8192, counts
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_what_a_device_does_not_do_to_logits_the_host_does(rigs: Callable, family: str) -> None:
+    rig: Rig = rigs(family, "device")
+    request = rig.request(54)
+    plain = rig.oracle.greedy(request, 12)
+    for info in (GenerationInfo(no_repeat_ngram_size=2), GenerationInfo(bad_words_ids=[list(plain[3:5])])):
+        truth = lossless.generate(rigs(family, "onnxruntime"), request, 12, asked=info).tokens
+        proposer = lossless.DRAFTS["early-exit"](rig, ())
+        assert lossless.generate(rig, request, 12, proposer=proposer, length=3, asked=info).tokens == truth
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -415,6 +415,11 @@ def same_drafts(rigs: Callable, family: str) -> None:
     device.same_drafts(rigs(family, "device"))
 
 
+def changed_logits(rigs: Callable, family: str) -> None:
+    """What a request changes of logits, on the recording device."""
+    device.changed_logits(rigs(family, "device"), rigs(family, "onnxruntime"))
+
+
 def turns_with_pictures(rigs: Callable, family: str) -> None:
     """A conversation whose later turns go on behind what a ViSpec layer keeps."""
     sessions.conversation(rigs(family, "onnxruntime"))
@@ -738,6 +743,11 @@ MUTANTS = {
         {"ragged": on_cuda("ragged_batch")},
         refused_by=(NumericsError,),
     ),
+    "marks not kept": Mutant(device.marks_not_kept, {"changed logits": changed_logits}, ("llama",)),
+    "marks of another request": Mutant(
+        device.marks_of_another_request, {"changed logits": changed_logits}, ("llama",)
+    ),
+    "path without marks": Mutant(device.path_without_marks, {"changed logits": changed_logits}, ("llama",)),
     "best of the row before": Mutant(
         device.best_of_the_row_before,
         {

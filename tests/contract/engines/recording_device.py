@@ -71,7 +71,7 @@ class RecordingDevice(Engine):
         found = self._interfaces.get(graph)
         if found is None:
             found = self.backend.interface(graph)
-            if found.role == "head":
+            if found.role in ("head", "process"):
                 rows = [next(value for value in found.outputs if value.name == "logits").shape[0]]
                 extra = [ValueInfo(name=name, dtype=dtype, shape=rows) for name, dtype in EXTRA.items()]
                 found = replace(found, outputs=[*found.outputs, *extra])
@@ -354,7 +354,7 @@ class _Call:
             self._check_visible()
         device.runs.append(Recorded(graph, self._width, starts, self._addresses))
         self._compute.run()
-        if device.interface(graph).role == "head":
+        if device.interface(graph).role in ("head", "process"):
             self._judge()
         for name, view in self._outputs.items():
             if not name.startswith("updated_"):
