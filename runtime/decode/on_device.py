@@ -1,7 +1,7 @@
 """Cycles of one sequence that need the host once: drafted tokens, masks and verdicts stay where the graphs run.
 
-`head` writes its best token where the next `embed` reads one, and masks come from the graph `mask`, so that between the
-steps of a cycle nobody waits. The host sends tokens, slots and positions ahead, in one transfer, and reads in one what
+`head` writes its best token where the next `embed` reads one, drafts with graphs of their own (`DeviceChain`) do likewise, and
+masks come from the graph `mask`, so that between the steps of a cycle nobody waits. The host sends tokens, slots and positions ahead, in one transfer, and reads in one what
 was drafted and what the target says of it. The passes are the decoder's own (`Decoder.prepared`); a cycle is a list of
 their calls, which an engine may capture and replay (`Engine.program`).
 """
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..engines.base import Call, Engine, Program, View
+from ..engines.base import DTYPES, Call, Engine, Program, View, dtype_name
+from .device_chain import DeviceChain
 from .masks import relations
 from .processing import GRAPH, Changes, Processing
 from .target_rows import not_finite
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 DraftStep = Callable[[View, "dict[str, View]"], "list[Call]"]
 
-_INT = 8
-"""Bytes of an int64."""
+LAYOUTS = 4
+"""Of caches that grow, so many have their programs kept."""
+
+_INT, _FLOAT = 8, 4
+"""Bytes of an int64, of a float32."""
 
 
 class DraftsOnDevice(Protocol):
@@ -69,6 +73,11 @@ class Drafted:
     finite: bool = True
 
 
+def _sent(name: str) -> str:
+    """The field of what a `DeviceChain` sends."""
+    return f"draft.{name}"
+
+
 class _Block:
     """A transfer, laid out field after field at the engine's alignment."""
 
@@ -87,7 +96,7 @@ class _Block:
 
 
 def _at(block: View, start: int, shape: tuple[int, ...], dtype: str = "int64") -> View:
-    return block.buffer.view(shape, dtype, start // (1 if dtype == "bool" else _INT))
+    return block.buffer.view(shape, dtype, start // DTYPES[dtype].itemsize)
 
 
 class _Cycle:
@@ -103,23 +112,24 @@ class _Cycle:
         """Write a field of the upload."""
         data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int64)
         start = self._fields[name]
-        self.program.upload[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
+        self.program.upload[start : start + data.nbytes] = (
+            np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        )
 
     def came(self, name: str, count: int, dtype: str = "int64") -> np.ndarray:
         """A field of the download, [count]."""
-        start = self._fields[name]
-        nbytes = count * (1 if dtype == "bool" else _INT)
-        return self.program.download[start : start + nbytes].view(np.bool_ if dtype == "bool" else np.int64)
+        start, item = self._fields[name], DTYPES[dtype]
+        return self.program.download[start : start + count * item.itemsize].view(item)
 
 
 class OnDevice:
-    """The cycles of a decoder whose engine offers them (`offered`); programs are made when first asked for, and again
-    when caches move."""
+    """The cycles of a decoder whose engine offers them (`offered`); programs are made when first asked for, for
+    every layout of the caches."""
 
     def __init__(self, decoder: Decoder):
         self._decoder, self._engine = decoder, decoder.engine
-        self._made: dict[tuple[object, ...], _Cycle] = {}
-        self._layout: object = None
+        self._made: dict[object, dict[tuple[object, ...], _Cycle]] = {}
+        """Layout of the decoder's caches → programs."""
         self._slots: View | None = None
         self._bias: View | None = None
         self._chains: dict[int, tuple[View, View]] = {}
@@ -164,6 +174,21 @@ class OnDevice:
         finite = bool(cycle.came("drafts_finite", count, "bool").all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
+    def verify_drafted(
+        self, chain: DeviceChain, token: int, start: int, changes: Changes | None = None
+    ) -> Drafted:
+        """A chain that is drafted behind the pending `token` by calls of its own, and verified by all segments; the root
+        takes slot `start`."""
+        changed = changes is not None
+        cycle = self._cycle(("chain", *chain.key, changed), lambda: self._chaining(chain, changed))
+        cycle.send("tokens", token)
+        for name, values in chain.sent.items():
+            cycle.send(_sent(name), values)
+        self._launch(cycle, start, changes)
+        tokens = cycle.came("drafted", chain.length).tolist()
+        finite = bool(np.isfinite(cycle.came("scores", chain.length, "float32")).all())
+        return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
+
     # --- one launch ---
 
     def _launch(self, cycle: _Cycle, start: int, changes: Changes | None) -> None:
@@ -188,13 +213,18 @@ class OnDevice:
     # --- programs ---
 
     def _cycle(self, key: tuple[object, ...], make: Callable[[], _Cycle]) -> _Cycle:
+        """The program `key` over the caches as they lie now; those of the layouts before are kept for the next request, whose
+        caches begin small again."""
         layout = self._decoder.layout
-        if layout != self._layout:
-            self._made.clear()
-            self._layout = layout
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        made = self._made.pop(layout, None)
+        if made is None:
+            made = {}
+            if len(self._made) == LAYOUTS:
+                del self._made[next(iter(self._made))]
+        self._made[layout] = made  # the last one used stands last
+        if key not in made:
+            made[key] = make()
+        return made[key]
 
     def _verifying(self, width: int, is_chain: bool, changed: bool) -> _Cycle:
         decoder, engine = self._decoder, self._engine
@@ -258,6 +288,43 @@ class OnDevice:
         tokens = _at(between, whole, (width,)) if changed else None
         calls += self._judge(run, width, upload, download, fields, tokens, self._chain(width)[1])
         return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, count)
+
+    def _chaining(self, chain: DeviceChain, changed: bool) -> _Cycle:
+        decoder, engine, count, width = self._decoder, self._engine, chain.length, chain.length + 1
+        up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
+        fields = {name: up.place(_INT) for name in ("tokens", "start.0", "first.0")}
+        fields |= {_sent(name): up.place(values.nbytes) for name, values in chain.sent.items()}
+        fields |= {"drafted": down.place(count * _INT), "scores": down.place(count * _FLOAT)}
+        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
+        if changed:
+            fields["recent"] = up.place(self._process().recent * _INT)
+        whole = inner.place(width * _INT)
+        upload, download, between = up.allocate(), down.allocate(), inner.allocate()
+
+        def keep(number: int, token: View, score: View) -> list[Call]:
+            noted = _at(download, fields["scores"] + number * _FLOAT, (1,), "float32")
+            return [
+                engine.copy(_at(between, whole + (number + 1) * _INT, (1,)), token),
+                engine.copy(noted, score),
+            ]
+
+        sent = {
+            name: _at(upload, fields[_sent(name)], values.shape, dtype_name(values))
+            for name, values in chain.sent.items()
+        }
+        run = decoder.prepared(0, decoder.segments, width, 0)
+        tokens = _at(between, whole, (width,))
+        calls = [engine.copy(_at(between, whole, (1,)), _at(upload, fields["tokens"], (1,)))]
+        calls += chain.bind(sent, keep)
+        calls.append(
+            engine.copy(_at(download, fields["drafted"], (count,)), _at(between, whole + _INT, (count,)))
+        )
+        calls.append(decoder.embedding.bind(_at(between, whole, (1, width))))
+        calls += self._pass(run, upload, fields, 0, self._chain(width))
+        calls += self._judge(
+            run, width, upload, download, fields, tokens if changed else None, self._chain(width)[1]
+        )
+        return _Cycle(engine.program(calls, upload, download), [run], width, fields, 0)
 
     def _pass(
         self, run: Pass, upload: View, fields: dict[str, int], number: int, related: tuple[View, View]

@@ -11,6 +11,7 @@ from ..speculate.budget import Budget
 from ..speculate.proposer import Picture, Proposer
 
 if TYPE_CHECKING:
+    from ..decode.device_chain import DeviceChain
     from ..engines.base import View
     from ..speculate.acceptance import Verdict
     from ..speculate.sequence import Sequence
@@ -27,6 +28,7 @@ class Combined(Proposer):
         assert first.cut is None and second.cut is None, "drafts on the trunk have cycles of their own"
         self.name, self._first, self._second = name, first, second
         self._both = first, second
+        self.draft_graph = second.draft_graph
 
     @property
     def needs_prompt_rows(self) -> bool:  # type: ignore[override]
@@ -71,6 +73,12 @@ class Combined(Proposer):
             for row, tree in zip(new, asked, strict=True):
                 trees[row] = tree
         return trees
+
+    def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
+        tree = self._first.propose_on_device(sequence, budget)
+        if isinstance(tree, TokenTree) and not tree.proposed:
+            return self._second.propose_on_device(sequence, budget)
+        return tree
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         for each in self._both:

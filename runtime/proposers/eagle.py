@@ -9,6 +9,7 @@ level in the slots behind, out of the layer's own features: nobody needs to take
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import exp, isfinite
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..decode.device_chain import DeviceChain
 from ..decode.passes import PREFILL_STEP, PREFILL_WIDTH
 from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
-from ..engines.base import DTYPES, View
+from ..engines.base import DTYPES, Call, View
 from ..errors import BundleError
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
@@ -28,6 +30,7 @@ from .growth import Growth
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
+    from ..decode.device_chain import Keep
     from ..decode.passes import Decoder
     from ..speculate.acceptance import Verdict
     from ..speculate.sequence import Sequence
@@ -69,6 +72,7 @@ class Eagle(Proposer):
                 f"manifest: draft {draft.name!r} has no graph of a layer; build the bundle again"
             )
         self.name, self._graph = draft.name, graph
+        self.draft_graph = graph
         self._vocabulary = decoder.manifest.text.vocab_size
         self._engine, batch = decoder.engine, decoder.arena.max_batch
         self._size, self._dtype, self._slots = (
@@ -168,6 +172,28 @@ class Eagle(Proposer):
             self._expand(tree, 0, ids[place], scores[place])
         self._grow(trees, width)
         return [self._finished(trees[self._open.index(sequence)]) for sequence in sequences]
+
+    def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
+        """A chain: a pass over the pairs that wait, and one for every further token. A threshold, and a tree, ask the host
+        after every level."""
+        policy, waiting = sequence.policy, self._waiting[0]
+        asks = policy is not None and policy.needs_confidence
+        if asks or budget.nodes > budget.depth or len(self._open) > 1 or not waiting:
+            return super().propose_on_device(sequence, budget)
+        count, arena = budget.nodes, self._arena
+        # Of one width whatever was accepted, so that few programs serve; what lies beyond the pairs is overwritten.
+        width = max(waiting, count + 1)
+        arena.reserve(max(width, waiting + count - 1), 0)
+        where, rows = self._waiting_pairs(0)
+        start, first = arena.lengths[0], self._next[0]
+        sent = self._pass.chain_inputs(width, count, start, first, rows, _tokens(sequence, where))
+        arena.advance(waiting, 0)
+        self._next[0], self._waiting[0] = first + waiting, 0
+
+        def bind(given: Mapping[str, View], keep: Keep) -> list[Call]:
+            return self._pass.chain(self._all_rows, width, count, given, keep)
+
+        return DeviceChain((self.name, width, count, arena.rows), count, sent, bind)
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         """Keep the rows of the root and of the accepted nodes: their pairs are known now."""
@@ -302,10 +328,7 @@ class Eagle(Proposer):
             tree.sequence.fail(not_finite(self._graph, best[0]))
             tree.done = True
             return
-        if not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
-            raise BundleError(
-                f"draft {self.name!r} proposes ids outside the vocabulary; build the bundle again"
-            )
+        self.check_ids(ids, self._vocabulary)
         growth.expand(node, ids.tolist(), best)
         policy = tree.sequence.policy
         if growth.chain and policy is not None and policy.needs_confidence:

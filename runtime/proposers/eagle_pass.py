@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ from ..engines.buffers import HostBuffer
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftCache
+    from ..decode.device_chain import Keep
     from ..decode.passes import Decoder
 
 Proposals = tuple[np.ndarray, np.ndarray]
@@ -31,6 +34,10 @@ class Beside(Protocol):
 
     def views(self, shape: tuple[int, int]) -> dict[str, View]:
         """The inputs of such a pass by name; their addresses never change."""
+        ...
+
+    def behind(self, shape: tuple[int, int]) -> dict[str, View]:
+        """The same for passes behind the prompt of the sequence in place 0, whose values never change either."""
         ...
 
 
@@ -131,6 +138,83 @@ class EaglePass:
         # The waiting read first: on a device the second one finds everything there.
         return self._engine.read(ids), self._engine.read(scores)
 
+    # --- chains of one sequence that a device drafts by itself ---
+
+    def chain_inputs(
+        self, width: int, count: int, start: int, position: int, rows: np.ndarray, tokens: Items[int]
+    ) -> dict[str, np.ndarray]:
+        """What `chain` is sent for pairs of features `rows` int64 [n] with the `tokens` that follow, n ≤ width, the first in
+        slot `start` at `position`; of the passes behind it, too."""
+        pairs, slots = len(rows), np.arange(self.arena.rows)
+        found: dict[str, np.ndarray] = {}
+        for step in range(count):
+            wide, ahead = (width, 0) if step == 0 else (1, pairs - 1 + step)
+            steps = np.arange(wide)
+            found |= {
+                f"positions.{step}": position + ahead + np.minimum(steps, pairs - 1)[None],
+                f"write_indices.{step}": np.array([start + ahead]),
+                f"attn_mask.{step}": (slots <= (start + ahead + steps)[:, None])[None, None],
+            }
+        ids = np.zeros((1, width), np.int64)
+        ids[0, :pairs] = tokens
+        sources = np.full((1, width), rows[0])  # rows beyond the pairs repeat a feature of their own sequence
+        sources[0, :pairs] = rows
+        return found | {"feature_index": sources, "next_ids": ids, "last": np.array([pairs - 1])}
+
+    def chain(
+        self, features: View, width: int, count: int, sent: Mapping[str, View], keep: Keep
+    ) -> list[Call]:
+        """The calls that draft `count` tokens: a pass over pairs of `features` [n, E], and one for each token after the
+        first, which reads what the last pass wrote."""
+        engine, size = self._engine, self._size
+        calls: list[Call] = []
+        keys, values = self.arena.view(0, 0, 1)
+        ids, scores = (
+            self._ids.view((1, self._ranks), "int64"),
+            self._scores.view((1, self._ranks), "float32"),
+        )
+        first = engine.constant(f"{self._name}.first", np.zeros((1, 1), np.int64))
+        sources, asked, tokens = sent["feature_index"], sent["last"], sent["next_ids"]
+        for step in range(count):
+            shape = (1, width if step == 0 else 1)
+            inputs = {
+                "hidden": features,
+                "feature_index": sources,
+                "drafted": self._kinds[step > 0].view((1,)),
+                "next_ids": tokens,
+                "embedding_table": self._table,
+                "positions": sent[f"positions.{step}"],
+                "write_indices": sent[f"write_indices.{step}"],
+                "attn_mask": sent[f"attn_mask.{step}"],
+                "row_index": asked,
+                **({} if self._beside is None else self._beside.behind(shape)),
+            }
+            features = self._features[step % 2].view((shape[1], size), self._dtype)
+            outputs = {"hidden_out": features.buffer.view((*shape, size), self._dtype)}
+            calls.append(
+                self._call(inputs, outputs | {"token_ids": ids, "log_probabilities": scores}, keys, values)
+            )
+            token, score = (each.buffer.view((1,), each.dtype) for each in (ids, scores))
+            calls += keep(step, token, score)
+            if step == count - 1:
+                break
+            # The next pass reads the token while it writes its own.
+            tokens = engine.allocate(f"{self._name}.fed.{step}", DTYPES["int64"].itemsize).view(
+                (1, 1), "int64"
+            )
+            calls.append(engine.copy(tokens, token))
+            sources = asked.buffer.view((1, 1), "int64", asked.offset) if step == 0 else first
+            asked = first.buffer.view((1,), "int64")
+        return calls
+
+    def _call(self, inputs: dict[str, View], outputs: dict[str, View], keys: View, values: View) -> Call:
+        """The graph with these keys and values."""
+        inputs |= {"key_cache.0": keys, "value_cache.0": values}
+        outputs = outputs | {"updated_key_cache.0": keys, "updated_value_cache.0": values}
+        if not self._marks_drafted:
+            del inputs["drafted"]
+        return self._engine.bind(self._graph, inputs, outputs)
+
     def _bound(self, features: View, drafted: bool, row: int, asked: int) -> tuple[Call, View, View]:
         batch, width = self._shape
         rows = self.arena.rows
@@ -150,8 +234,6 @@ class EaglePass:
             "positions": self._positions.view(shape),
             "write_indices": self._indices.view((batch,)),
             "attn_mask": self._mask.view((batch, 1, width, rows)),
-            "key_cache.0": keys,
-            "value_cache.0": values,
             "row_index": self._asked.view((asked,)),
             **({} if self._beside is None else self._beside.views(shape)),
         }
@@ -159,12 +241,8 @@ class EaglePass:
             "hidden_out": self._features[self._turn].view((batch, width, self._size), self._dtype),
             "token_ids": ids,
             "log_probabilities": scores,
-            "updated_key_cache.0": keys,
-            "updated_value_cache.0": values,
         }
-        if not self._marks_drafted:
-            del inputs["drafted"]
-        bound = self._engine.bind(self._graph, inputs, outputs)
+        bound = self._call(inputs, outputs, keys, values)
         if rows != self._bound_rows:  # the views of shorter or longer caches are gone
             self._calls.clear()
             self._bound_rows = rows

@@ -8,12 +8,14 @@ at training (`tree` in the manifest), or else the likeliest paths by the heads' 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from math import isfinite
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..decode.device_chain import DeviceChain
 from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
@@ -26,6 +28,7 @@ from .rank_tree import Parents, grow, within
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
+    from ..decode.device_chain import Keep
     from ..decode.passes import Decoder
     from ..speculate.acceptance import Verdict
     from ..speculate.drawing import Drawing
@@ -57,6 +60,7 @@ class Medusa(Proposer):
         if graph is None or draft.heads is None or draft.ranks is None:
             raise BundleError(f"manifest: draft {draft.name!r} has no graph of heads; build the bundle again")
         self.name, self._graph, self._tree = draft.name, graph, draft.tree
+        self.draft_graph = graph
         self._heads, self._ranks = draft.heads, draft.ranks
         self._vocabulary = decoder.manifest.text.vocab_size
         if self._tree:
@@ -96,10 +100,7 @@ class Medusa(Proposer):
         self._index.push((count,))
         call.run()
         scores, tokens = self._engine.read(log_probabilities), self._engine.read(token_ids)
-        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary:
-            raise BundleError(
-                f"draft {self.name!r} proposes ids outside the vocabulary; build the bundle again"
-            )
+        self.check_ids(tokens, self._vocabulary)
         trees = []
         for row, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             mine = scores[row].tolist()
@@ -115,6 +116,22 @@ class Medusa(Proposer):
             sequence.fail(not_finite(self._graph, mine[0][0]))
             trees.append(TokenTree.chain(sequence.tokens[-1:]))
         return trees
+
+    def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
+        """A chain of the heads' best tokens; trees take shape on the host."""
+        if budget.nodes > budget.depth:
+            return super().propose_on_device(sequence, budget)
+        count = min(budget.nodes, self._heads)
+        index = np.array([self._places[sequence]], np.int64)
+
+        def bind(sent: Mapping[str, View], keep: Keep) -> list[Call]:
+            call, tokens, scores = self._bound(sent["row_index"])
+            return [
+                call,
+                *(each for k in range(count) for each in keep(k, _best(tokens, k), _best(scores, k))),
+            ]
+
+        return DeviceChain((self.name, count), count, {"row_index": index}, bind)
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         """Keep the row of the last accepted node."""
@@ -174,12 +191,18 @@ class Medusa(Proposer):
         self._engine.copy(target, source).run()
 
     def _bind(self, count: int) -> tuple[Call, View, View]:
-        shape = (count, self._heads, self._ranks)
-        tokens, scores = self._tokens.view(shape, "int64"), self._scores.view(shape, "float32")
-        inputs = {
-            "hidden": self._rows.view((self._batch, 1, self._size), self._dtype),
-            "row_index": self._index.view((count,)),
-        }
-        call = self._engine.bind(self._graph, inputs, {"token_ids": tokens, "log_probabilities": scores})
-        found = self._calls[count] = (call, tokens, scores)
+        found = self._calls[count] = self._bound(self._index.view((count,)))
         return found
+
+    def _bound(self, index: View) -> tuple[Call, View, View]:
+        """The heads on kept rows `index` [n], and where their best tokens and log-probabilities [n, heads, ranks] will be."""
+        shape = (index.shape[0], self._heads, self._ranks)
+        tokens, scores = self._tokens.view(shape, "int64"), self._scores.view(shape, "float32")
+        inputs = {"hidden": self._rows.view((self._batch, 1, self._size), self._dtype), "row_index": index}
+        call = self._engine.bind(self._graph, inputs, {"token_ids": tokens, "log_probabilities": scores})
+        return call, tokens, scores
+
+
+def _best(ranked: View, head: int) -> View:
+    """Of [1, heads, ranks] the first of a head, [1]."""
+    return ranked.buffer.view((1,), ranked.dtype, ranked.offset + head * ranked.shape[2])

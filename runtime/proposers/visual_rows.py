@@ -25,6 +25,7 @@ class VisualRows:
         self, name: str, engine: Engine, graph: str, size: int, batch: int, most_rows: int, most_places: int
     ):
         """`most_rows`: of a pass over one prompt's rows; `most_places`: of any pass."""
+        self._engine, self._name = engine, name
         self._batch, self._most = batch, batch + most_rows
         self._shape = self._most, size
         self._table = HostBuffer(engine, f"{name}.visual", self._most * size, engine.dtype(graph, "visual"))
@@ -71,4 +72,13 @@ class VisualRows:
             "visual": self._table.view(self._shape),
             "visual_index": self._index.view(shape),
             "compressed": self._compressed.view(shape),
+        }
+
+    def behind(self, shape: tuple[int, int]) -> dict[str, View]:
+        """See `Beside`: the global feature that the sequence in place 0 knows."""
+        engine, name = self._engine, self._name
+        return {
+            "visual": self._table.view(self._shape),
+            "visual_index": engine.constant(f"{name}.visual_index.{shape[1]}", np.zeros(shape, np.int64)),
+            "compressed": engine.constant(f"{name}.compressed.{shape[1]}", np.zeros(shape, np.bool_)),
         }

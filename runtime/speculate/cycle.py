@@ -13,6 +13,8 @@ from math import nan
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..decode.passes import Decoder
 from ..decode.target_rows import TargetRows, not_finite
 from ..decode.tree import TokenTree
@@ -145,14 +147,17 @@ class Cycle:
         start, pending, changes = decoder.arena.lengths[0], sequence.tokens[-1], sequence.changes
         if not budget.nodes or proposer is None:
             found = device.verify(TokenTree.chain([pending]), start, changes)
-        elif proposer.cut is None:
-            (tree,) = proposer.propose([sequence], [budget])
-            self._check(sequence, budget, tree)
-            found = device.verify(tree, start, changes)
-        else:
+        elif proposer.cut is not None:
             found = device.draft(proposer, proposer.cut, budget.depth, pending, start, changes)
-            if not found.finite:
-                sequence.fail(not_finite(proposer.draft_graph, nan))
+        elif isinstance(proposal := proposer.propose_on_device(sequence, budget), TokenTree):
+            self._check(sequence, budget, proposal)
+            found = device.verify(proposal, start, changes)
+        else:
+            found = device.verify_drafted(proposal, pending, start, changes)
+            proposer.check_ids(np.asarray(found.tree.tokens), decoder.embedding.vocabulary)
+        if not found.finite:
+            assert proposer is not None
+            sequence.fail(not_finite(proposer.draft_graph, nan))
         return [found.tree], found.answers
 
     def _propose(self, budgets: Items[Budget]) -> tuple[list[TokenTree], int | None]:

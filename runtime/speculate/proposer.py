@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ..decode.tree import TokenTree
+from ..errors import BundleError
 from .acceptance import Verdict
 from .budget import Budget
 
 if TYPE_CHECKING:
+    from ..decode.device_chain import DeviceChain
     from ..engines.base import Call, View
     from .sequence import Sequence
 
@@ -85,6 +87,18 @@ class Proposer:
         head: its `logits` (float32 [1, V]) or the `best` token of them (int64 [1]), and whether they are `finite`
         (bool [1])."""
         raise NotImplementedError
+
+    def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
+        """Proposers without a `cut`, for the only sequence of a device that does whole cycles: a chain that it drafts by
+        itself, or else a tree as of `propose`, which the host may have to wait for."""
+        return self.propose([sequence], [budget])[0]
+
+    def check_ids(self, ids: np.ndarray, vocabulary: int) -> None:
+        """Raises `BundleError` for proposed ids outside the vocabulary: tables of a draft of its own may name such."""
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+            raise BundleError(
+                f"draft {self.name!r} proposes ids outside the vocabulary; build the bundle again"
+            )
 
     def propose_one(self, sequence: Sequence, budget: Budget) -> TokenTree:
         """`propose` for one sequence: what a proposer without a pass over the batch overrides."""

@@ -74,7 +74,7 @@ class Sequence:
         return (
             (self.processors is None or self.changes is not None)
             and self.sampling.temperature == 0
-            and (self.force_acceptance is None and self.drawing is None)
+            and self.drawing is None
         )
 
     @property
@@ -166,7 +166,7 @@ class Sequence:
     def judge(self, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
         if isinstance(rows, Answers):
-            return verify_draws(tree, lambda node, depth: rows.best(first + node))
+            return self._accept(tree, lambda node, depth: rows.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0
         if greedy and self.force_acceptance is None and tree.q is None:  # the way of most requests
             return verify_draws(tree, lambda node, depth: rows.best(first + node))
@@ -177,10 +177,8 @@ class Sequence:
             walked.append(token)
             return token
 
-        index = len(self.tokens)
         if self.force_acceptance is not None:
-            uniforms = [self.sampling.uniform(index + i, FORCING) for i in range(tree.proposed)]
-            return verify_forced(tree, choose, uniforms, self.force_acceptance)
+            return self._accept(tree, choose)
         if self.typical is not None and not self.sampling.greedy:
             return verify_typical(
                 tree,
@@ -193,6 +191,14 @@ class Sequence:
         if tree.rival is not None:
             return self._matched(tree, tree.rival, rows, first)
         return verify_draws(tree, choose)
+
+    def _accept(self, tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
+        """What the target chooses, or as much of it as `force_acceptance` says."""
+        if self.force_acceptance is None:
+            return verify_draws(tree, choose)
+        index = len(self.tokens)
+        uniforms = [self.sampling.uniform(index + i, FORCING) for i in range(tree.proposed)]
+        return verify_forced(tree, choose, uniforms, self.force_acceptance)
 
     def _drawn(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
         """Acceptance and residual of a chain that was drawn from `q`."""

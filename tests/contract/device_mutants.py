@@ -19,7 +19,8 @@ from vlmexport.runtime.decode.on_device import Answers, OnDevice
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.processing import Processing
 from vlmexport.runtime.decode.target_rows import TargetRows
-from vlmexport.runtime.engines.base import View
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.engines.base import Engine, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.errors import NumericsError
@@ -50,16 +51,23 @@ def not_finite(rig: Rig) -> None:
                 lossless.generate(rig, request, 12, proposer=proposer, length=length)
 
 
+def layered(rig: Rig) -> list[str]:
+    """Drafts with graphs of their own that a device runs before it verifies."""
+    return [draft for draft in ("medusa", "eagle", "eagle3", "vispec") if lossless.fits(rig.tiny.name, draft)]
+
+
 def same_drafts(rig: Rig) -> None:
-    """Whole cycles on a device draft and accept what the host does step by step: a threshold of 0 lets it ask."""
+    """Whole cycles on a device draft and accept what the host does step by step."""
     request = rig.request(72)
-    for draft in ("early-exit", "imitation"):
-        runs = [
-            lossless.generate(
-                rig, request, 40, proposer=lossless.DRAFTS[draft](rig, ()), length=3, threshold=threshold
-            )
-            for threshold in (None, 0.0)
-        ]
+    for draft in ("early-exit", "imitation", *layered(rig)):
+        runs = []
+        for steps in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                if steps:
+                    patch.setattr(lossless.Cycle, "_stays_on_device", lambda self, budgets: False)
+                runs.append(
+                    lossless.generate(rig, request, 40, proposer=lossless.DRAFTS[draft](rig, ()), length=3)
+                )
         counts = [(run.stats.cycles, run.stats.proposed, run.stats.accepted) for run in runs]
         assert runs[0].tokens == runs[1].tokens and counts[0] == counts[1], (draft, counts)
 
@@ -296,6 +304,43 @@ def path_without_marks(patch: Patch) -> None:
         return call(self, recent, tokens, nobody, best)
 
     patch.setattr(Processing, "call", wrong)
+
+
+def layer_reads_its_pending_token(patch: Patch) -> None:
+    """Every pass of a layer that a device repeats reads the first token that it drafted."""
+    copy = Engine.copy
+
+    def wrong(self: Any, target: View, source: View) -> Any:
+        later = ".fed." in target.buffer.name and not target.buffer.name.endswith(".fed.0")
+        return copy(self, target, target if later else source)
+
+    patch.setattr(Engine, "copy", wrong)
+
+
+def chain_told_in_another_order(patch: Patch) -> None:
+    """The host hears of a drafted chain in another order than the target saw it."""
+    verify = OnDevice.verify_drafted
+
+    def wrong(self: Any, *args: Any) -> Any:
+        found = verify(self, *args)
+        root, *tokens = found.tree.tokens
+        found.tree = TokenTree.chain([root, *reversed(tokens)])
+        return found
+
+    patch.setattr(OnDevice, "verify_drafted", wrong)
+
+
+def programs_of_other_caches(patch: Patch) -> None:
+    """Programs that were made for caches of another length are launched."""
+    cycle = OnDevice._cycle
+
+    def wrong(self: Any, key: Any, make: Any) -> Any:
+        for made in self._made.values():
+            if key in made:
+                return made[key]
+        return cycle(self, key, make)
+
+    patch.setattr(OnDevice, "_cycle", wrong)
 
 
 def best_of_the_row_before(patch: Patch) -> None:

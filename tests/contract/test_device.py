@@ -9,7 +9,7 @@ from typing import Any
 import lossless
 import numpy as np
 import pytest
-from device_mutants import changed_logits, not_finite, same_drafts
+from device_mutants import changed_logits, layered, not_finite, same_drafts
 from engines.recording_device import RecordingDevice
 from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
@@ -52,7 +52,15 @@ def test_the_host_waits_once_for_a_cycle(
     truth = rig.oracle.greedy(request, 40)
     end = next(token for token in range(3, 200) if token not in truth)
     waited = _counted(rig, monkeypatch)
-    for draft, length in (("early-exit", 3), ("imitation", 5), ("prompt-lookup", 5), (None, 0)):
+    own = layered(rig)
+    shapes = [
+        ("early-exit", 3),
+        ("imitation", 5),
+        ("prompt-lookup", 5),
+        (None, 0),
+        *((draft, 3) for draft in own),
+    ]
+    for draft, length in shapes:
         proposer = None if draft is None else lossless.DRAFTS[draft](rig, truth)
         for _ in range(3):
             waited.clear()
@@ -64,6 +72,8 @@ def test_the_host_waits_once_for_a_cycle(
             assert (counts.synchronisations, counts.launches) == (1, int(whole)), (draft, counts)
             # What cross-attention sees is shown to every width of a pass once.
             enqueues = (2 if rig.manifest.decoder.cross_attention else 0) if whole else 40 * (length + 2)
+            # Accepted rows are kept for the next cycle, EAGLE-3's after they were joined.
+            enqueues += (draft in own) + (draft == "eagle3")
             assert counts.enqueues <= enqueues, (draft, counts)
             assert counts.bytes_down <= 4096 and counts.bytes_up <= 8192, (draft, counts)
 

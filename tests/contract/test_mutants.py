@@ -400,6 +400,11 @@ def matrix(rigs: Callable, family: str) -> None:
     lossless.matrix(rigs(family, "onnxruntime"), "bushy", "tree of 8", "limit", 3, 1.0)
 
 
+def long_requests(rigs: Callable, family: str) -> None:
+    """Requests whose caches grow while they run, one after the other."""
+    lossless.greedy(rigs(family, "growing-device"), "eagle", (41, 42), (3,), (130,))
+
+
 def not_finite(rigs: Callable, family: str) -> None:
     """Logits that are not finite end a request, on the recording device."""
     device.not_finite(rigs(family, "device"))
@@ -645,6 +650,20 @@ MUTANTS = {
         device.mask_of_the_first_step, {"draft": generation("early-exit", 3, engine="device")}
     ),
     "tokens not handed on": Mutant(device.tokens_not_handed_on, {"drafts": same_drafts}),
+    "a layer reads its first draft again": Mutant(
+        device.layer_reads_its_pending_token, {"drafts": same_drafts}, ("llama",)
+    ),
+    "a chain told in another order": Mutant(
+        device.chain_told_in_another_order,
+        {
+            "eagle": generation("eagle", 3, engine="device"),
+            "drafts": same_drafts,
+        },
+        ("llama",),
+    ),
+    "programs of other caches": Mutant(
+        device.programs_of_other_caches, {"growing": long_requests}, ("llama",)
+    ),
     "positions count slots": Mutant(
         device.positions_count_slots,
         {"draft": generation("early-exit", 3, engine="device")},

@@ -1,0 +1,29 @@
+"""A chain that a draft with graphs of its own proposes on a device, before the pass that verifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..engines.base import Call, View
+
+Keep = Callable[[int, "View", "View"], "list[Call]"]
+"""(number, token int64 [1], log-probability float32 [1]) → what keeps the drafted token with this number, from 0 on."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceChain:
+    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it names
+    the draft, its widths, and where caches of its own lie."""
+
+    key: tuple[Hashable, ...]
+    length: int
+    """Drafted tokens."""
+    sent: Mapping[str, np.ndarray]
+    """Inputs that the host knows, of the shapes and types that the graphs read."""
+    bind: Callable[[Mapping[str, View], Keep], list[Call]]
+    """From `sent`, where the engine has it, the calls that draft and keep every token."""
