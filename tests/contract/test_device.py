@@ -107,6 +107,27 @@ def test_a_device_changes_logits_itself(
         assert counts.bytes_down <= 4096 and counts.bytes_up <= 8192, counts
 
 
+def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings of random weights time what real ones would do: the same cycles as on a CPU, and one wait for each."""
+    said: dict[str, list[Any]] = {}
+    for engine in ("onnxruntime", "device"):
+        rig: Rig = rigs("llama", engine)
+        waited = _counted(rig, monkeypatch) if engine == "device" else []
+        session = Session(rig.tiny.bundle, rig.decoder, None)
+        options = {"draft_length": 3, "adaptive": None, "force_acceptance": 0.6, "seed": 3, "ignore_eos": True}
+        results = [
+            session.generate(prompt="the red cup", max_new_tokens=40, draft=draft.name, **options)
+            for draft in rig.manifest.drafts
+        ]
+        said[engine] = [
+            (result.tokens, result.stats.cycles, result.stats.proposed, result.stats.accepted)
+            for result in results
+        ]
+        assert all(counts.synchronisations == 1 for counts, _ in waited), waited
+    assert said["device"] == said["onnxruntime"]
+    assert all(0 < accepted < proposed for *_, proposed, accepted in said["device"])
+
+
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_what_a_device_does_not_do_to_logits_the_host_does(rigs: Callable, family: str) -> None:
     rig: Rig = rigs(family, "device")
