@@ -21,6 +21,7 @@ from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.drafts.trained import TrainedDraft
 from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
 from vlmexport.exporter.families.registry import family_for
@@ -32,7 +33,7 @@ kept_traces.install()
 @dataclass(frozen=True)
 class Recipe:
     """A checkpoint of `tiny_models.BUILDERS`, changes of its options, and what to build from it; `precision` is that of
-    the bundle and of the checkpoint's numbers.
+    the bundle and of the checkpoint's numbers, `draft_precision` what the drafts' matrices are stored as, where that is another.
 
     At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, and
     three Medusa heads, random too, with a projection as `head` says; an EAGLE layer as well, with the same `head`, and
@@ -46,6 +47,7 @@ class Recipe:
         default_factory=lambda: {"max_length": 160, "max_batch": 16, "max_width": 20, "max_source": 32}
     )
     precision: str = "float32"
+    draft_precision: str | None = None
     head: str = "own"
     taps: tuple[int, int, int] | None = None
     """Layers whose rows an EAGLE-3 layer reads, where there is one."""
@@ -121,6 +123,10 @@ BUNDLES |= {
     for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
     for cuts in ("", "-two-cuts")
 }
+BUNDLES |= {
+    "llama-int4": replace(BUNDLES["llama"], draft_precision="int4"),
+    "blip2-opt-int8": replace(BUNDLES["blip2-opt"], draft_precision="int8", precision="float16"),
+}
 
 
 @dataclass(frozen=True)
@@ -143,19 +149,23 @@ class TinyBundle:
 
     def networks(self) -> dict[str, torch.nn.Module]:
         """Graph name → a draft's network in PyTorch, with its weights as the bundle holds them."""
-        precision = BUNDLES[self.name].precision
-        found: dict[str, torch.nn.Module] = {
-            f"imitation.{n}": ImitationDraft.load(folder).stored_as(precision).network
-            for n, folder in self.draft_folders.items()
+        recipe = BUNDLES[self.name]
+        return {
+            name: draft.with_precision(recipe.draft_precision).stored_as(recipe.precision).network
+            for name, draft in self.drafts().items()
         }
+
+    def drafts(self) -> dict[str, TrainedDraft]:
+        """Graph name → the trained draft, as it lies in its folder."""
+        found: dict[str, TrainedDraft] = {
+            f"imitation.{n}": ImitationDraft.load(folder) for n, folder in self.draft_folders.items()
+        }
+        found |= {"medusa": MedusaDraft.load(self.medusa), "eagle": EagleDraft.load(self.eagle)}
         if BUNDLES[self.name].sees:
-            found["vispec"] = VispecDraft.load(self.vispec).stored_as(precision).network
+            found["vispec"] = VispecDraft.load(self.vispec)
         if BUNDLES[self.name].taps is not None:
-            found["eagle3"] = Eagle3Draft.load(self.eagle3).stored_as(precision).network
-        return found | {
-            "medusa": MedusaDraft.load(self.medusa).stored_as(precision).network,
-            "eagle": EagleDraft.load(self.eagle).stored_as(precision).network,
-        }
+            found["eagle3"] = Eagle3Draft.load(self.eagle3)
+        return found
 
 
 def described(source: Checkpoint, folder: Path) -> dict[str, object]:
@@ -302,6 +312,7 @@ def build(name: str, folder: Path) -> TinyBundle:
             drafts=drafts,
             parity=False,
             precision=recipe.precision,
+            draft_precision=[] if recipe.draft_precision is None else [recipe.draft_precision],
             **recipe.limits,
         )
     )

@@ -85,6 +85,7 @@ def _report(prepared: Prepared, exported: Exported, manifest_bytes: int, stages:
         family=prepared.family.name,
         cuts=prepared.cuts,
         drafts=[d.name for d in selection.drafts],
+        draft_precisions=selection.precisions,
         speculative=selection.speculative,
         parameters=exported.parameters,
         draft_parameters=exported.draft_parameters,

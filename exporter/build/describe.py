@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ..checkpoint import Checkpoint
 from ..drafts.selection import DraftSelection
 from ..families.base import Family, GraphSpec
 from ..graphs.dtypes import NAMES
+from ..graphs.quantize import LIMITS, SCALES
 from ..graphs.weights import WEIGHTS_FILE, WeightRef, WeightStore
 from .generation import describe_generation
 from .request import BuildRequest
@@ -126,7 +127,9 @@ def describe_graph(spec: GraphSpec) -> GraphInfo:
         file=file,
         role=spec.role,
         float32=wide[0] if wide else None,
-        parameters=sum(weight.size for weight in external_weights(spec.model)),
+        parameters=count(external_weights(spec.model)),
+        integers=count(weight for weight in external_weights(spec.model) if NAMES[weight.dtype] in LIMITS)
+        or None,
         layers=None if spec.layers is None else list(spec.layers),
         inputs=[describe_value(v) for v in graph.inputs],
         outputs=[describe_value(v) for v in graph.outputs],
@@ -137,6 +140,16 @@ def external_weights(model: ir.Model) -> list[ir.ExternalTensor]:
     """The weights that a graph refers to."""
     values = [value.const_value for value in model.graph.initializers.values()]
     return [value for value in values if isinstance(value, ir.ExternalTensor)]
+
+
+def count(weights: Iterable[ir.ExternalTensor]) -> int:
+    """Numbers of the networks among `weights`: scales of integers are none."""
+    return sum(weight.size for weight in weights if not (weight.name or "").endswith(f"{SCALES}.T"))
+
+
+def loaded_bytes(weight: ir.ExternalTensor) -> int:
+    """What a CPU holds of a weight: floats as float32, integers as they are stored."""
+    return 4 * weight.size if weight.dtype.is_floating_point() else weight.nbytes
 
 
 def describe_value(value: ir.Value) -> ValueInfo:

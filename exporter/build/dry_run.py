@@ -31,7 +31,7 @@ from ..memory import (
     whole_parity_bytes,
 )
 from ..parity.recorded import RowCount, compared_rows, recorded_memory, row_counts
-from .describe import external_weights
+from .describe import count, external_weights, loaded_bytes
 from .duration import BuildWork, build_seconds, measured_rates
 from .export import Exported, export
 from .prepare import Prepared, prepare
@@ -75,6 +75,7 @@ class DryRun(BaseModel):
     num_layers: int
     cuts: list[int]
     drafts: list[str]
+    draft_precisions: dict[str, str]
     speculative: bool
     precision: str
     graphs: list[DryRunGraph]
@@ -123,6 +124,7 @@ def dry_run(request: BuildRequest, progress: Callable[[str, int, int], None] | N
         num_layers=shape.num_layers,
         cuts=prepared.cuts,
         drafts=[d.name for d in prepared.selection.drafts],
+        draft_precisions=prepared.selection.precisions,
         speculative=prepared.selection.speculative,
         precision=manifest.weights_dtype,
         graphs=graphs,
@@ -152,7 +154,7 @@ def estimate_memory(
     (`exporter/memory.py`). Run: the runtime, weights, key/value arena and cross-attention cache.
     """
     request, memory = prepared.request, prepared.checkpoint.tensors.memory
-    stored, weights = prepared.manifest.weights.total, 4 * exported.store.parameters
+    stored, weights = prepared.manifest.weights.total, exported.store.loaded_bytes
     largest = max((slot.bytes for slot in exported.store.slots().values()), default=0)
     writing = max(largest + memory.largest, 2 * memory.largest)
     graphs = [_memory(spec) for spec in exported.graphs]
@@ -173,7 +175,7 @@ def estimate_memory(
 
 
 def _memory(spec: GraphSpec) -> GraphMemory:
-    weights = {weight.name or "": 4 * weight.size for weight in external_weights(spec.model)}
+    weights = {weight.name or "": loaded_bytes(weight) for weight in external_weights(spec.model)}
     nodes = ((n.name or "", [v.name or "" for v in n.inputs if v is not None]) for n in spec.model.graph)
     return graph_memory(nodes, weights)
 
@@ -185,7 +187,7 @@ def _graph(spec: GraphSpec) -> DryRunGraph:
         role=spec.role,
         layers=list(spec.layers) if spec.layers else None,
         nodes=len(spec.model.graph),
-        parameters=sum(t.size for t in external),
+        parameters=count(external),
         weight_bytes=sum(t.nbytes for t in external),
         bytes=sum(len(ir.to_proto(model).SerializeToString()) for model in spec.files.values()),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
-from ..drafts.selection import DraftSelection, select_drafts
+from ..drafts.selection import DraftSelection, select_drafts, set_precisions
 from ..families.base import Family
 from ..families.registry import family_for
 from ..output import check_output, check_space
@@ -78,7 +78,8 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     selection = select_drafts(
         request.model, checkpoint.alias, request.drafts, request.draft_layer, family.decoder.num_layers
     )
-    plans = _plan_options(request, family)
+    set_precisions(selection, request.draft_precision)
+    plans = _plan_options(request, family, selection)
     manifest = describe(request, checkpoint, family, selection)
     prepared = Prepared(request, checkpoint, family, selection, manifest, plans)
     check_early(prepared)
@@ -110,12 +111,13 @@ def identify(prepared: Prepared) -> None:
         draft.check_target(prepared.request.model, found, shape.num_layers, shape.hidden_size)
 
 
-def _plan_options(request: BuildRequest, family: Family) -> PlanOptions | None:
+def _plan_options(request: BuildRequest, family: Family, selection: DraftSelection) -> PlanOptions | None:
     """The TensorRT plans that were asked for; raises when they cannot be built here."""
     if request.backend is None:
         return None
-    from ..tensorrt.options import PlanOptions, resolve
+    from ..tensorrt.options import PlanOptions, check_drafts, resolve
 
     options = PlanOptions(request.backend, request.target, request.plan_precision, request.lowering)
-    resolve(options, family.decoder_name, request.precision)
+    wanted = resolve(options, family.decoder_name, request.precision)
+    check_drafts(wanted, selection.precisions)
     return options

@@ -28,7 +28,7 @@ RANGES = {
 
 class BuildRequest(BaseModel):
     """What to build. Lengths are in tokens; `max_length` None is `TEXT` and room for a picture, as far as the model's
-    positions go. `link_weights` leaves the checkpoint's tensors in its own files. `parity_memory` is in bytes, None follows the memory that is available."""
+    positions go. `draft_precision` is as `drafts.selection.set_precisions` takes it. `link_weights` leaves the checkpoint's tensors in its own files. `parity_memory` is in bytes, None follows the memory that is available."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,6 +36,7 @@ class BuildRequest(BaseModel):
     output: Path
     draft_layer: int | None = None
     drafts: list[str] = Field(default_factory=list)
+    draft_precision: list[str] = Field(default_factory=list)
     max_length: int | None = None
     max_batch: int = 16
     max_width: int = 16
@@ -86,6 +87,8 @@ class BuildReport(BaseModel):
     family: str
     cuts: list[int]
     drafts: list[str]
+    draft_precisions: dict[str, str]
+    """Drafts whose matrices are stored as integers → their type."""
     speculative: bool
     parameters: int
     draft_parameters: int

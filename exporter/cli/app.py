@@ -105,6 +105,13 @@ def build(
         metavar="KIND|PATH",
         help=f"{', '.join(KINDS)}, none, or a draft's folder; the first is the default. Repeatable.",
     ),
+    draft_precision: list[str] = typer.Option(
+        None,
+        "--draft-precision",
+        metavar="[NAME=]int8|int4",
+        help="Store the matrices that drafts bring along as integers: cheaper drafts, the same tokens. Of all drafts, or of "
+        "the one of that name. Repeatable.",
+    ),
     max_length: int = typer.Option(
         None,
         "--max-length",
@@ -175,7 +182,8 @@ def build(
             raise OptionError(f"{option} {value} needs --backend {BACKENDS}")
     with quiet_torch():
         request = _request(
-            model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []), max_length=max_length,
+            model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []),
+            draft_precision=list(draft_precision or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision,
             link_weights=link_weights, default_prompt=default_prompt, force=force,
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
@@ -355,18 +363,20 @@ def _print_dry_run(found: Any) -> None:
 def _print_report(report: Any) -> None:
     from ...runtime.commands.output import console, quantity
     from ..build.timing import stage_line
-    from .tables import bundle_size, parity_table, plans_table
+    from .tables import bundle_size, draft_names, parity_table, plans_table, quantization_notes
 
     out = console()
     if report.parity:
         out.print(parity_table(report.parity))
+        for note in quantization_notes(report.parity):
+            out.print(note, markup=False)
     if report.plans:
         out.print(plans_table(report.plans))
-    drafts = ", ".join(report.drafts) or "none"
+    drafts = draft_names(report.drafts, report.draft_precisions, report.speculative)
     out.print(
         f"{report.output}: {report.family}, {quantity(report.parameters)} parameters, "
         f"{bundle_size(report.bytes, report.linked_bytes)}, decoder cut at "
-        f"{report.cuts}, drafts: {drafts}{'' if report.speculative else ' (speculation off)'}, {report.seconds:.0f} s",
+        f"{report.cuts}, drafts: {drafts}, {report.seconds:.0f} s",
         markup=False,
     )
     out.print(f"Time: {stage_line(report.stages)}", markup=False)

@@ -33,7 +33,7 @@ def dry_run_tables(found: DryRun) -> list[Any]:
         )
     totals = Table(show_header=False)
     for label, value in (
-        ("drafts", ", ".join(found.drafts) + ("" if found.speculative else " (speculation off)")),
+        ("drafts", draft_names(found.drafts, found.draft_precisions, found.speculative)),
         ("parameters", f"{quantity(found.parameters)} + {quantity(found.draft_parameters)} of drafts"),
         ("bundle", bundle_size(found.bundle_bytes, found.linked_bytes)),
         (
@@ -49,6 +49,12 @@ def dry_run_tables(found: DryRun) -> list[Any]:
     ):
         totals.add_row(label, value)
     return [table, totals]
+
+
+def draft_names(names: Iterable[str], precisions: Mapping[str, str], speculative: bool) -> str:
+    """A line of drafts, with the precision of those that have one of their own."""
+    named = (f"{name} ({precisions[name]})" if name in precisions else name for name in names)
+    return (", ".join(named) or "none") + ("" if speculative else " (speculation off)")
 
 
 def bundle_size(total: int, linked: int) -> str:
@@ -80,6 +86,16 @@ def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
+def quantization_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for every graph whose matrices are integers: how far that takes it from the network as it was trained."""
+    return [
+        f"{row['graph']}: its integers change what it computes by up to {row['quantization_difference']:.2g} of the largest value; "
+        "the table compares it with the network of the same integers"
+        for row in rows
+        if row.get("quantization_difference") is not None
+    ]
+
+
 def plans_table(plans: list[dict[str, Any]]) -> Table:
     """TensorRT plans as they stand in the manifest."""
     first = plans[0]
@@ -108,7 +124,7 @@ def verify_tables(report: VerifyReport) -> list[Any]:
     """The report as rich renderables."""
     shown: list[Any] = [f"{report.bundle}: {report.files_checked} files match their checksums"]
     if report.parity:
-        shown.append(parity_table(report.parity))
+        shown += [parity_table(report.parity), *quantization_notes(report.parity)]
     if report.lossless:
         table = Table(title="Plain against speculative decoding")
         table.add_column("draft")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import nn
 
-from ...runtime.errors import ExportError
+from ...runtime.errors import ExportError, OptionError
 from .files import draft_name
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Draft(ABC):
 
     kind: ClassVar[str]
     layer: int | None
+    precision: str | None = None
+    """"int8" or "int4": what its matrices are stored as in a bundle; None: as the bundle's."""
     reads_lm_head: bool = False
     """Whether `parity` needs the target's LM head."""
 
@@ -89,8 +91,17 @@ class Draft(ABC):
         how far that is from float64), as `Tally.add` takes them."""
         raise NotImplementedError(f"{self.kind} has no graph {graph!r}")
 
+    def with_precision(self, precision: str | None) -> Draft:
+        """The draft with its matrices stored in `precision`. OptionError for one that has none."""
+        if precision is None:
+            return self
+        raise OptionError(
+            f"--draft-precision {precision}: {self.name} has no weights of its own; leave it out, or name the draft that has "
+            f"(NAME={precision})"
+        )
+
     def stored_as(self, dtype: str) -> Draft:
-        """The draft with its weights as a bundle of `dtype` holds them."""
+        """The draft with its weights as a bundle of `dtype` holds them, those of its own precision in float32 again."""
         return self
 
     def entry(self, weights_dtype: str) -> dict[str, Any]:

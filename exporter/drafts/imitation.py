@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ...runtime.errors import OptionError
 from .base import Run, SelfDraft, TrainedKind
-from .tensors import DraftTensors
 from .trained import TrainedDraft, check_width
 
 if TYPE_CHECKING:
@@ -125,8 +124,7 @@ class ImitationDraft(TrainedDraft, SelfDraft):
         from ..graphs.template import TraceInput, trace
 
         ((role, name),) = self.graph_names().items()
-        tensors = DraftTensors(name, self.network.state_dict())
-        store.add_reader(tensors)
+        tensors = self.stored_in(store, name)
         shape = ("batch", "width", self.network.config.hidden_size)
         network = self.network.eval().requires_grad_(False)
         with export_hooks():

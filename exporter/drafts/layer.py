@@ -120,8 +120,7 @@ class LayerDraft(TrainedDraft):
 
         self.check_vocabulary(family)
         config, language = self.drafter.config, family.language
-        tensors = DraftTensors(self.role, self.network.state_dict())
-        store.add_reader(tensors)
+        tensors = self.stored_in(store, self.role)
         layer = self.traced()
         graph = Composer(self.role, store, self.role)
         given = dict(beside(graph))
@@ -147,7 +146,7 @@ class LayerDraft(TrainedDraft):
         if config.head != "shared":
             own = f"{tensors.prefix}{self.inside}head.weight"
             table = WeightRef((own,), False, (config.proposed, config.hidden_size))
-        logits = graph.node("Gemm", [asked, graph.weight(table)], "logits", transB=1)
+        logits = graph.product(asked, table, "logits")
         ids = None if config.trimmed is None else graph.weight(self._d2t(config.trimmed))
         graph.output("hidden_out", features)
         for name, value in ranked(graph, logits, self.ranks, ids).items():

@@ -24,7 +24,6 @@ from .base import Run
 from .medusa_network import MedusaConfig, MedusaHeads
 from .published import PublishedKind
 from .ranked import compare_ranked, ranked
-from .tensors import DraftTensors
 from .trained import TrainedDraft
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ class MedusaDraft(TrainedDraft):
             raise ExportError(
                 f"this draft was made for {config.vocab_size} tokens, the model has {language.head.shape[0]}"
             )
-        tensors = DraftTensors(ROLE, self.network.state_dict())
-        store.add_reader(tensors)
+        tensors = self.stored_in(store, ROLE)
         with language.hooks():
             norm = language.final_norm
             blocks = trace(
@@ -120,7 +118,7 @@ class MedusaDraft(TrainedDraft):
             if config.head != "shared":
                 shape = (config.proposed or 0, config.hidden_size)
                 table = WeightRef((f"{named}{config.layers}.weight",), False, shape)
-            logits = graph.node("Gemm", [own, graph.weight(table)], f"head.{k}/logits", transB=1)
+            logits = graph.product(own, table, f"head.{k}/logits")
             found.append(graph.node("Unsqueeze", [logits, axis], f"head.{k}/one"))
         logits = found[0] if len(found) == 1 else graph.node("Concat", found, "heads", axis=1)
         d2t = None

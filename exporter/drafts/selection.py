@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...runtime.errors import OptionError
 from ..checkpoint.aliases import Alias
+from ..graphs.quantize import LIMITS
 from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts
 from .base import Draft, DraftKind
 from .files import draft_name
@@ -28,6 +29,11 @@ class DraftSelection:
     def cuts(self, num_layers: int) -> list[int]:
         """Sorted cut points, both ends included."""
         return sorted({0, num_layers, *(cut for draft in self.drafts for cut in draft.cuts)})
+
+    @property
+    def precisions(self) -> dict[str, str]:
+        """Drafts whose matrices are stored as integers → their type."""
+        return {draft.name: draft.precision for draft in self.drafts if draft.precision is not None}
 
     @property
     def draft_length(self) -> int:
@@ -100,6 +106,36 @@ def select_drafts(
                 f"draft layer {cut} is beyond half of {num_layers} layers: drafting will cost more than it saves"
             )
     return selection
+
+
+def set_precisions(selection: DraftSelection, wanted: Sequence[str]) -> None:
+    """Lets drafts of `selection` store their matrices as integers: `int4` says so of every draft that has graphs,
+    `NAME=int4` of the one of that name in the manifest. Raises OptionError naming the value."""
+    every = [draft.name for draft in selection.drafts if draft.graph_names()]
+    precisions: dict[str, str] = {}
+    named: dict[str, str] = {}
+    for value in wanted:
+        name, _, precision = value.rpartition("=")
+        if precision not in LIMITS:
+            raise OptionError(f"--draft-precision {value!r:.80} is unknown; choose {' or '.join(LIMITS)}")
+        if "=" in value and name not in every:
+            raise OptionError(
+                f"--draft-precision {value!r:.80} names no draft with weights of its own ({', '.join(every) or 'there is none'})"
+            )
+        if "=" not in value and not every:
+            raise OptionError(
+                f"--draft-precision {value}: no draft of this bundle has weights of its own; leave it out, or give --draft "
+                "one that was trained"
+            )
+        target = named if "=" in value else precisions
+        for each in [name] if name else every:
+            if each in target:
+                raise OptionError(f"--draft-precision is given twice for {each}; choose one")
+            target[each] = precision
+    precisions |= named
+    made = {draft.name: draft.with_precision(precisions.get(draft.name)) for draft in selection.drafts}
+    selection.drafts = [made[draft.name] for draft in selection.drafts]
+    selection.default = None if selection.default is None else made[selection.default.name]
 
 
 def _shipped_for(shipped: Sequence[Draft], layer: int | None) -> list[Draft]:

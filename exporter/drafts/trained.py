@@ -16,6 +16,7 @@ from torch import nn
 
 from ...runtime.errors import ExportError, OptionError
 from ..graphs.dtypes import TORCH
+from ..graphs.quantize import BLOCK
 from .base import Draft
 from .files import (
     DESCRIPTION,
@@ -26,9 +27,11 @@ from .files import (
     write_document,
     write_tensors,
 )
+from .tensors import DraftTensors, dequantized, matrices
 
 if TYPE_CHECKING:
     from ..families.base import Family
+    from ..graphs.weights import WeightStore
     from .speculators_format import Verifier
 
 WIDEST = 1 << 17
@@ -52,6 +55,7 @@ class TrainedDraft(Draft):
     """name, fingerprint, num_layers; `trained_from` (name, fingerprint) where it changed while the draft was trained"""
     provenance: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
+    precision: str | None = None
 
     has_layer: ClassVar[bool]
 
@@ -163,10 +167,30 @@ class TrainedDraft(Draft):
             f"the format {form!r} has no place for a draft of kind {self.kind!r}, only for eagle and eagle3"
         )
 
+    def entry(self, weights_dtype: str) -> dict[str, Any]:
+        return super().entry(weights_dtype) | {"weights_dtype": self.precision or weights_dtype}
+
+    def with_precision(self: D, precision: str | None) -> D:
+        if precision is not None and not matrices(self.network.state_dict()):
+            raise OptionError(
+                f"--draft-precision {precision}: {self.name} has no matrix whose rows are whole blocks of {BLOCK} numbers; "
+                "leave it out"
+            )
+        return replace(self, precision=precision)
+
+    def stored_in(self, store: WeightStore, name: str) -> DraftTensors:
+        """The draft's tensors under the name `name`, which `store` reads from now on: in its precision, where it has one."""
+        tensors = DraftTensors(name, self.network.state_dict(), self.precision)
+        store.add_reader(tensors, tensors.quantized)
+        return tensors
+
     def stored_as(self: D, dtype: str) -> D:
         from ..parity.reference import rounded
 
-        return replace(self, network=rounded(copy.deepcopy(self.network), TORCH[dtype]))
+        network, kind = copy.deepcopy(self.network), TORCH[dtype]
+        whole = {} if self.precision is None else dequantized(network.state_dict(), self.precision, kind)
+        rounded(network, kind).load_state_dict(whole, strict=False)
+        return replace(self, network=network)
 
 
 def check_width(what: str, width: object) -> None:

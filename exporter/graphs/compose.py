@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...runtime.errors import ExportError
 from .dtypes import ONNX
 from .hooks import OPSET
+from .quantize import BLOCK
 from .template import Template
 from .weights import WeightRef, WeightStore
 
@@ -114,16 +115,26 @@ class Composer:
         """Copies a template's nodes. `checkpoint_name` maps a parameter of the traced module to a checkpoint tensor.
 
         A matrix that stays in the checkpoint's own file lies there as [out, in], one tensor each: products with it are
-        composed as such (`_product`).
+        composed as such (`_product`). One that is stored as integers is dequantised in front of its product.
         """
         values: dict[ir.Value, ir.Value] = {}
         linked: dict[ir.Value, list[WeightRef]] = {}
+        dequantized: set[ir.Value] = set()
         for value in template.graph.inputs:
             name = value.name or ""
             if name in template.weights:
                 source = template.weights[name]
                 names = tuple(checkpoint_name(p) for p in source.parameters)
                 ref = WeightRef(names, source.transpose, source.shape)
+                quantized = self._store.quantized(ref)
+                if quantized is not None:
+                    if not (_multiplies(value) if source.transpose else _multiplies_as_stored(value)):
+                        raise ExportError(
+                            f"{self.name}: {prefix} reads {' + '.join(names)}, which is stored as integers, not in products only"
+                        )
+                    values[value] = self._dequantized(*quantized, prefix)
+                    dequantized.add(value)
+                    continue
                 parts = self._store.parts(ref) if source.transpose and _multiplies(value) else None
                 if parts is None:
                     values[value] = self.weight(ref)
@@ -142,6 +153,13 @@ class Composer:
                 product = self._product(prefix, values[rows], len(rows.shape), linked[matrix])
                 values[node.outputs[0]] = product
                 continue
+            if node.op_type == "Gemm" and node.inputs[1] in dequantized:
+                rows, matrix, *bias = (None if v is None else values[v] for v in node.inputs)
+                out = self.node("MatMul", [rows, matrix], f"{prefix}/MatMul_{len(self._graph)}")
+                if bias:
+                    out = self.node("Add", [out, *bias], f"{prefix}/Add_{len(self._graph)}")
+                values[node.outputs[0]] = out
+                continue
             # Optional outputs that nobody reads must not be declared: engines would compute them.
             count = max(
                 (i + 1 for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()), default=1
@@ -159,6 +177,24 @@ class Composer:
                 values[old] = new
             self._graph.append(copy)
         return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
+
+    def product(self, rows: ir.Value, matrix: WeightRef, name: str) -> ir.Value:
+        """`rows` [rows, in] times a matrix [out, in], however that is stored; `name` is that of the node."""
+        quantized = self._store.quantized(matrix)
+        if quantized is None:
+            return self.node("Gemm", [rows, self.weight(matrix)], name, transB=1)
+        return self.node("MatMul", [rows, self._dequantized(*quantized, name.rpartition("/")[0])], name)
+
+    def _dequantized(self, integers: WeightRef, scales: WeightRef, prefix: str) -> ir.Value:
+        """A matrix [in, out] of blocks along its first axis; `prefix` is that of the layer that reads it."""
+        name = f"DequantizeLinear_{len(self._graph)}"
+        return self.node(
+            "DequantizeLinear",
+            [self.weight(integers), self.weight(scales)],
+            f"{prefix}/{name}" if prefix else name,
+            axis=0,
+            block_size=BLOCK,
+        )
 
     def _product(self, prefix: str, rows: ir.Value, rank: int, matrices: Sequence[WeightRef]) -> ir.Value:
         """`rows` [..., in] times every matrix [out, in], side by side: [..., sum of out]."""
@@ -193,3 +229,16 @@ class Composer:
 def _multiplies(matrix: ir.Value) -> bool:
     """Whether a template reads a matrix in products of rows with it only."""
     return all(use.node.op_type == "MatMul" and use.idx == 1 for use in matrix.uses())
+
+
+def _multiplies_as_stored(matrix: ir.Value) -> bool:
+    """Whether a template reads a matrix [out, in] in `Gemm` as PyTorch's linear layers do only: transposed, unscaled."""
+    usual = {"transA": 0, "transB": 1, "alpha": 1.0, "beta": 1.0}
+
+    def linear(node: ir.Node) -> bool:
+        return node.op_type == "Gemm" and all(
+            node.attributes[name].value == value if name in node.attributes else name != "transB"
+            for name, value in usual.items()
+        )
+
+    return all(linear(use.node) and use.idx == 1 for use in matrix.uses())

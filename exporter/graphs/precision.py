@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 from ...runtime.bundle.interfaces import Values
 from ...runtime.errors import OptionError
 from .dtypes import ONNX
+from .quantize import LIMITS
 from .retype import NARROW, retype
 
 SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-RESERVED = ("int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Precision:
 def precision_name(value: str) -> str:
     """float32, float16 or bfloat16 from what a user typed. Raises OptionError for anything else."""
     name = SHORT.get(value, value)
-    if name in RESERVED:
+    if name in LIMITS:
         raise OptionError(
-            f"--precision {value} is not built yet (manifests reserve block-scaled int8 and int4); use float16 or "
-            "bfloat16"
+            f"--precision {value} would change the model's answers; use float16 or bfloat16, and store drafts so with "
+            f"--draft-precision {value}"
         )
     if name != "float32" and name not in NARROW:
         raise OptionError(f"--precision {value!r:.40} is unknown; choose float32, float16 or bfloat16")

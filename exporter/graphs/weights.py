@@ -8,7 +8,7 @@ they are, in its safetensors files, which become hard links in the bundle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,8 @@ from ...runtime.bundle.widened import widened
 from ...runtime.errors import ExportError
 from ..checkpoint.tensors import Place, TensorFiles
 from ..disk import FULL
-from .dtypes import ONNX, TORCH
+from .dtypes import ONNX, TORCH, stored_bytes
+from .quantize import BLOCK, INTEGERS, SCALES, packed
 
 WEIGHTS_FILE = "weights.bin"
 CHUNK = 1 << 20  # numbers looked at together
@@ -41,7 +42,8 @@ class TensorReader(Protocol):
 class WeightRef:
     """A stored tensor: checkpoint tensors joined along their first dimension, then perhaps transposed (2-D).
 
-    `dtype` is what graphs are composed with; numbers of "float32" are stored as the bundle's `weights_dtype`.
+    `dtype` is what graphs are composed with; numbers of "float32" are stored as the bundle's `weights_dtype`, those of
+    "int4" two in a byte.
     """
 
     names: tuple[str, ...]
@@ -72,6 +74,7 @@ class WeightStore:
         self.shards: dict[str, Path] = {}
         """Files that the bundle links to, by their name in it."""
         self._readers = list(readers)
+        self._quantized: dict[str, str] = {}
         self._slots: dict[WeightRef, Slot] = {}
         self._owner: dict[str, WeightRef] = {}
         self.bytes = 0
@@ -80,9 +83,11 @@ class WeightStore:
         """(inputs, outputs) of a graph of `role`, as it is composed: in float32."""
         return interface(widened(self._manifest), role, layers)
 
-    def add_reader(self, reader: TensorReader) -> None:
-        """Adds a further source of tensors (a draft)."""
+    def add_reader(self, reader: TensorReader, quantized: Mapping[str, str] | None = None) -> None:
+        """Adds a further source of tensors (a draft). `quantized`: its matrices that are stored as integers → their type;
+        the source has the two tensors of each under the names that `quantize` gives them."""
         self._readers.append(reader)
+        self._quantized |= quantized or {}
 
     def slot(self, ref: WeightRef) -> Slot:
         """The slot of `ref`, new at first request. ExportError when a tensor would be stored in two forms or differs
@@ -96,7 +101,7 @@ class WeightStore:
             raise ExportError(
                 f"tensor {' + '.join(ref.names)} has shape {found} in the checkpoint, not {ref.shape}"
             )
-        size = math.prod(ref.shape) * TORCH[self.stored_dtype(ref)].itemsize
+        size = stored_bytes(self.stored_dtype(ref), math.prod(ref.shape))
         place = self._place(ref)
         if place is not None:
             self.shards[place.file.name] = place.file
@@ -119,6 +124,24 @@ class WeightStore:
         there."""
         plain = [WeightRef((name,), False, self._reader(name).shape(name), ref.dtype) for name in ref.names]
         return plain if all(self._place(part) is not None for part in plain) else None
+
+    def quantized(self, ref: WeightRef) -> tuple[WeightRef, WeightRef] | None:
+        """(integers [in, out], scales [in / BLOCK, out]) that stand for a matrix `ref`; None for one that is stored in
+        floats. ExportError where only some of the tensors that it is made of are integers."""
+        kinds = {self._quantized.get(name) for name in ref.names}
+        dtype = kinds.pop()
+        if kinds:
+            raise ExportError(
+                f"of the matrices {' + '.join(ref.names)} some are stored as integers, some are not"
+            )
+        if dtype is None:
+            return None
+        rows, columns = ref.shape if ref.transpose else reversed(ref.shape)
+
+        def part(behind: str, rows: int, dtype: str) -> WeightRef:
+            return WeightRef(tuple(name + behind for name in ref.names), True, (rows, columns), dtype)
+
+        return part(INTEGERS, rows, dtype), part(SCALES, rows // BLOCK, "float32")
 
     def _place(self, ref: WeightRef) -> Place | None:
         """Where `ref` stays: it is one tensor of the checkpoint, of the bundle's type, at an address of that type."""
@@ -143,8 +166,16 @@ class WeightStore:
 
     @property
     def parameters(self) -> int:
-        """Numbers stored."""
-        return sum(math.prod(ref.shape) for ref in self._slots)
+        """Numbers of the networks that are stored; scales are none."""
+        return sum(math.prod(ref.shape) for ref in self._slots if not ref.names[0].endswith(SCALES))
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that a CPU holds of it: floats become float32."""
+        return sum(
+            4 * math.prod(ref.shape) if ref.dtype == "float32" else slot.bytes
+            for ref, slot in self._slots.items()
+        )
 
     def slots(self) -> dict[WeightRef, Slot]:
         """All slots handed out so far."""
@@ -164,7 +195,8 @@ class WeightStore:
                     tensor = self.materialize(ref)
                     if slot.file == WEIGHTS_FILE and tensor.numel():
                         file.seek(slot.offset)
-                        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                        flat = packed(tensor) if ref.dtype == "int4" else tensor.reshape(-1).view(torch.uint8)
+                        file.write(flat.numpy().data)
                     del tensor
                     done += slot.bytes
                     if progress:
@@ -179,7 +211,7 @@ class WeightStore:
         return path
 
     def materialize(self, ref: WeightRef) -> torch.Tensor:
-        """The stored form of `ref`, read from its source now; beside it, one of its parts is held at a time.
+        """The stored form of `ref` (int4 a byte each), read from its source now; beside it, one of its parts is held at a time.
 
         Raises ExportError naming a tensor with a number that is not finite, or that the stored type cannot hold.
         """

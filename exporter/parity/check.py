@@ -16,6 +16,7 @@ from ..checkpoint import Checkpoint
 from ..drafts.base import Draft
 from ..families.base import Family
 from ..families.registry import family_for
+from ..graphs.quantize import LIMITS
 from ..memory import fits_whole, whole_parity_bytes
 from .capture import capture
 from .compare import compare_graphs
@@ -41,7 +42,8 @@ def check_parity(
     A bundle that is still being built has its manifest in memory only; of a folder the manifest is read and no file
     is checked.
 
-    Graphs of drafts that are not among `drafts` are not compared. Above `memory_limit` bytes of parameters (None: where
+    Graphs of drafts that are not among `drafts` are not compared; one whose matrices are integers is compared with the
+    network that has the same numbers, and its row also says how far that is from the network as it was trained. Above `memory_limit` bytes of parameters (None: where
     the whole would not fit the memory that is available) both sides run layer by layer on chained inputs, with one
     layer's tensors in memory, and no generation is compared.
     Raises ExportError naming the graph and the difference when one is beyond its limit.
@@ -52,7 +54,11 @@ def check_parity(
         bundle.path, widened(bundle.manifest)
     )  # the graphs that compute in float32, as PyTorch does here
     manifest, family = bundle.manifest, family_for(checkpoint)
-    drafts = [draft.stored_as(manifest.weights_dtype) for draft in drafts]
+    drafts = [draft.with_precision(_precision(manifest, draft)) for draft in drafts]
+    stored = [draft.stored_as(manifest.weights_dtype) for draft in drafts]
+    whole = [
+        draft.with_precision(None).stored_as(manifest.weights_dtype) for draft in drafts if draft.precision
+    ]
     rows = compared_rows(manifest.limits.max_length)
     streamed = not fits_whole(_whole_bytes(bundle, family, rows), memory_limit, manifest.weights.total)
     model = load_reference(checkpoint, manifest.weights_dtype, streamed=streamed)
@@ -64,7 +70,7 @@ def check_parity(
         captured.error = float32_errors(exact, family, manifest.decoder.cuts, inputs, captured)
         captures.append(captured)
     runner = GraphRunner(bundle.path, piecewise=streamed)
-    found = compare_graphs(bundle, runner, captures, drafts, progress)
+    found = compare_graphs(bundle, runner, captures, stored, whole, progress)
     runnable = manifest.model.family in FAMILIES
     if runnable:
         found.append(compare_preparation(bundle, family))
@@ -85,6 +91,12 @@ def check_parity(
         for entry in entries:
             entry["streamed"] = True
     return entries
+
+
+def _precision(manifest: Manifest, draft: Draft) -> str | None:
+    """`Draft.precision` as the manifest says."""
+    dtype = next((entry.weights_dtype for entry in manifest.drafts if entry.name == draft.name), None)
+    return dtype if dtype in LIMITS else None
 
 
 def _whole_bytes(bundle: Bundle, family: Family, rows: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -31,12 +31,16 @@ def compare_graphs(
     runner: GraphRunner,
     captures: list[Captured],
     drafts: Sequence[Draft],
+    whole: Sequence[Draft] = (),
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[ParityRow]:
-    """One row per graph, over all captured inputs; a draft's graph only where its draft is among `drafts`."""
+    """One row per graph, over all captured inputs; a draft's graph only where its draft is among `drafts`. `whole` are
+    those drafts whose matrices are stored as integers, before they became that."""
     rows = []
     graphs = bundle.manifest.graphs
-    owners = {name: draft for draft in drafts for name in draft.graph_names().values()}
+    owners, unrounded = (
+        {name: draft for draft in each for name in draft.graph_names().values()} for each in (drafts, whole)
+    )
     for done, (name, graph) in enumerate(graphs.items()):
         if progress:
             progress(name, done, len(graphs))
@@ -58,11 +62,21 @@ def compare_graphs(
         exact = graph.role == "embed" or graph.role in _WITHOUT_MODEL
         limits = {} if exact else {"share": SHARE, "floor": FLOOR}
         row = tally.row(name, reference, inputs, **limits)
+        if name in unrounded:
+            row.quantization_difference = _distance(unrounded[name].parity(name, run, captures))
         rows.append(row)
         log.debug("%s: %d values, largest difference %.2g", name, row.values, row.max_abs_difference)
     if progress:
         progress("", len(graphs), len(graphs))
     return rows
+
+
+def _distance(compared: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> float:
+    """The largest difference of what `Draft.parity` compares, of the largest value of its kind."""
+    tally = Tally()
+    for kind, found, expected, _ in compared:
+        tally.add(kind, found, expected)
+    return tally.furthest
 
 
 def _run_with_tensors(

@@ -19,7 +19,9 @@ class ParityRow:
     """What was compared for one graph; `relative_difference` (of the largest value) decides.
 
     `torch_difference` is what PyTorch's own float32 differs from float64 by, where `max_abs_difference` is the graph's
-    difference from float64; None where values are compared as they are.
+    difference from float64; None where values are compared as they are. `quantization_difference`, of a draft's graph
+    whose matrices are integers, is how far (of the largest value) its values are from those of the network as it was
+    trained; nothing is judged by it.
     """
 
     graph: str
@@ -30,6 +32,7 @@ class ParityRow:
     relative_difference: float
     limit: float
     torch_difference: float | None = None
+    quantization_difference: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -38,7 +41,11 @@ class ParityRow:
 
     def to_dict(self) -> dict[str, Any]:
         """The manifest's entry."""
-        return dict(vars(self))
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name != "quantization_difference" or value is not None
+        }
 
 
 @dataclass
@@ -84,6 +91,11 @@ class Tally:
         ours = float(np.max(np.abs(difference, out=difference)))
         tally.ours = max(tally.ours, ours if np.isfinite(ours) else float("inf"))
         tally.largest = max(tally.largest, float(np.max(np.abs(expected))))
+
+    @property
+    def furthest(self) -> float:
+        """The largest difference, of the largest value of its kind."""
+        return max((kind.relative for kind in self._kinds.values()), default=0.0)
 
     def row(
         self, graph: str, reference: str, inputs: str, *, share: float = 0.0, floor: float = 0.0

@@ -19,7 +19,7 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.errors import ExportError, OptionError
 from ..output import check_space, replaced_folder, write_manifest
-from .options import PlanOptions, Resolved, resolve
+from .options import PlanOptions, Resolved, check_drafts, resolve
 from .plans import PlanReport, add_plans
 
 Progress = Callable[[str, int, int], None]
@@ -64,6 +64,7 @@ def compile_bundle(path: Path, options: PlanOptions, progress: Progress | None =
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     wanted = resolve(options, manifest.model.decoder, manifest.weights_dtype)
+    check_drafts(wanted, {draft.name: draft.weights_dtype for draft in manifest.drafts})
     home = path.resolve()
     check_place(home)
     check_space(home.parent, estimated_bytes(manifest, wanted))
@@ -94,8 +95,9 @@ def check_place(home: Path) -> None:
 
 def estimated_bytes(manifest: Manifest, wanted: Resolved) -> int:
     """What the plans take on the disk, about: every weight once more, in their precision."""
-    numbers = manifest.weights.total // ITEM_SIZES[manifest.weights_dtype]
-    return numbers * ITEM_SIZES[wanted.precision] + SPARE_BYTES
+    integers = sum(map(manifest.integer_bytes, manifest.graphs))
+    numbers = (manifest.weights.total - integers) // ITEM_SIZES[manifest.weights_dtype]
+    return numbers * ITEM_SIZES[wanted.precision] + integers + SPARE_BYTES
 
 
 def link_files(home: Path, folder: Path, manifest: Manifest) -> None:

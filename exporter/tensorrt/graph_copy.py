@@ -195,9 +195,11 @@ def _write_weights(
                     tensor.CopyFrom(numpy_helper.from_array(array, name))
                 found[tensor.name] = (len(tensor.raw_data) or tensor.ByteSize(), None)
                 continue
+            packed = tensor.data_type == TensorProto.INT4  # two numbers in a byte
             source = np.memmap(
-                origin / place[0], dtype=helper.tensor_dtype_to_np_dtype(tensor.data_type), mode="r",
-                offset=place[1], shape=(math.prod(tensor.dims),),
+                origin / place[0], mode="r", offset=place[1],
+                dtype=np.uint8 if packed else helper.tensor_dtype_to_np_dtype(tensor.data_type),
+                shape=(-(-math.prod(tensor.dims) // 2) if packed else math.prod(tensor.dims),),
             )  # fmt: skip
             position = -(-position // 64) * 64
             file.seek(position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,17 @@ def resolve(options: PlanOptions, decoder: str = "llama", source: str = "float32
     precision = plan_precision(options.precision, target, decoder, source)
     lowering = chosen_lowering(options.lowering, library)
     return Resolved(library, target, capability, precision, lowering, options.lean)
+
+
+def check_drafts(wanted: Resolved, precisions: Mapping[str, str | None]) -> None:
+    """Raises OptionError where portable plans are asked for of drafts (name → dtype of their matrices) that are integers:
+    the operators of `exporter/lowering/opset.py` have no integer weights in blocks."""
+    light = [f"{name} ({dtype})" for name, dtype in precisions.items() if dtype in ("int8", "int4")]
+    if light and wanted.lowering == PORTABLE:
+        raise OptionError(
+            f"portable plans cannot hold the integer weights of {', '.join(light)}; use --lowering native, where TensorRT is "
+            "10.15 or newer, or build the bundle without --draft-precision"
+        )
 
 
 def lowering_known(lowering: str) -> None:

@@ -44,6 +44,8 @@ POSITIONS = ("relative_bias", "rotary", "mrope", "learned")
 """How a decoder knows where a row stands; see `bundle/interfaces.py` for what its graphs take."""
 
 FLOATS = ("float32", "float16", "bfloat16")
+DRAFT_WEIGHTS = (*FLOATS, "int8", "int4")
+"""What a draft's matrices may be stored as; integers have a scale per block (`DequantizeLinear`)."""
 
 LOWERINGS = ("native", "portable")
 """Of a plan: the bundle's graph as it is, or in operators that every TensorRT has (plans of older versions are native)."""
@@ -205,7 +207,8 @@ class ValueInfo(Part):
 
 @dataclass(kw_only=True)
 class GraphInfo(Part):
-    """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights. `float32` is
+    """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights, `integers`
+    those of them that are integers (of a draft, whose `weights_dtype` says of which type). `float32` is
     the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. Graphs of
     roles that this version does not know belong to drafts that it does not know, and are ignored with them."""
 
@@ -216,6 +219,7 @@ class GraphInfo(Part):
     layers: list[int] | None = checked(optional(list_of(integer(0, 1024), 2, exactly=2)), default=None)
     float32: str | None = checked(optional(file_name), default=None)
     parameters: int | None = checked(optional(integer(0, 1 << 53)), default=None)
+    integers: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -272,7 +276,7 @@ class DraftVocabulary(Part):
 @dataclass(kw_only=True)
 class DraftInfo(Part):
     """A proposer of the bundle. `layer` is the cut after which it branches off, or null. `graphs` maps the role of
-    each of its graphs to the graph's name, `fingerprint` is that of the trained network. `cache`, `vocabulary`, `tree`
+    each of its graphs to the graph's name, `weights_dtype` is what its matrices are stored as, `fingerprint` is that of the trained network. `cache`, `vocabulary`, `tree`
     (parents of the nodes of a static tree in its order of growth, −1 below the root), `heads` (most tokens that it looks
     ahead), `ranks` (proposals of each head), `queries` (rows that the graph `adaptor` makes of a picture) and `taps` (cuts
     whose rows it reads) are null where
@@ -284,7 +288,7 @@ class DraftInfo(Part):
     graphs: dict[str, str] = checked(mapping_of(string(100), string(40), 16), default_factory=dict)
     trained: bool = checked(boolean, default=False)
     fingerprint: str | None = checked(optional(string(200)), default=None)
-    weights_dtype: str | None = checked(optional(_DTYPE), default=None)
+    weights_dtype: str | None = checked(optional(string(20, DRAFT_WEIGHTS)), default=None)
     cache: DraftCache | None = checked(optional(DraftCache.parse), default=None)
     vocabulary: DraftVocabulary | None = checked(optional(DraftVocabulary.parse), default=None)
     tree: list[int] | None = checked(optional(list_of(integer(-1, 4096), 4096)), default=None)
@@ -397,6 +401,12 @@ class Manifest(Part):
     def segments(self) -> list[str]:
         """Names of the segment graphs in order: `segment.0`, `segment.1`, …"""
         return [f"segment.{index}" for index in range(len(self.decoder.cuts) - 1)]
+
+    def integer_bytes(self, graph: str) -> int:
+        """Bytes of the integers among the weights of a graph; every plan holds as many."""
+        owner = next((draft for draft in self.drafts if graph in draft.graphs.values()), None)
+        numbers = self.graphs[graph].integers or 0
+        return -(-numbers // 2) if owner is not None and owner.weights_dtype == "int4" else numbers
 
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combination.py`) called `name`, or None."""

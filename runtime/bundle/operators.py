@@ -16,10 +16,10 @@ from pathlib import Path
 from ..errors import BundleError
 
 STRUCTURE = frozenset((
-    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "Div", "Expand", "Gather", "GatherElements",
-    "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or", "RMSNormalization",
-    "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid", "Sin", "Slice",
-    "Split", "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
+    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Expand", "Gather",
+    "GatherElements", "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or",
+    "RMSNormalization", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
+    "Sin", "Slice", "Split", "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """What the graphs of the supported families are made of."""
 

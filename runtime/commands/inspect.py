@@ -138,14 +138,17 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     out.print(graphs)
 
     drafts = Table(title="Drafts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("draft", "kind", "after layer", "trained", "default"):
+    for name in ("draft", "kind", "after layer", "trained", "weights", "default"):
         drafts.add_column(name)
     for draft in found["drafts"]:
         policy = found["policy"]
         is_default = policy["speculative"] and draft["name"] == policy["draft"]
         layer = "" if draft["layer"] is None else str(draft["layer"])
         trained = "yes" if draft["trained"] else "no"
-        drafts.add_row(_plain(draft["name"]), draft["kind"], layer, trained, "yes" if is_default else "")
+        weights = draft["weights_dtype"] or ""
+        drafts.add_row(
+            _plain(draft["name"]), draft["kind"], layer, trained, weights, "yes" if is_default else ""
+        )
     if found["drafts"]:
         out.print()
         out.print(drafts)

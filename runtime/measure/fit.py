@@ -34,10 +34,11 @@ def fit(manifest: Manifest, device: Device, *, length: int, batch: int, acceptan
     Raises BundleError for a bundle whose manifest does not count the numbers of its graphs.
     """
     stored, cache = ITEM_SIZES[manifest.weights_dtype], ITEM_SIZES[manifest.cache_dtype]
+    integers = sum(map(manifest.integer_bytes, manifest.graphs))
     limits = manifest.limits
     rows = length + limits.max_width
     needed = {
-        "weights": manifest.weights.total * PLAN_ITEM // stored,
+        "weights": (manifest.weights.total - integers) * PLAN_ITEM // stored + integers,
         "kv_cache": batch * rows * kv_bytes_per_token(manifest) * PLAN_ITEM // cache,
         "cross_kv": batch * (limits.max_source or 0) * cross_kv_bytes_per_row(manifest) * PLAN_ITEM // cache,
         "context": CONTEXT_BYTES,
@@ -82,7 +83,10 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
         layers = info.layers[1] - info.layers[0] if info.layers else 0
-        return (PLAN_ITEM * (info.parameters or 0) + layers * rows) / bandwidth
+        floats = (info.parameters or 0) - (
+            info.integers or 0
+        )  # scales, a number for every 32 integers, are left out
+        return (PLAN_ITEM * floats + manifest.integer_bytes(graph) + layers * rows) / bandwidth
 
     drafts = [
         draft for draft in manifest.drafts if all(counts.get(g) is not None for g in draft.graphs.values())

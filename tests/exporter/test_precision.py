@@ -189,7 +189,12 @@ def test_widening_changes_types_and_files_only(narrow_bundle: Callable, tiny_bun
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("int8", "not built yet"), ("int4", "not built yet"), ("fp8", "unknown"), ("half", "unknown")],
+    [
+        ("int8", "--draft-precision int8"),
+        ("int4", "--draft-precision int4"),
+        ("fp8", "unknown"),
+        ("half", "unknown"),
+    ],
 )
 def test_other_precisions_are_refused_in_one_line(
     tiny_checkpoint: Callable, tmp_path: Path, value: str, words: str
