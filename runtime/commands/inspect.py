@@ -184,8 +184,9 @@ def _calibrated(entry: dict[str, Any]) -> str:
     line = f"{where}{choice['draft']}, {choice['draft_length']} deep{tree}"
     if None in (choice["speedup"], choice["tokens_per_cycle"], choice["break_even"]):
         return line
+    between = "" if choice.get("interval") is None else " [{:.2f} – {:.2f}]".format(*choice["interval"])
     return (
-        f"{line}; {choice['speedup']:.2f} × predicted at {choice['tokens_per_cycle']:.2f} tokens per cycle, "
+        f"{line}; {choice['speedup']:.2f} ×{between} predicted at {choice['tokens_per_cycle']:.2f} tokens per cycle, "
         f"it pays above {choice['break_even']:.2f}"
     )
 

@@ -274,13 +274,18 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
     if costs is None or costs.choice is None:
         return None
     length, nodes = options.get("draft_length"), options.get("draft_nodes")
-    for entry in predictions(costs.table, seen):
-        budget = entry.budget
-        if (length is None and nodes is None) or budget == Budget(
-            nodes or length or 0, length or budget.depth
-        ):
-            return entry.speedup
-    return None
+    mine = costs.choice.budget if costs.choice.draft == draft.name else None
+    if mine is not None and _asked(length, nodes, mine):
+        return costs.choice.speedup
+    found = (entry for entry in predictions(costs.table, seen) if _asked(length, nodes, entry.budget))
+    return next((entry.speedup for entry in found), None)
+
+
+def _asked(length: int | None, nodes: int | None, budget: Budget) -> bool:
+    """Whether a request that names a length or a number of nodes, or neither, may be drafted by this budget."""
+    if length is None and nodes is None:
+        return True
+    return budget == Budget(nodes or length or 0, length or budget.depth)
 
 
 def _by_drafted(total: Stats) -> dict[str, int]:

@@ -81,13 +81,17 @@ class Observed:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How a draft does on a device under a budget. Pays where a cycle keeps more than `break_even` tokens."""
+    """How a draft does on a device under a budget. Pays where a cycle keeps more than `break_even` tokens.
+
+    `interval`: of the speed-up, 95 %, where it was measured on enough requests.
+    """
 
     draft: str
     budget: Budget
     speedup: float
     tokens_per_cycle: float
     break_even: float
+    interval: tuple[float, float] | None = None
 
 
 def predict(table: CostTable, seen: Observed, depth: int | None = None) -> Prediction:
@@ -107,13 +111,21 @@ def predict(table: CostTable, seen: Observed, depth: int | None = None) -> Predi
 
 
 def predictions(table: CostTable, observed: Iterable[Observed]) -> list[Prediction]:
-    """Every tree, and every length of every chain, fastest first; of equals the one with fewer nodes."""
-    found = [
-        predict(table, seen, depth)
-        for seen in observed
-        if seen.cycles
-        for depth in (range(1, seen.budget.depth + 1) if seen.is_chain else (seen.budget.depth,))
-    ]
+    """Every tree, and every length of every chain, fastest first; of equals the one with fewer nodes. A chain is told from
+    the shortest one that was observed and is as long: a longer one starts its cycles in other places."""
+    found: list[Prediction] = []
+    chains: dict[str, list[Observed]] = {}
+    for seen in observed:
+        if seen.cycles and seen.is_chain:
+            chains.setdefault(seen.draft, []).append(seen)
+        elif seen.cycles:
+            found.append(predict(table, seen))
+    for known in chains.values():
+        known.sort(key=lambda seen: seen.budget.depth)
+        at = 0
+        for depth in range(1, known[-1].budget.depth + 1):
+            at += depth > known[at].budget.depth
+            found.append(predict(table, known[at], depth))
     return sorted(found, key=lambda entry: (-entry.speedup, entry.budget.nodes, entry.draft))
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,21 +64,17 @@ def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
 
 def measured_chains(manifest: Manifest) -> dict[str, Seen]:
     """By draft, what its longest measured chain accepted, for the controller. Raises `BundleError`."""
-    chains: dict[str, Observed] = {}
-    for entry in stored_acceptance(manifest):
-        seen = entry.observed
-        if seen.is_chain and seen.cycles:
-            chains[seen.draft] = max(chains.get(seen.draft, seen), seen, key=lambda each: each.budget.depth)
+    observed = [entry.observed for entry in stored_acceptance(manifest)]
     return {
         name: Seen(seen.accepted, seen.evaluated, sum(n for (nodes, _), n in seen.shapes.items() if nodes) / seen.cycles)
-        for name, seen in chains.items()
+        for name, seen in _longest_chains(observed).items()
     }  # fmt: skip
 
 
 def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
     """By draft, the trees that were measured beside a chain as deep, for the controller. Raises `BundleError`."""
     observed = [seen for entry in stored_acceptance(manifest) if (seen := entry.observed).cycles]
-    chains = {seen.draft: seen for seen in observed if seen.is_chain}
+    chains = _longest_chains(observed)
     widest = manifest.limits.max_width - 1
     trees: dict[str, list[Tree]] = {}
     for seen in observed:
@@ -90,3 +87,11 @@ def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
                 Tree(seen.budget, (seen.tokens_per_cycle(depth) - 1) / kept)
             )
     return trees
+
+
+def _longest_chains(observed: Iterable[Observed]) -> dict[str, Observed]:
+    chains: dict[str, Observed] = {}
+    for seen in observed:
+        if seen.is_chain and seen.cycles:
+            chains[seen.draft] = max(chains.get(seen.draft, seen), seen, key=lambda each: each.budget.depth)
+    return chains

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -18,10 +17,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import calibration, timing
 from vlmexport.runtime.measure.calibration import TREES, budgets
 from vlmexport.runtime.measure.passes import passes
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import predict
 from vlmexport.runtime.speculate.controller import Adaptive
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.stats import Stats
 from vlmexport.runtime.speculate.stored_acceptance import measured_chains, measured_trees, stored_acceptance
 from vlmexport.runtime.speculate.stored_costs import StoredCosts
@@ -84,7 +80,8 @@ def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: P
     report = calibrate(capsys, bundle, "--data", data)
     after = Bundle.open(bundle, check="sha256").manifest
     asked = [(draft.name, b.nodes, b.depth) for draft in before.drafts for b in budgets(draft, 19)]
-    assert [(e.draft, e.nodes, e.depth) for e in stored_acceptance(after)] == asked
+    found = [(e.draft, e.nodes, e.depth) for e in stored_acceptance(after)]
+    assert found[: len(asked)] == asked, "what was looked at beside it comes after it"
     assert {nodes for name, nodes, depth in asked if name == "medusa" and nodes > depth} == set(TREES[:2])
     for entry in stored_acceptance(after):
         seen = entry.observed
@@ -118,33 +115,10 @@ def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: P
         and seen.evaluated == again.evaluated_by_depth[: len(seen.accepted)]
     )
     best = report["predictions"][0]
-    assert (report["costs"]["choice"]["draft"] is None) == (best["speedup"] < 1.05)
-
-
-def test_every_tree_is_predicted_by_what_its_cycles_took() -> None:
-    """A pass over a tree may cost more within decoding than timed alone, and its host more than a chain's."""
-
-    def arm(budget: Budget | None, cycles: int, seconds: float, engine: float, accepted: list[int]) -> Any:
-        stats = Stats()
-        shape = (0, 0) if budget is None else (budget.nodes, budget.depth)
-        stats.shapes[shape], stats.cycles, stats.accepted_by_depth = cycles, cycles, accepted
-        stats.total_seconds, stats.engine_seconds = cycles * seconds, cycles * engine
-        draft = None if budget is None else SimpleNamespace(name="medusa")
-        return calibration._Arm(draft, budget, [stats])  # type: ignore[arg-type]
-
-    timed = CostTable(Curve({1: 10.0, 4: 12.0, 9: 16.0, 16: 20.0}), {"medusa": DraftCosts(once=1.0)})
-    plain = arm(None, 10, 12.5, 11.0, [])
-    chain = arm(Budget(3, 3), 10, 15.0, 14.0, [5, 2, 1])
-    trees = [arm(Budget(8, 3), 10, 26.0, 21.0, [7, 4, 2]), arm(Budget(15, 3), 10, 30.0, 23.0, [8, 5, 3])]
-    table = calibration._within_decoding(timed, plain, [chain, *trees])
-    assert table.plain(4) == pytest.approx(1.1 * 12) and table.host == pytest.approx(1.5)
-    for each, seconds in ((chain, 15.0), (trees[0], 26.0), (trees[1], 30.0)):
-        found = predict(table, each.observed)
-        assert found.break_even == pytest.approx(seconds / 12.5)
-    between = table.cycle_seconds("medusa", 3, 11)
-    assert 26 < between < 30 and table.cycle_seconds("medusa", 1) < 15
-    again = StoredCosts.parse(StoredCosts.of(table, "m", 1, "d", 0).to_json(), "costs").table
-    assert again.cycle_seconds("medusa", 3, 8) == pytest.approx(26.0)
+    if best["speedup"] < calibration.NEAR * 1.05:
+        assert report["costs"]["choice"]["draft"] is None and report["requests"]["look"] == 0
+    else:
+        assert best["measured"] is not None and report["requests"]["look"] == 2
 
 
 def test_an_adaptor_is_no_part_of_a_drafted_token(tiny_bundle: Bundles, tmp_path: Path) -> None:
