@@ -90,7 +90,7 @@ def calibrate(
         return
     named = " ".join(data) if data else None
     check_calibration(manifest, named, by)
-    requests = _requests(manifest, data or [], limit, prompt)
+    requests = read_requests(manifest, data or [], limit, prompt)
     with Session.load(opened, device, threads=threads) as session, showing(as_json) as progress:
         report = measure(
             session, requests, named, minutes=minutes, max_new_tokens=max_new_tokens, repeats=repeats,
@@ -168,7 +168,7 @@ def _expected(choice: dict[str, Any]) -> str:
     return f"; {choice['speedup']:.2f} ×{between} expected"
 
 
-def _requests(manifest: Manifest, data: list[str], limit: int, prompt: str) -> list[dict[str, Any]]:
+def read_requests(manifest: Manifest, data: list[str], limit: int, prompt: str = "") -> list[dict[str, Any]]:
     """The records as requests, or, without data, those that `bench` makes up."""
     if not data:
         from ..runtime.commands.bench import make_requests
