@@ -32,6 +32,7 @@ from . import machine
 from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .benchmark import Progress, measured_costs, time_passes
 from .bootstrap import interval
+from .trees import observed_trees
 from .within_decoding import within_decoding
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ CHAIN = 10
 """Longest chain that a draft is asked for, unless it has fewer heads."""
 
 TREES = (8, 15, 30)
-"""Drafted tokens of the trees that are tried."""
+"""Drafted tokens of the trees that every draft decodes; what they tell of others is in `trees.py`."""
 
 NEAR = 0.9
 """Share of the best prediction from which a way of drafting is decoded beside plain decoding."""
@@ -191,7 +192,7 @@ class Calibration:
         """What the survey predicts nearly to be the best of all, and nearly to be worth it."""
         if self._data is None:
             return []
-        found = predictions(self._timed[0], self._known(self._arms))
+        found = self._predictions(self._arms)
         if self._by == "reward":
             chosen = self._by_reward()
             found = [entry for entry in found if chosen is not None and entry.draft == chosen.draft]
@@ -223,7 +224,7 @@ class Calibration:
             "plain_tokens_per_second": 1 / self._plain.cycle_seconds[0],
             "predictions": [
                 _row(entry, looks.get((entry.draft, entry.budget)))
-                for entry in _shown(predictions(self._timed[0], self._known(self._observing())), looks)
+                for entry in _shown(self._predictions(self._observing()), looks)
             ],
             "least": self._least,
             "by": self._by,
@@ -268,6 +269,18 @@ class Calibration:
         if self._data is None:
             return [entry.observed for entry in stored_acceptance(self._session.bundle.manifest)]
         return [arm.observed for arm in arms]
+
+    def _predictions(self, arms: Sequence[Arm]) -> list[Prediction]:
+        """Of what these arms show, and of the best trees that they tell of, fastest first."""
+        table, known = self._timed[0], self._known(arms)
+        found = predictions(table, known)
+        widest = self._session.bundle.manifest.limits.max_width - 1
+        for name, trees in observed_trees(self._drafts, known).items():
+            mine = [entry.budget for entry in found if entry.draft == name]
+            # What a decoded budget became may be smaller than it: the same tree by another name.
+            became = [told.budget for budget in mine if (told := trees.predict(table, budget)) is not None]
+            found += [entry for entry in trees.best(table, widest) if entry.budget not in (*mine, *became)]
+        return sorted(found, key=lambda entry: -entry.speedup)
 
     def _observing(self) -> list[Arm]:
         """What was surveyed, and what else was looked at."""

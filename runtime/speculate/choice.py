@@ -27,7 +27,8 @@ class Observed:
     """What a draft did while it always got `budget`.
 
     `shapes`: cycles by (drafted nodes, depth); `accepted[k]`: cycles that accepted at least k + 1 tokens;
-    `discarded`: accepted tokens that an end token or the limit cut.
+    `discarded`: accepted tokens that an end token or the limit cut; `ranks[k][r]`, of trees: how often the child of rank r
+    of a node of depth k was right, and how often there was one where the node itself was right.
     """
 
     draft: str
@@ -35,11 +36,13 @@ class Observed:
     shapes: Mapping[tuple[int, int], int]
     accepted: Sequence[int]
     discarded: int = 0
+    ranks: Sequence[Sequence[tuple[int, int]]] = ()
 
     @classmethod
     def of(cls, draft: str, budget: Budget, stats: Stats) -> Observed:
         """From the counters of requests, see `Stats.total`."""
-        return cls(draft, budget, dict(stats.shapes), list(stats.accepted_by_depth), stats.discarded)
+        accepted = list(stats.accepted_by_depth)
+        return cls(draft, budget, dict(stats.shapes), accepted, stats.discarded, _by_rank(stats.ranks))
 
     @property
     def is_chain(self) -> bool:
@@ -77,6 +80,20 @@ class Observed:
             fewer = min(nodes, depth) if self.is_chain else nodes
             seconds += count * table.cycle_seconds(self.draft, min(deep, depth), fewer)
         return seconds / self.cycles
+
+
+def _by_rank(counted: Mapping[tuple[int, int, int], int]) -> list[list[tuple[int, int]]]:
+    """`Observed.ranks` of `Stats.ranks`."""
+    found: list[list[tuple[int, int]]] = []
+    for (depth, children, right), count in sorted(counted.items()):
+        while len(found) <= depth:
+            found.append([])
+        ranks = found[depth]
+        ranks += [(0, 0)] * (children - len(ranks))
+        for rank in range(children):
+            hits, judged = ranks[rank]
+            ranks[rank] = hits + count * (rank == right), judged + count
+    return found
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,11 @@ def test_every_draft_is_observed_and_the_choice_is_written(bundle: Path, data: P
     for entry in stored_acceptance(after):
         seen = entry.observed
         assert entry.requests == 2 and seen.cycles > 0 and entry.data == str(data)
+        assert bool(seen.ranks) != seen.is_chain
+        if seen.ranks:
+            assert sum(right for depth in seen.ranks for right, _ in depth) <= sum(seen.accepted)
+            drafted = sum(count for (nodes, depth), count in seen.shapes.items() if nodes > depth)
+            assert seen.ranks[0][0][1] == drafted, "every tree's first child was judged"
         assert sum(seen.accepted) - seen.discarded + seen.cycles == 2 * 11, "emitted after the first token"
     (costs,) = (StoredCosts.parse(entry, "costs") for entry in after.costs)
     assert costs.choice is not None and costs.choice.to_dict() == report["costs"]["choice"]
@@ -182,17 +187,30 @@ def test_another_device_chooses_by_what_was_observed_here(
 
 def test_bench_shows_the_prediction_beside_the_measurement(bundle: Path, data: Path, capsys: Capture) -> None:
     report = calibrate(capsys, bundle, "--data", data)
-    tree = next(row for row in report["predictions"] if row["nodes"] == 8)
-    tree_of_8 = ["--draft", "medusa", "--draft-nodes", "8", "--draft-length", "3"]
-    tree_of_7 = ["--draft", "medusa", "--draft-nodes", "7"]
-    for words, expected in ((tree_of_8, tree["speedup"]), (tree_of_7, None)):
+    tree = next(row for row in report["predictions"] if (row["nodes"], row["depth"]) == (8, 3))
+
+    def bench(*words: str) -> tuple[Any, Any]:
         capsys.readouterr()
-        assert (
-            cli.main(["bench", str(bundle), *words, "--repeats", "1", "--max-new-tokens", "12", "--json"])
-            == 0
-        )
-        found = json.loads(capsys.readouterr().out)["predicted"]
-        assert found == (None if expected is None else pytest.approx(expected))
+        asked = [
+            "bench",
+            str(bundle),
+            "--repeats",
+            "1",
+            "--max-new-tokens",
+            "12",
+            "--json",
+            "--draft",
+            "medusa",
+            *words,
+        ]
+        assert cli.main(asked) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["predicted"], found["unpredicted"]
+
+    assert bench("--draft-nodes", "8", "--draft-length", "3") == (pytest.approx(tree["speedup"]), None)
+    told, why = bench("--draft-nodes", "7")
+    assert why is None and told > 0, "a tree that was never decoded, by the ranks that were right"
+    assert bench("--draft-nodes", "8", "--temperature", "1") == (None, "calibrate decodes greedily")
 
 
 def test_saving_pass_times_again_keeps_the_choice(bundle: Path, data: Path, capsys: Capture) -> None:
