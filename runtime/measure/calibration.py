@@ -107,6 +107,8 @@ def calibrate(
     begin = time.perf_counter()
     calibration = Calibration(session, data, **options)
     surveyed = calibration.survey(requests, begin + FIRST_PART * 60 * minutes)
+    while data is None and time.perf_counter() - begin < SECONDS:
+        calibration.survey(requests)
     # Where there was no time for all of them, those that are new come first.
     requests = [*requests[surveyed:], *requests[:surveyed]]
     while calibration.look(requests, begin + 60 * minutes) and time.perf_counter() - begin < SECONDS:
@@ -153,8 +155,8 @@ class Calibration:
     def survey(self, requests: Requests, until: float | None = None) -> int:
         """Every draft under each of its budgets decodes every request; how many were decoded.
 
-        `until`: a `time.perf_counter` value after which no further request begins, but for the first two. Once, before
-        the first look. Raises `OptionError` where no request gives more than one token.
+        `until`: a `time.perf_counter` value after which no further request begins, but for the first two. Before the
+        first look; once, where acceptance is counted. Raises `OptionError` where no request gives more than one token.
         """
         every = [self._plain, *self._arms]
         done = 0

@@ -20,9 +20,10 @@ from vlmexport.runtime.measure.bootstrap import interval
 from vlmexport.runtime.measure.calibration import Calibration, calibrate
 from vlmexport.runtime.measure.within_decoding import within_decoding
 from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import predict
+from vlmexport.runtime.speculate.choice import Observed, predict
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.speculate.stored_costs import StoredCosts
 
 CYCLES = 8
@@ -232,6 +233,19 @@ def test_a_large_model_decodes_fewer_requests_and_new_ones_first(script: Callabl
     assert numbers == [0, 1, 2, 3]
     script(lambda *what: 0.003 * steady(*what))
     assert calibrate(SESSION, REQUESTS, "data")["requests"] == {"survey": 12, "look": 12}
+
+
+def test_requests_that_only_time_the_host_are_decoded_for_a_while(script: Callable[..., Script]) -> None:
+    """Without data the choice is by what the bundle knows: there is nothing to look at."""
+    seen = Observed("heads", Budget(3, 3), {(3, 3): 10}, [9, 8, 7])
+    known = SimpleNamespace(**vars(SESSION.bundle.manifest))
+    known.acceptance, known.draft = [StoredAcceptance.of(seen, 2, "d", "t").to_dict()], lambda name: HEADS
+    made = script(lambda *what: 0.05 * steady(*what))
+    session: Any = SimpleNamespace(**{**vars(SESSION), "bundle": SimpleNamespace(manifest=known)})
+    report = calibrate(session, REQUESTS[:1], None)
+    assert report["requests"]["survey"] > 1 and made.clock == pytest.approx(calibration.SECONDS, rel=0.5)
+    assert report["requests"]["look"] == 0 and report["acceptance"] == [] and report["uncertain"] is None
+    assert report["costs"]["choice"]["draft"] == "heads" and report["costs"]["choice"]["interval"] is None
 
 
 def test_a_long_request_warms_itself_up() -> None:
