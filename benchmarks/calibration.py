@@ -1,16 +1,19 @@
-"""Does `vlmexport calibrate` choose well? Its choice against every other draft, length and tree, and against its own
-prediction, on requests that it did not see.
+"""Is what `vlmexport calibrate` predicts what happens on other requests, and is there nothing better than its choice?
 
-A bundle is calibrated on the first half of some requests, in a copy. Then the other half is decoded with the choice as it
-stands, as a session takes it (the controller on), and with every draft at fixed lengths and trees: every request in all
-ways, in another order each time, each beside plain decoding. What a first round does not rule out is decoded in --rounds
-more, which alone count; the best of all is found by every second turn and judged by the others, or chance would make it. `--counted` compares without a clock: what
-the two halves accept, both on the default table of costs. That is the part of the question which a busy machine can
-answer.
+A bundle, in a copy, is calibrated on some requests and measured on others, in one session: every draft decodes the first
+ones (`Calibration.survey`), then come blocks, each a look at a part of these (`Calibration.look`), whose minutes make the
+prediction, and right after it a part of the others, in every way of drafting, each beside plain decoding and in another
+order each time. What the first requests rule out is left out of the rest. The best of all is found by every second request
+and judged by the others, or chance would make it. Plain decoding is measured as a way, too: where it is not as fast as
+itself, the run counts for nothing. At the end the choice is measured once more, and what a session does by itself (the
+controller on); neither is judged.
+
+`--counted` compares without a clock: what the two parts accept, both on the default table of costs. That is the part of
+the question which a busy machine can answer.
 
     python benchmarks/calibration.py tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
-    python benchmarks/calibration.py tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:64
-    python benchmarks/calibration.py --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --requests 4
+    python benchmarks/calibration.py tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:192
+    python benchmarks/calibration.py --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --calibrate-on 10 --requests 10 --max-new-tokens 80 --of-prediction 0.95
 """
 
 from __future__ import annotations
@@ -18,19 +21,23 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 from machine import save
-from vlmexport.calibration.data import load_records
-from vlmexport.runtime import Session
+from vlmexport.calibration.calibrate import read_requests
+from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.folder import store_costs
-from vlmexport.runtime.measure.calibration import budgets, calibrate
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.measure.arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
+from vlmexport.runtime.measure.bootstrap import interval
+from vlmexport.runtime.measure.calibration import Calibration, budgets
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.choice import Observed, choose, predictions
 from vlmexport.runtime.speculate.costs import CostTable
@@ -40,35 +47,40 @@ from vlmexport.runtime.speculate.stored_costs import StoredChoice, default_costs
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 NEAR = 0.95
 """Share of the best speed that a good choice reaches."""
+WORTH = 1.25
+"""Speed-up that a bundled model's choice reaches."""
+FIRST = 4
+"""Requests that are decoded in every way."""
 CLOSE = 0.75
-"""Share of the best speed at a first look, below which a way is not looked at again."""
+"""Share of the best speed in these, below which a way is not decoded again."""
+STEADY = (0.97, 1.03)
+"""Speed of plain decoding over plain decoding, in the same blocks, outside of which a run says nothing."""
 
-Requests = list[dict[str, Any]]
-Pair = tuple[float, float]
-"""Seconds of plain decoding and of another way, of the same request."""
-
-
-def fixed(draft: str, budget: Budget) -> dict[str, Any]:
-    """Options of `Session.generate` that always draft by this budget."""
-    nodes = budget.nodes if budget.nodes > budget.depth else None
-    return {"draft": draft, "draft_length": budget.depth, "draft_nodes": nodes}
+Requests = Sequence[Mapping[str, Any]]
+Ways = Mapping[str, Mapping[str, Any]]
+"""Options of `Session.generate` by name."""
+Found = dict[str, list[Turn]]
 
 
-def arms(session: Session, choice: StoredChoice) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(name of the choice, name → options of `Session.generate`); "session" is what a session does by itself."""
-    manifest = session.bundle.manifest
-    found: dict[str, dict[str, Any]] = {"plain": {"draft": "none"}, "session": {}}
+def every_way(manifest: Manifest, contenders: Iterable[Arm]) -> Ways:
+    """Plain decoding, every draft at fixed lengths and trees, and what calibrate may choose."""
+    found = [Arm(), *contenders]
     for draft in manifest.drafts:
         for budget in budgets(draft, manifest.limits.max_width - 1):
-            lengths = [budget]
+            found.append(Arm(draft.name, budget))
             if budget.nodes == budget.depth:
-                lengths = [Budget.chain(length) for length in LENGTHS if length <= budget.depth]
-            found |= {_named(draft.name, each): fixed(draft.name, each) for each in lengths}
-    if choice.draft is None or choice.draft_length is None:
-        return "plain", found
-    chosen = Budget(choice.draft_nodes or choice.draft_length, choice.draft_length)
-    name = _named(choice.draft, chosen)
-    return name, {**found, name: fixed(choice.draft, chosen)}
+                shorter = (Budget.chain(length) for length in LENGTHS if length < budget.depth)
+                found += [Arm(draft.name, each) for each in shorter]
+    return {named(arm.draft, arm.budget): arm.options for arm in found}
+
+
+def named(draft: str | None, budget: Budget | None) -> str:
+    """A way in words."""
+    if draft is None or budget is None:
+        return "plain"
+    if budget.nodes > budget.depth:
+        return f"{draft}, tree of {budget.nodes}, {budget.depth} deep"
+    return f"{draft} × {budget.depth}"
 
 
 def build(model: str, path: Path, drafts: list[str], layer: int | None) -> None:
@@ -79,16 +91,18 @@ def build(model: str, path: Path, drafts: list[str], layer: int | None) -> None:
     subprocess.run(words, check=True)
 
 
-def halves(data: str, calibrate_on: int, count: int) -> tuple[Requests, Requests]:
+def halves(manifest: Manifest, data: str, calibrate_on: int, count: int) -> tuple[Requests, Requests]:
     """The first `calibrate_on` requests and the `count` that follow. SystemExit where there are fewer."""
-    records = list(load_records(data, limit=calibrate_on + count))
-    if len(records) < calibrate_on + count:
-        raise SystemExit(f"--data {data} has {len(records)} requests, {calibrate_on + count} are needed")
-    requests: Requests = [
-        {"image": None if record.image is None else record.image.load(), "prompt": record.prompt or None}
-        for record in records
-    ]
+    requests = read_requests(manifest, [data], calibrate_on + count)
+    if len(requests) < calibrate_on + count:
+        raise SystemExit(f"--data {data} has {len(requests)} requests, {calibrate_on + count} are needed")
     return requests[:calibrate_on], requests[calibrate_on:]
+
+
+def parts(requests: Requests, count: int) -> list[Requests]:
+    """The requests in so many parts, one behind the other, as equal as can be."""
+    edges = [len(requests) * at // count for at in range(count + 1)]
+    return [requests[first:last] for first, last in pairwise(edges)]
 
 
 def main() -> None:
@@ -100,11 +114,12 @@ def main() -> None:
     parser.add_argument("--draft", action="append", default=[])
     parser.add_argument("--draft-layer", type=int)
     parser.add_argument("--name", help="of the file of results; default: the model")
-    parser.add_argument("--data", default="scenes:heldout:64")
-    parser.add_argument("--calibrate-on", type=int, default=16, help="requests that calibrate sees")
-    parser.add_argument("--requests", type=int, default=16, help="requests that are measured, after those")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", default="scenes:heldout:192")
+    parser.add_argument("--calibrate-on", type=int, default=64, help="requests that calibrate sees")
+    parser.add_argument("--requests", type=int, default=80, help="requests that are measured, after those")
+    parser.add_argument("--blocks", type=int, default=5, help="parts that both are cut into")
     parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--of-prediction", type=float, default=0.9, help="share that the choice has to reach")
     parser.add_argument("--counted", action="store_true", help="count on the default table, measure no time")
     options = parser.parse_args()
     if (options.model is None) == (options.bundle is None):
@@ -116,15 +131,18 @@ def main() -> None:
         "data": options.data,
         "calibrate_on": options.calibrate_on,
         "requests": options.requests,
+        "blocks": options.blocks,
         "max_new_tokens": options.max_new_tokens,
     }
-    seen, unseen = halves(options.data, options.calibrate_on, options.requests)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
         if options.bundle is not None:
             shutil.copytree(options.bundle, path)
         else:
             build(options.model, path, options.draft, options.draft_layer)
+        seen, unseen = halves(
+            Bundle.open(path).manifest, options.data, options.calibrate_on, options.requests
+        )
         if options.counted:
             with Session.load(path) as session:
                 known, there = (
@@ -132,33 +150,96 @@ def main() -> None:
                 )
                 found = counted(default_costs(session.bundle.manifest), known, there)
             print(
-                f"chosen {found['chosen']}: {found['speedup']:.3f} x on the other half ({found['predicted']:.3f} x predicted)"
+                f"chosen {found['chosen']}: {found['speedup']:.3f} x on the others ({found['predicted']:.3f} x predicted)"
             )
             print(f"best there: {found['best']}, {found['best_speedup']:.3f} x; {verdict(found['of_best'])}")
             print(save(f"calibration-{name}-counted", {**about, **found}))
             return
+        begin = time.perf_counter()
         with Session.load(path) as session:
-            report = calibrate(session, seen, options.data, max_new_tokens=options.max_new_tokens)
-        store_costs(path, [report["costs"]], report["acceptance"])
+            calibration, found, speeds, others = in_blocks(
+                session, seen, unseen, options.data, options.blocks, options.max_new_tokens
+            )
+            report = calibration.report()
         choice = StoredChoice.parse(report["costs"]["choice"], "choice")
+        looked = next((arm for arm in calibration.contenders if _is(arm, choice)), Arm())
+        result = compare(choice, looked.halves[1] if looked.turns else [], found, options.of_prediction)
+        store_costs(path, [report["costs"]], report["acceptance"], anew=True)
+        later = {"session": {}, result["chosen"]: Arm(choice.draft, choice.budget).options}
         with Session.load(path) as session:
-            chosen, ways = arms(session, choice)
-            first = measure(session, ways, unseen, options.max_new_tokens)
-            close = contenders(first, chosen)
-            again = {name: ways[name] for name in ways if name in close}
-            found = measure(session, again, options.rounds * unseen, options.max_new_tokens)
-    result = compare(chosen, choice.speedup or 1.0, found)
-    result["others"] = {name: round(speedup(pairs), 3) for name, pairs in first.items() if name not in close}
-    for arm, value in sorted({**result["others"], **result["speedups"]}.items(), key=lambda entry: -entry[1]):
+            again = measure(session, later, unseen, options.max_new_tokens)
+    result["later"] = round(speedup(again[result["chosen"]]), 3)
+    result["session_of_choice"] = round(speedup(again["session"]) / speedup(again[result["chosen"]]), 3)
+    result["others"] = others
+    result["plain_tokens_per_second"] = speeds
+    result["minutes"] = round((time.perf_counter() - begin) / 60, 1)
+    tell(result)
+    result |= {"predictions": report["predictions"], "costs": report["costs"]}
+    print(save(f"calibration-{name}", {**about, **result}))
+
+
+def in_blocks(
+    session: Session, seen: Requests, unseen: Requests, data: str, blocks: int, max_new_tokens: int
+) -> tuple[Calibration, Found, list[dict[str, float]], dict[str, float]]:
+    """(the calibration of the seen requests, turns of the unseen ones by way, plain tokens per second of both in every
+    block, speed-ups of what the first requests ruled out)."""
+    calibration = Calibration(session, data, max_new_tokens=max_new_tokens)
+    calibration.survey(seen)
+    contenders = calibration.contenders
+    ways = every_way(session.bundle.manifest, contenders)
+    kept = {named(arm.draft, arm.budget) for arm in contenders}
+    found: Found = {name: [] for name in ways}
+    speeds: list[dict[str, float]] = []
+    others: dict[str, float] = {}
+    first = 0
+    for look, rest in zip(parts(seen, blocks), parts(unseen, blocks), strict=True):
+        before = [len(arm.turns) for arm in contenders]
+        calibration.look(look)
+        looked = chain.from_iterable(arm.turns[n:] for arm, n in zip(contenders, before, strict=True))
+        taken: list[Turn] = []
+        for some in (rest[:FIRST], rest[FIRST:]) if not first else (rest,):
+            for name, turns in measure(session, ways, some, max_new_tokens, first).items():
+                found[name] += turns
+                taken += turns
+            if not first:
+                close = close_to_best(found, kept)
+                others = {name: round(speedup(found.pop(name)), 3) for name in ways if name not in close}
+                ways = {name: how for name, how in ways.items() if name in close}
+            first += len(some)
+        speeds.append({"look": plain_speed(looked), "measured": plain_speed(taken)})
+        print(f"{first} of {len(unseen)} requests, {len(ways)} ways", file=sys.stderr)
+    return calibration, found, speeds, others
+
+
+def _is(arm: Arm, choice: StoredChoice) -> bool:
+    return choice.draft is not None and (arm.draft, arm.budget) == (choice.draft, choice.budget)
+
+
+def plain_speed(turns: Iterable[Turn]) -> float:
+    """Tokens per second of plain decoding; 0 without a turn."""
+    plain = Stats.total(turn.plain for turn in turns)
+    return round(plain.tokens_per_second or 0.0, 1)
+
+
+def tell(result: Mapping[str, Any]) -> None:
+    """Print the result for people."""
+    rows = {**result["others"], **result["speedups"]}
+    for arm, value in sorted(rows.items(), key=lambda entry: -entry[1]):
         print(f"  {value:5.2f} x  {arm}")
     print(
-        f"chosen {chosen}: predicted {result['predicted']:.2f} x, "
-        f"measured {result['measured']:.2f} x {result['quartiles']}"
+        f"chosen {result['chosen']}: predicted {result['predicted']:.3f} x {result['predicted_interval']}, measured "
+        f"{result['measured']:.3f} x {result['measured_interval']}, {100 * result['of_prediction']:.1f} % "
+        f"{result['of_prediction_interval']}: tokens {result['tokens_ratio']:.3f} x time {result['time_ratio']:.3f}"
     )
     print(f"best of all tried: {result['best']}; the choice: {verdict(result['of_best'])}")
-    print(f"a session with its controller: {verdict(result['session_of_best'])}")
-    result |= {"rounds": options.rounds, "predictions": report["predictions"]}
-    print(save(f"calibration-{name}", {**about, **result}))
+    print(f"plain over plain {result['plain_of_plain']:.3f}; judged: {result['judged']}")
+    print(
+        f"minutes later {result['later']:.3f} x; a session with its controller: {100 * result['session_of_choice']:.1f} % of it"
+    )
+    if result["discarded"]:
+        print(
+            f"DISCARDED: plain decoding was not as fast as itself, within {STEADY}: the machine was not steady"
+        )
 
 
 def verdict(of_best: float) -> str:
@@ -166,35 +247,60 @@ def verdict(of_best: float) -> str:
     return f"{100 * of_best:.1f} % of it, {'within' if of_best >= NEAR else 'not within'} {100 * (1 - NEAR):.0f} %"
 
 
-def speedup(pairs: Sequence[Pair]) -> float:
-    """Of a way over plain decoding, all its turns together."""
-    return sum(plain for plain, _ in pairs) / sum(mine for _, mine in pairs)
-
-
-def contenders(found: Mapping[str, Sequence[Pair]], chosen: str) -> set[str]:
-    """The choice, what a session does by itself, and all that a first look does not rule out."""
-    speedups = {name: speedup(pairs) for name, pairs in found.items()}
+def close_to_best(found: Mapping[str, Sequence[Turn]], kept: set[str]) -> set[str]:
+    """Plain decoding, what is `kept`, and all that the first requests do not rule out."""
+    speedups = {name: speedup(turns) for name, turns in found.items()}
     least = CLOSE * max(speedups.values())
-    return {"session", chosen} | {name for name, value in speedups.items() if value >= least}
+    return {"plain"} | kept | {name for name, value in speedups.items() if value >= least}
 
 
-def compare(chosen: str, predicted: float, found: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
-    """The choice against the best of all arms, and its speed-up over plain decoding against its prediction."""
-    speedups = {name: speedup(pairs) for name, pairs in found.items()}
-    best = max((name for name in found if name != "session"), key=lambda name: speedup(found[name][::2]))
-    judged = {name: speedup(pairs[1::2]) for name, pairs in found.items()}
-    spread = statistics.quantiles([plain / mine for plain, mine in found[chosen]], n=4)
+def compare(
+    choice: StoredChoice, looked: Sequence[Turn], found: Mapping[str, Sequence[Turn]], of_prediction: float
+) -> dict[str, Any]:
+    """The choice against its prediction and against the best of all ways. `looked`: the turns that the prediction was made
+    of, none where plain decoding was chosen."""
+    chosen = named(choice.draft, choice.budget)
+    arms = {name: Arm(turns=list(turns)) for name, turns in found.items()}
+    speedups = {name: speedup(arm.turns) for name, arm in arms.items()}
+    best = max(arms, key=lambda name: speedup(arms[name].halves[0]))
+    of_best = speedup(arms[chosen].halves[1]) / speedup(arms[best].halves[1])
+    predicted, measured, steady = choice.speedup or 1.0, speedups[chosen], speedups["plain"]
+    mine = by_request(arms[chosen].turns)
+    tokens = tokens_per_cycle(arms[chosen].turns) / (choice.tokens_per_cycle or 1.0)
+    discarded = not STEADY[0] <= steady <= STEADY[1]
     return {
         "chosen": chosen,
         "predicted": round(predicted, 3),
-        "measured": round(speedups[chosen], 3),
-        "quartiles": [round(spread[0], 3), round(spread[2], 3)],
-        "of_prediction": round(speedups[chosen] / predicted, 3),
+        "predicted_interval": rounded(choice.interval),
+        "measured": round(measured, 3),
+        "measured_interval": rounded(interval(_speedup, mine)),
+        "of_prediction": round(measured / predicted, 3),
+        "of_prediction_interval": rounded(
+            interval(lambda there, here: _speedup(there) / _speedup(here), mine, by_request(looked))
+        ),
+        "tokens_ratio": round(tokens, 3),
+        "time_ratio": round(measured / predicted / tokens, 3),
         "best": best,
-        "of_best": round(judged[chosen] / judged[best], 3),
-        "session_of_best": round(judged["session"] / judged[best], 3),
+        "of_best": round(of_best, 3),
+        "plain_of_plain": round(steady, 3),
+        "discarded": discarded,
+        "judged": None
+        if discarded
+        else {
+            f"prediction, {of_prediction:g}": bool(measured / predicted >= of_prediction),
+            f"speed-up, {WORTH:g}": bool(measured >= WORTH),
+            f"best, {NEAR:g}": bool(of_best >= NEAR),
+        },
         "speedups": {name: round(value, 3) for name, value in speedups.items()},
     }
+
+
+def _speedup(requests: Sequence[Sequence[Turn]]) -> float:
+    return speedup(list(chain.from_iterable(requests)))
+
+
+def rounded(between: Sequence[float] | None) -> list[float] | None:
+    return None if between is None else [round(value, 3) for value in between]
 
 
 def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[Observed]:
@@ -202,9 +308,9 @@ def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[O
     found = []
     for draft in session.bundle.manifest.drafts:
         for budget in budgets(draft, session.bundle.manifest.limits.max_width - 1):
-            how = fixed(draft.name, budget)
-            results = [session.generate(**r, max_new_tokens=max_new_tokens, **how) for r in requests]
-            found.append(Observed.of(draft.name, budget, Stats.total(result.stats for result in results)))
+            arm = Arm(draft.name, budget)
+            arm.decoded += [decode(session, r, arm.options, max_new_tokens, 1).stats for r in requests]
+            found.append(arm.observed)
     return found
 
 
@@ -217,43 +323,29 @@ def counted(table: CostTable, seen: list[Observed], unseen: list[Observed]) -> d
     highest = max(1.0, *speeds.values()) if speeds else 1.0
     reached = 1.0 if chosen is None else speeds[chosen.draft, chosen.budget]
     return {
-        "chosen": "plain" if chosen is None else _named(chosen.draft, chosen.budget),
+        "chosen": "plain" if chosen is None else named(chosen.draft, chosen.budget),
         "predicted": round(1.0 if chosen is None else chosen.speedup, 4),
         "speedup": round(reached, 4),
-        "best": "plain" if best is None or speeds[best] < 1.0 else _named(*best),
+        "best": "plain" if best is None or speeds[best] < 1.0 else named(*best),
         "best_speedup": round(highest, 4),
         "of_best": round(reached / highest, 4),
         "tried": len(speeds) + 1,
     }
 
 
-def _named(draft: str, budget: Budget) -> str:
-    if budget.nodes > budget.depth:
-        return f"{draft}, tree of {budget.nodes}"
-    return f"{draft} × {budget.depth}"
-
-
-def measure(
-    session: Session, ways: Mapping[str, dict[str, Any]], requests: Requests, max_new_tokens: int
-) -> dict[str, list[Pair]]:
-    """Seconds of plain decoding and of every arm just after it, in every turn: a request in all ways, each twice, of which
-    the second counts, for which the processor's caches hold what the way needs."""
-
-    def timed(request: dict[str, Any], how: dict[str, Any]) -> tuple[float, list[int]]:
-        session.generate(**request, max_new_tokens=max_new_tokens, **how)
-        result = session.generate(**request, max_new_tokens=max_new_tokens, **how)
-        return result.stats.decode_seconds, list(result.tokens)
-
-    shuffle, order = random.Random(0), list(ways)
-    found: dict[str, list[Pair]] = {name: [] for name in ways}
-    for request in requests:
+def measure(session: Session, ways: Ways, requests: Requests, max_new_tokens: int, first: int = 0) -> Found:
+    """Every request in all ways, each beside plain decoding. `first`: the number of the first request."""
+    shuffle, order = random.Random(first), list(ways)
+    found: Found = {name: [] for name in ways}
+    for number, request in enumerate(requests, first):
         for name in shuffle.sample(order, len(order)):
-            (plain, expected), (mine, tokens) = (
-                timed(request, how) for how in ({"draft": "none"}, ways[name])
+            plain, other = (
+                decode(session, request, how, max_new_tokens) for how in (Arm().options, ways[name])
             )
-            if tokens != expected:
+            if list(other.tokens) != list(plain.tokens):
                 raise SystemExit(f"{name}: the output differs from that of plain decoding")
-            found[name].append((plain, mine))
+            if plain.stats.cycles:
+                found[name].append(Turn(number, plain.stats, other.stats))
     return found
 
 

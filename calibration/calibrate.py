@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..runtime.commands import options
+from ..runtime.measure.calibration import MINUTES
 from ..runtime.speculate.choice import LEAST
 from . import forms
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from ..runtime.bundle.manifest import Manifest
 
-LIMIT = 16
-"""Requests that are decoded: some 1,500 tokens under every budget."""
+LIMIT = 48
+"""Requests that are decoded: what they accept differs from request to request, and half of them judge the choice."""
 
 
 def calibrate(
@@ -30,8 +31,13 @@ def calibrate(
     prompt: Annotated[str, typer.Option("--prompt", help="Prompt of records that have none.")] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Times that every draft decodes the requests, interleaved.")
+        int, typer.Option("--repeats", min=1, help="Decode a short request so often in a row; the last time counts.")
     ] = 2,
+    minutes: Annotated[
+        float,
+        typer.Option("--minutes", min=0.0, help="Begin no further request after this; two are always decoded. A large "
+                     "model then uses fewer than --limit."),
+    ] = MINUTES,
     least: Annotated[
         float, typer.Option("--least", min=0.0, help="Speculate from this predicted speed-up on.")
     ] = LEAST,
@@ -55,7 +61,8 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Measure drafts and passes on this device, choose the draft, length and tree that pay, write them into the bundle.
 
-    Requests are decoded greedily. What drafts accept above temperature 0, by any --draft-sampling, is not measured.
+    Every draft decodes the requests; what then looks best is decoded beside plain decoding. One half of the requests
+    chooses, the other half says what to expect. Requests are decoded greedily. What drafts accept above temperature 0, by any --draft-sampling, is not measured.
     """
     from ..runtime.bundle.folder import Bundle, check_writable, store_costs
     from ..runtime.commands.output import console, print_json
@@ -83,14 +90,14 @@ def calibrate(
         return
     named = " ".join(data) if data else None
     check_calibration(manifest, named, by)
-    requests = _requests(manifest, data or [], limit, prompt)
+    requests = read_requests(manifest, data or [], limit, prompt)
     with Session.load(opened, device, threads=threads) as session, showing(as_json) as progress:
         report = measure(
-            session, requests, named, max_new_tokens=max_new_tokens, repeats=repeats,
+            session, requests, named, minutes=minutes, max_new_tokens=max_new_tokens, repeats=repeats,
             least=least, by=by, reward_weight=reward_weight, progress=progress,
         )  # fmt: skip
     if not dry_run:
-        store_costs(opened.path, [report["costs"]], report["acceptance"])
+        store_costs(opened.path, [report["costs"]], report["acceptance"], anew=True)
     if as_json:
         print_json(report)
         return
@@ -111,7 +118,14 @@ def show(report: dict[str, Any], out: Console) -> None:
         markup=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("draft", "tokens drafted", "speed-up", "tokens per cycle", "pays above"):
+    for name in (
+        "draft",
+        "tokens drafted",
+        "speed-up",
+        "decoded beside plain",
+        "tokens per cycle",
+        "pays above",
+    ):
         table.add_column(name, justify="left" if name == "draft" else "right")
     for row in report["predictions"]:
         shape = (
@@ -120,7 +134,8 @@ def show(report: dict[str, Any], out: Console) -> None:
             else f"tree of {row['nodes']}, {row['depth']} deep"
         )
         table.add_row(
-            row["draft"], shape, f"{row['speedup']:.2f} ×", f"{row['tokens_per_cycle']:.2f}", f"{row['break_even']:.2f}"
+            row["draft"], shape, f"{row['speedup']:.2f} ×", "" if row["measured"] is None else f"{row['measured']:.2f} ×",
+            f"{row['tokens_per_cycle']:.2f}", f"{row['break_even']:.2f}",
         )  # fmt: skip
     out.print(table)
     choice = report["costs"]["choice"]
@@ -129,13 +144,31 @@ def show(report: dict[str, Any], out: Console) -> None:
     else:
         tree = "" if choice["draft_nodes"] is None else f", trees of {choice['draft_nodes']}"
         out.print(
-            f"\nChosen: {choice['draft']}, {choice['draft_length']} deep{tree}", style="bold", markup=False
+            f"\nChosen: {choice['draft']}, {choice['draft_length']} deep{tree}{_expected(choice)}",
+            style="bold",
+            markup=False,
+        )
+    if report["uncertain"]:
+        requests = report["requests"]["look"]
+        out.print(
+            f"Uncertain: {requests} request{'s' * (requests != 1)} say too little; give more (--limit, --minutes)",
+            style="yellow",
         )
     if busy(report["machine"]):
         out.print(BUSY, style="yellow")
 
 
-def _requests(manifest: Manifest, data: list[str], limit: int, prompt: str) -> list[dict[str, Any]]:
+def _expected(choice: dict[str, Any]) -> str:
+    """The predicted speed-up in words; nothing where there is none."""
+    if choice["speedup"] is None:
+        return ""
+    between = ""
+    if choice["interval"] is not None:
+        between = " [{:.2f} – {:.2f}]".format(*choice["interval"])
+    return f"; {choice['speedup']:.2f} ×{between} expected"
+
+
+def read_requests(manifest: Manifest, data: list[str], limit: int, prompt: str = "") -> list[dict[str, Any]]:
     """The records as requests, or, without data, those that `bench` makes up."""
     if not data:
         from ..runtime.commands.bench import make_requests

@@ -245,11 +245,14 @@ def _not_writable(bundle: Path, why: str | None) -> OptionError:
 
 
 def store_costs(
-    bundle: Path, entries: Sequence[dict[str, Any]], acceptance: Sequence[dict[str, Any]] = ()
+    bundle: Path,
+    entries: Sequence[dict[str, Any]],
+    acceptance: Sequence[dict[str, Any]] = (),
+    anew: bool = False,
 ) -> None:
     """Write entries into the `costs` and the `acceptance` of a bundle's manifest. Costs replace those of the same
     machine and threads, whose `choice` stays where the new ones have none; acceptance replaces that of the same draft
-    and budget.
+    and budget, and `anew` all that was there of its drafts.
 
     The new manifest takes the old one's place in one step, so that a reader finds either. Raises `OptionError` when
     the folder cannot be written, `BundleError` when it holds no valid manifest.
@@ -263,7 +266,8 @@ def store_costs(
         choice = entry.get("choice") or costs.pop(here, {}).get("choice")
         costs[here] = entry if choice is None else {**entry, "choice": choice}
     document["costs"] = list(costs.values())
-    seen = [*document.get("acceptance", []), *acceptance]
+    gone = {entry["draft"] for entry in acceptance} if anew else set()
+    seen = [*(old for old in document.get("acceptance", []) if old.get("draft") not in gone), *acceptance]
     document["acceptance"] = list(
         {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in seen}.values()
     )

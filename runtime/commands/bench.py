@@ -202,6 +202,8 @@ def show(report: dict[str, Any], out: Console) -> None:
         out.print(
             f"Predicted     {report['predicted']:.2f} × by `vlmexport calibrate`; measured {100 * share:.0f} % of it"
         )
+    elif report["unpredicted"] is not None:
+        out.print(f"Predicted     nothing: {report['unpredicted']}", markup=False)
     widths = ", ".join(
         f"T({width}) {cost:.2f}" for width, cost in report["width_cost"].items() if width != "1"
     )

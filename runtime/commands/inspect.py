@@ -155,6 +155,9 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
 
     for entry in found["calibrated"]:
         out.print(_plain(_calibrated(entry)))
+    for entry in found["acceptance"]:
+        if entry["ranks"]:
+            out.print(_plain(_ranks(entry)))
     if found["parity"]:
         worst = max(found["parity"], key=lambda entry: entry.get("max_abs_difference") or 0.0)
         out.print(
@@ -187,10 +190,19 @@ def _calibrated(entry: dict[str, Any]) -> str:
     line = f"{where}{choice['draft']}, {choice['draft_length']} deep{tree}"
     if None in (choice["speedup"], choice["tokens_per_cycle"], choice["break_even"]):
         return line
+    between = "" if choice.get("interval") is None else " [{:.2f} – {:.2f}]".format(*choice["interval"])
     return (
-        f"{line}; {choice['speedup']:.2f} × predicted at {choice['tokens_per_cycle']:.2f} tokens per cycle, "
+        f"{line}; {choice['speedup']:.2f} ×{between} predicted at {choice['tokens_per_cycle']:.2f} tokens per cycle, "
         f"it pays above {choice['break_even']:.2f}"
     )
+
+
+def _ranks(entry: dict[str, Any]) -> str:
+    """Of a tree, how often the best, second best, … token of each depth was right."""
+    depths = (
+        " ".join(f"{right / judged:.3f}" for right, judged in ranks[:4] if judged) for ranks in entry["ranks"]
+    )
+    return f"  {entry['draft']}, tree of {entry['nodes']}: right by rank, depth by depth: {'; '.join(depths)}"
 
 
 def _policy(found: dict[str, Any]) -> str:

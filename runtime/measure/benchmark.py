@@ -10,14 +10,16 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
-from ..speculate.budget import Budget
+from ..request import request_options, resolve
 from ..speculate.choice import predictions
 from ..speculate.costs import FREE, CostTable, Curve
+from ..speculate.policy import FixedLength, LogisticLength
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import stored_acceptance
 from ..speculate.stored_costs import StoredCosts, find_costs, with_combinations
 from . import machine
 from .timing import GraphTimer
+from .trees import observed_trees
 from .virtual_clock import decoding
 
 if TYPE_CHECKING:
@@ -202,9 +204,8 @@ def _report(
     decode = _ratios(speculative.rates, plain.rates)
     end_to_end = _ratios(plain.totals, speculative.totals)
     bound = _bound(table, draft.name, total)
-    predicted = (
-        None if options.get("force_acceptance") is not None else predicted_speedup(session, draft, options)
-    )
+    unpredicted = _unpredicted(options)
+    predicted = predicted_speedup(session, draft, options) if unpredicted is None else None
     achieved = statistics.median(decode)
     inside = None
     if plain.host_share is not None and speculative.host_share is not None:
@@ -249,6 +250,7 @@ def _report(
         "achieved": None if bound is None else achieved / bound["decode"],
         "inside_engine": inside,
         "predicted": predicted,
+        "unpredicted": unpredicted,
         "machine": machine.describe(_engine(session).machine),
     }
 
@@ -266,20 +268,37 @@ def drafting(manifest: Manifest, options: dict[str, Any]) -> DraftInfo:
 
 
 def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, Any]) -> float | None:
-    """What `calibrate` predicts of a draft here, with the caller's length or with its fastest; None where this device or
+    """What `calibrate` predicts of a draft here, under the caller's budget or under its fastest; None where this device or
     what was asked was not measured."""
     manifest = session.bundle.manifest
     costs = find_costs(manifest, _engine(session).machine, session.threads or 1)
-    seen = [entry.observed for entry in stored_acceptance(manifest) if entry.draft == draft.name]
     if costs is None or costs.choice is None:
         return None
-    length, nodes = options.get("draft_length"), options.get("draft_nodes")
+    asked = {name: options.get(name) for name in ("draft_length", "draft_nodes")}
+    policy = resolve(
+        request_options({**asked, "draft": draft.name}), manifest, lambda *_: LogisticLength()
+    ).policy
+    budget = policy.budget if isinstance(policy, FixedLength) else None
+    choice = costs.choice
+    if choice.draft == draft.name and budget in (None, choice.budget):
+        return choice.speedup
+    seen = [entry.observed for entry in stored_acceptance(manifest) if entry.draft == draft.name]
     for entry in predictions(costs.table, seen):
-        budget = entry.budget
-        if (length is None and nodes is None) or budget == Budget(
-            nodes or length or 0, length or budget.depth
-        ):
+        if budget in (None, entry.budget):
             return entry.speedup
+    trees = observed_trees([draft], seen).get(draft.name)
+    if budget is None or budget.nodes == budget.depth or trees is None:
+        return None
+    told = trees.predict(costs.table, budget)
+    return None if told is None else told.speedup
+
+
+def _unpredicted(options: Mapping[str, Any]) -> str | None:
+    """Why there is no prediction of what was asked, whatever was calibrated; None where there may be one."""
+    if options.get("force_acceptance") is not None:
+        return "acceptance is forced"
+    if options.get("temperature") or options.get("lossy") is not None:
+        return "calibrate decodes greedily"
     return None
 
 

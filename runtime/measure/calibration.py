@@ -1,11 +1,14 @@
 """Which draft pays on this device: pass times, acceptance of every draft of a bundle on a user's own requests, the choice.
 
-Every draft decodes the requests at a fixed budget: the longest chain, which tells of all shorter ones, and, where it
-proposes trees, trees of several sizes. The output is the target's own whatever the budget, so only counters and times
-differ. All drafts decode a request before the next request comes, in another order each time: a machine that is slow for
-some seconds is so for all. Passes are timed alone, and taken to be as much slower within decoding as those of plain
-decoding, or of a draft that splits the layers, were there; what cycles took beyond them, of the chain and of every tree,
-stands beside them as measured.
+First every draft decodes the requests at a fixed budget (`Calibration.survey`): the longest chain, which tells of all
+shorter ones, and, where it proposes trees, trees of several sizes. The output is the target's own whatever the budget, so
+only counters and times differ. All drafts decode a request before the next request comes, in another order each time: a
+machine that is slow for some seconds is so for all. Passes are timed alone and brought to what they are within decoding
+(`within_decoding.py`).
+
+What the table then predicts within a tenth of the best is decoded itself, beside plain decoding (`Calibration.look`). The
+fastest on every second request is chosen; what is predicted of it is its speed-up on the other requests, which had no
+part in its being chosen: the best of many is partly lucky, and would disappoint.
 """
 
 from __future__ import annotations
@@ -13,19 +16,24 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError
 from ..proposers import KINDS
 from ..speculate.budget import Budget
 from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
-from ..speculate.costs import FREE, CostTable
+from ..speculate.costs import CostTable
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import StoredAcceptance, stored_acceptance
 from ..speculate.stored_costs import StoredChoice
 from . import machine
+from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .benchmark import Progress, measured_costs, time_passes
+from .bootstrap import interval
+from .trees import observed_trees
+from .within_decoding import within_decoding
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
@@ -35,46 +43,28 @@ CHAIN = 10
 """Longest chain that a draft is asked for, unless it has fewer heads."""
 
 TREES = (8, 15, 30)
-"""Drafted tokens of the trees that are tried."""
+"""Drafted tokens of the trees that every draft decodes; what they tell of others is in `trees.py`."""
+
+NEAR = 0.9
+"""Share of the best prediction from which a way of drafting is decoded beside plain decoding."""
+
+WIDE = 0.1
+"""Width of a prediction's 95 % interval, as a share of it, from which it is called uncertain."""
 
 SECONDS = 20.0
-"""As long as decoding has taken less, all requests are decoded again: those of a small model are too short for one look."""
+"""As long as all has taken less, requests are decoded again: those of a small model are too short for one look."""
 
-LEAST_SECONDS = 1e-9
-"""In place of nothing, or less, that cycles took beyond their passes."""
+MINUTES = 10.0
+"""After which no further request is decoded, but for the first two: a large model decodes fewer."""
+
+FIRST_PART = 0.3
+"""Share of these minutes that the survey may take."""
 
 BY = ("speedup", "reward")
 """How a draft is chosen: by predicted speed-up, or by FastVLM's reward of its layer."""
 
-
-@dataclass
-class _Arm:
-    """One draft under one budget; plain decoding without a draft."""
-
-    draft: DraftInfo | None
-    budget: Budget | None
-    rounds: list[Stats] = field(default_factory=list)
-    """Of all requests, once per round."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `Session.generate`."""
-        if self.draft is None or self.budget is None:
-            return {"speculative": False}
-        nodes = self.budget.nodes if self.budget.nodes > self.budget.depth else None
-        return {"draft": self.draft.name, "draft_length": self.budget.depth, "draft_nodes": nodes}
-
-    @property
-    def cycle_seconds(self) -> tuple[float, float]:
-        """(seconds of a cycle, those of them inside the engine; the latter 0 on an engine that does not count them)."""
-        total = Stats.total(self.rounds)
-        return total.decode_seconds / total.cycles, total.engine_seconds / total.cycles
-
-    @property
-    def observed(self) -> Observed:
-        """What the draft did, by its counters."""
-        assert self.draft is not None and self.budget is not None, "plain decoding observes nothing"
-        return Observed.of(self.draft.name, self.budget, self.rounds[0])
+Requests = Sequence[Mapping[str, Any]]
+"""`image` and `prompt` of each."""
 
 
 def budgets(draft: DraftInfo, widest: int) -> list[Budget]:
@@ -106,70 +96,216 @@ def check_calibration(manifest: Manifest, data: str | None, by: str) -> list[Dra
 
 
 def calibrate(
-    session: Session,
-    requests: Sequence[Mapping[str, Any]],
-    data: str | None,
-    *,
-    max_new_tokens: int = 96,
-    repeats: int = 2,
-    least: float = LEAST,
-    by: str = "speedup",
-    reward_weight: float | None = None,
-    progress: Progress = lambda what, done, total: None,
+    session: Session, requests: Requests, data: str | None, *, minutes: float = MINUTES, **options: Any
 ) -> dict[str, Any]:
     """Measure and choose; nothing is written. The report's `costs` and `acceptance` are entries for the manifest
     (`bundle.folder.store_costs`); schema: `schemas/calibrate-1.json`.
 
+    `minutes`: after which no further request is decoded, see `MINUTES`; all else as for `Calibration`, which raises
+    `OptionError`.
+    """
+    begin = time.perf_counter()
+    calibration = Calibration(session, data, **options)
+    surveyed = calibration.survey(requests, begin + FIRST_PART * 60 * minutes)
+    while data is None and time.perf_counter() - begin < SECONDS:
+        calibration.survey(requests)
+    # Where there was no time for all of them, those that are new come first.
+    requests = [*requests[surveyed:], *requests[:surveyed]]
+    while calibration.look(requests, begin + 60 * minutes) and time.perf_counter() - begin < SECONDS:
+        pass
+    return calibration.report()
+
+
+class Calibration:
+    """One calibration: a `survey` of every draft, then `look`s at the best of them, then the `report`.
+
     Args:
-        requests: `image` and `prompt` of each. data: what they are called; None where they only serve to time the host:
-            then the bundle's own entries of acceptance are chosen by.
-        repeats: of every request in every arm; the last one counts. least: predicted speed-up from which a draft is chosen.
+        data: what the requests are called; None where they only serve to time the host: then the bundle's own entries of
+            acceptance are chosen by, and there is nothing to look at.
+        repeats: of every decoding; the last one counts. least: predicted speed-up from which a draft is chosen.
         by, reward_weight: see `BY` and `choice.choose_by_reward`; the weight is 1/L by default, as in the paper.
 
     Raises:
-        OptionError: see `check_calibration`; no token to measure.
+        OptionError: see `check_calibration`.
     """
-    manifest = session.bundle.manifest
-    drafts = check_calibration(manifest, data, by)
-    widest = manifest.limits.max_width - 1
-    arms = [_Arm(draft, budget) for draft in drafts for budget in budgets(draft, widest)]
-    plain, *drafting = _decode(
-        session, requests, [_Arm(None, None), *arms], max_new_tokens, repeats, progress
-    )
-    progress("timing graphs", 0, 1)
-    first = plain.rounds[0]
-    widths = {arm.budget.nodes + 1 for arm in drafting if arm.budget is not None}
-    table, rows = time_passes(
-        session, drafts, widths, first.prompt_tokens / first.requests, first.tokens / first.requests
-    )
-    table = _within_decoding(table, plain, drafting)
-    costs = measured_costs(session, table, rows)
-    if data is None:
-        entries, known = [], [entry.observed for entry in stored_acceptance(manifest)]
-    else:
-        known = [arm.observed for arm in drafting]
-        entries = [StoredAcceptance.of(each, len(requests), data, costs.date) for each in known]
-    if by == "reward":
-        layers = {draft.name: draft.layer for draft in drafts if draft.layer}
-        chosen = choose_by_reward(
-            table, known, layers, 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
+
+    def __init__(
+        self,
+        session: Session,
+        data: str | None,
+        *,
+        max_new_tokens: int = 96,
+        repeats: int = 2,
+        least: float = LEAST,
+        by: str = "speedup",
+        reward_weight: float | None = None,
+        progress: Progress = lambda what, done, total: None,
+    ):
+        manifest = session.bundle.manifest
+        self._session, self._data, self._least, self._by = session, data, least, by
+        self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
+        self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
+        self._drafts = check_calibration(manifest, data, by)
+        widest = manifest.limits.max_width - 1
+        self._plain = Arm()
+        self._arms = [Arm(draft.name, budget) for draft in self._drafts for budget in budgets(draft, widest)]
+        self._shuffle = random.Random(0)
+        self._looked_at: list[Mapping[str, Any]] = []
+
+    def survey(self, requests: Requests, until: float | None = None) -> int:
+        """Every draft under each of its budgets decodes every request; how many were decoded.
+
+        `until`: a `time.perf_counter` value after which no further request begins, but for the first two. Before the
+        first look; once, where acceptance is counted. Raises `OptionError` where no request gives more than one token.
+        """
+        every = [self._plain, *self._arms]
+        done = 0
+        for done, request in enumerate(requests, 1):
+            self._progress("decoding with every draft", done - 1, len(requests))
+            for arm in self._shuffle.sample(every, len(every)):
+                arm.decoded.append(self._decode(request, arm))
+            if _over(until, done):
+                break
+        if not Stats.total(self._plain.decoded).cycles:
+            raise OptionError(
+                "every request ended after one token: nothing was decoded; raise --max-new-tokens"
+            )
+        return done
+
+    def look(self, requests: Requests, until: float | None = None) -> int:
+        """Each of the `contenders` decodes every request beside plain decoding, in another order each time; how many
+        requests were decoded, 0 where nothing contends. `until`: as for `survey`."""
+        done = 0
+        if not self.contenders:
+            return done
+        for done, request in enumerate(requests, 1):
+            self._progress("decoding with the best", done - 1, len(requests))
+            number = self._number(request)
+            for arm in self._shuffle.sample(self.contenders, len(self.contenders)):
+                plain, other = self._decode(request, self._plain), self._decode(request, arm)
+                if plain.cycles:
+                    arm.turns.append(Turn(number, plain, other))
+            if _over(until, done):
+                break
+        return done
+
+    @cached_property
+    def contenders(self) -> list[Arm]:
+        """What the survey predicts nearly to be the best of all, and nearly to be worth it."""
+        if self._data is None:
+            return []
+        found = self._predictions(self._arms)
+        if self._by == "reward":
+            chosen = self._by_reward()
+            found = [entry for entry in found if chosen is not None and entry.draft == chosen.draft]
+            enough = 0.0
+        else:
+            enough = self._least
+        least = NEAR * max(enough, found[0].speedup if found else 0.0)
+        return [Arm(entry.draft, entry.budget) for entry in found if entry.speedup >= least]
+
+    def report(self) -> dict[str, Any]:
+        """What was measured, and the choice by it. Raises `ValueError` before a survey."""
+        session, manifest = self._session, self._session.bundle.manifest
+        costs = measured_costs(session, *self._timed)
+        entries: list[StoredAcceptance] = []
+        if self._data is not None:
+            entries = [
+                StoredAcceptance.of(arm.observed, arm.requests, self._data, costs.date)
+                for arm in self._observing()
+            ]
+        chosen = self._choice()
+        costs.choice = StoredChoice.of(chosen)
+        looks = {(arm.draft, arm.budget): arm for arm in self._looked()}
+        return {
+            "schema_version": 1,
+            "model": manifest.model.source,
+            "fingerprint": manifest.model.fingerprint,
+            "data": self._data,
+            "requests": {"survey": len(self._plain.decoded), "look": len(self._looked_at)},
+            "plain_tokens_per_second": 1 / self._plain.cycle_seconds[0],
+            "predictions": [
+                _row(entry, looks.get((entry.draft, entry.budget)))
+                for entry in _shown(self._predictions(self._observing()), looks)
+            ],
+            "least": self._least,
+            "by": self._by,
+            "uncertain": None if chosen is None or self._data is None else _uncertain(chosen),
+            "costs": costs.to_json(),
+            "acceptance": [entry.to_dict() for entry in entries],
+            "machine": machine.describe(session.decoder.engine.machine),
+        }
+
+    # --- private ---
+
+    def _decode(self, request: Mapping[str, Any], arm: Arm) -> Stats:
+        return decode(self._session, request, arm.options, self._max_new_tokens, self._repeats).stats
+
+    def _number(self, request: Mapping[str, Any]) -> int:
+        """The number of a request, the same whenever it is looked at."""
+        for number, known in enumerate(self._looked_at):
+            if known is request:
+                return number
+        self._looked_at.append(request)
+        return len(self._looked_at) - 1
+
+    @cached_property
+    def _timed(self) -> tuple[CostTable, int]:
+        """(the table within decoding, key/value rows that it was measured at), as the survey left it."""
+        self._progress("timing graphs", 0, 1)
+        total = Stats.total(self._plain.decoded)
+        if not total.requests:
+            raise ValueError("nothing was surveyed")
+        widths = {arm.budget.nodes + 1 for arm in self._arms if arm.budget is not None}
+        table, rows = time_passes(
+            self._session,
+            self._drafts,
+            widths,
+            total.prompt_tokens / total.requests,
+            total.tokens / total.requests,
         )
-    else:
-        chosen = choose(table, known, least)
-    costs.choice = StoredChoice.of(chosen)
-    return {
-        "schema_version": 1,
-        "model": manifest.model.source,
-        "fingerprint": manifest.model.fingerprint,
-        "data": data,
-        "plain_tokens_per_second": 1 / plain.cycle_seconds[0],
-        "predictions": [_row(entry) for entry in _best_of_each(predictions(table, known))],
-        "least": least,
-        "by": by,
-        "costs": costs.to_json(),
-        "acceptance": [entry.to_dict() for entry in entries],
-        "machine": machine.describe(session.decoder.engine.machine),
-    }
+        return within_decoding(table, self._plain, self._arms), rows
+
+    def _known(self, arms: Sequence[Arm]) -> list[Observed]:
+        """What the drafts accept: as these arms show it, or as the bundle has it."""
+        if self._data is None:
+            return [entry.observed for entry in stored_acceptance(self._session.bundle.manifest)]
+        return [arm.observed for arm in arms]
+
+    def _predictions(self, arms: Sequence[Arm]) -> list[Prediction]:
+        """Of what these arms show, and of the best trees that they tell of, fastest first."""
+        table, known = self._timed[0], self._known(arms)
+        found = predictions(table, known)
+        widest = self._session.bundle.manifest.limits.max_width - 1
+        for name, trees in observed_trees(self._drafts, known).items():
+            mine = [entry.budget for entry in found if entry.draft == name]
+            # What a decoded budget became may be smaller than it: the same tree by another name.
+            became = [told.budget for budget in mine if (told := trees.predict(table, budget)) is not None]
+            found += [entry for entry in trees.best(table, widest) if entry.budget not in (*mine, *became)]
+        return sorted(found, key=lambda entry: -entry.speedup)
+
+    def _observing(self) -> list[Arm]:
+        """What was surveyed, and what else was looked at."""
+        surveyed = {(arm.draft, arm.budget) for arm in self._arms}
+        return [*self._arms, *(arm for arm in self._looked() if (arm.draft, arm.budget) not in surveyed)]
+
+    def _by_reward(self) -> Prediction | None:
+        layers = {draft.name: draft.layer for draft in self._drafts if draft.layer}
+        return choose_by_reward(self._timed[0], self._known(self._arms), layers, self._weight)
+
+    def _looked(self) -> list[Arm]:
+        return [arm for arm in self.contenders if arm.turns]
+
+    def _choice(self) -> Prediction | None:
+        """Of what was looked at the fastest, as one half of the requests shows it, with what the other half says of it;
+        without a look by the table."""
+        looked = self._looked()
+        if not looked:
+            if self._by == "reward":
+                return self._by_reward()
+            return choose(self._timed[0], self._known(self._arms), self._least)
+        found = _measured(max(looked, key=lambda arm: speedup(arm.halves[0])))
+        return found if self._by == "reward" or found.speedup >= self._least else None
 
 
 def merge(documents: Sequence[Mapping[str, Any]], fingerprint: str) -> tuple[list[Any], list[Any]]:
@@ -192,89 +328,47 @@ def merge(documents: Sequence[Mapping[str, Any]], fingerprint: str) -> tuple[lis
     return costs, acceptance
 
 
-def _decode(
-    session: Session,
-    requests: Sequence[Mapping[str, Any]],
-    arms: list[_Arm],
-    max_new_tokens: int,
-    repeats: int,
-    progress: Progress,
-) -> list[_Arm]:
-    """Every arm decodes every request, `repeats` times in a row; the last one counts, for which the processor's caches
-    hold what the arm needs, as they do where one draft serves a robot."""
-    shuffle, begin = random.Random(0), time.perf_counter()
-    while not arms[0].rounds or time.perf_counter() - begin < SECONDS:
-        taken: list[list[Stats]] = [[] for _ in arms]
-        for done, request in enumerate(requests):
-            progress("decoding", done, len(requests))
-            for at in shuffle.sample(range(len(arms)), len(arms)):
-                results = [
-                    session.generate(**request, max_new_tokens=max_new_tokens, **arms[at].options)
-                    for _ in range(repeats)
-                ]
-                taken[at].append(results[-1].stats)
-        for arm, found in zip(arms, taken, strict=True):
-            arm.rounds.append(Stats.total(found))
-        if not arms[0].rounds[0].cycles:
-            raise OptionError(
-                "every request ended after one token: nothing was decoded; raise --max-new-tokens"
-            )
-    return arms
+def _over(until: float | None, done: int) -> bool:
+    return until is not None and done >= 2 and time.perf_counter() >= until
 
 
-def _within_decoding(table: CostTable, plain: _Arm, drafting: Sequence[_Arm]) -> CostTable:
-    """The table with what passes take within decoding, and with what cycles take outside the graphs; of a draft, as its
-    chain and each of its trees showed it."""
-    whole, inside = plain.cycle_seconds
-    table = table.scaled(inside / table.token_seconds()) if inside else table
-    costs = dict(table.drafts)
-    for arm in drafting:
-        seen = arm.observed
-        if not seen.is_chain:
-            continue
-        mine, (whole_cycle, inside_cycle) = costs.get(seen.draft, FREE), arm.cycle_seconds
-        if inside_cycle and mine.tail is not None:  # no pass is the target's own
-            mine = mine.scaled(inside_cycle / seen.cycle_seconds(table, seen.budget.depth))
-        costs[seen.draft] = mine
-        passes = seen.cycle_seconds(replace(table, drafts=costs), seen.budget.depth)
-        costs[seen.draft] = replace(mine, host=max(0.0, whole_cycle - passes))
-    for name, trees in _trees(drafting).items():
-        alone = replace(table, drafts={name: replace(costs[name], host=0.0)})
-        beyond = {
-            arm.observed.budget.nodes: arm.cycle_seconds[0]
-            - arm.observed.cycle_seconds(alone, arm.observed.budget.depth)
-            for arm in trees
-        }
-        costs[name] = replace(
-            costs[name], tree_host={nodes: max(seconds, LEAST_SECONDS) for nodes, seconds in beyond.items()}
-        )
-    return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
+def _measured(arm: Arm) -> Prediction:
+    """A draft as the requests show it that it was not chosen by."""
+    turns = arm.halves[1]
+    assert arm.draft is not None and arm.budget is not None, "plain decoding is not looked at"
+    value, tokens = speedup(turns), tokens_per_cycle(turns)
+    sure = interval(lambda drawn: speedup(list(chain.from_iterable(drawn))), by_request(turns))
+    return Prediction(arm.draft, arm.budget, value, tokens, tokens / value, sure)
 
 
-def _trees(arms: Sequence[_Arm]) -> dict[str, list[_Arm]]:
-    """By draft, those that got trees."""
-    found: dict[str, list[_Arm]] = {}
-    for arm in arms:
-        if not arm.observed.is_chain:
-            found.setdefault(arm.observed.draft, []).append(arm)
-    return found
+def _uncertain(chosen: Prediction) -> bool:
+    if chosen.interval is None:
+        return True
+    low, high = chosen.interval
+    return high - low > WIDE * chosen.speedup
 
 
-def _best_of_each(found: Sequence[Prediction]) -> list[Prediction]:
-    """Of every draft its fastest chain, and every tree; `found` is fastest first."""
+def _shown(
+    found: Sequence[Prediction], looks: Mapping[tuple[str | None, Budget | None], Arm]
+) -> list[Prediction]:
+    """Of every draft its fastest chain, every tree, and what was looked at; `found` is fastest first."""
     chains: set[str] = set()
     best = []
     for entry in found:
         if entry.budget.nodes == entry.budget.depth:
-            if entry.draft in chains:
+            if entry.draft in chains and (entry.draft, entry.budget) not in looks:
                 continue
             chains.add(entry.draft)
         best.append(entry)
     return best
 
 
-def _row(entry: Prediction) -> dict[str, Any]:
+def _row(entry: Prediction, looked: Arm | None) -> dict[str, Any]:
+    """`measured` and `interval` of what was looked at: on the requests that it was not chosen by."""
+    found = None if looked is None else _measured(looked)
     return {
         "draft": entry.draft, "nodes": entry.budget.nodes, "depth": entry.budget.depth, "speedup": entry.speedup,
         "tokens_per_cycle": entry.tokens_per_cycle, "break_even": entry.break_even,
+        "measured": None if found is None else found.speedup,
+        "interval": None if found is None or found.interval is None else list(found.interval),
     }  # fmt: skip

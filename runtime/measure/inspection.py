@@ -7,6 +7,7 @@ from typing import Any
 from ..bundle.folder import Bundle
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
+from ..speculate.stored_acceptance import stored_acceptance
 from ..speculate.stored_costs import every_costs
 
 
@@ -100,6 +101,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
             for entry in every_costs(manifest)
             if entry.choice is not None
         ],
+        "acceptance": [entry.to_dict() for entry in stored_acceptance(manifest)],
         "generation": manifest.generation.to_dict(),
         "verify_width": manifest.verify_width,
         "parity": manifest.parity,

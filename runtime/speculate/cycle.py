@@ -19,7 +19,7 @@ from ..decode.passes import Decoder
 from ..decode.target_rows import TargetRows, not_finite
 from ..decode.tree import TokenTree
 from ..errors import NumericsError
-from .acceptance import Verdict
+from .acceptance import Verdict, ranks
 from .budget import NOTHING, Budget
 from .on_trunk import draft_on_trunk
 from .sequence import Sequence
@@ -196,7 +196,11 @@ class Cycle:
             return []
         path, token, evaluated = verdict
         proposed, proposer = len(tree.tokens) - 1, sequence.proposer
-        sequence.stats.count(proposed, len(path), evaluated, proposed if tree.is_chain else tree.depth)
+        if tree.is_chain:
+            sequence.stats.count(proposed, len(path), evaluated)
+        else:
+            sequence.stats.count(proposed, len(path), evaluated, tree.depth)
+            sequence.stats.count_ranks(ranks(tree, path))
         if sequence.policy is not None:
             sequence.policy.observe(sequence, proposed, verdict)
         if proposer is not None:

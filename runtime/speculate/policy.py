@@ -57,10 +57,10 @@ class FixedLength:
         self.needs_confidence = self.confidence_threshold is not None
         nodes = self.length if self.nodes is None else integer("draft_nodes", self.nodes, 0)
         depth = min(self.length, nodes)
-        self._budget = Budget(nodes if depth else 0, depth)
+        self.budget = Budget(nodes if depth else 0, depth)
 
     def allot(self, sequences: Items[Sequence]) -> list[Budget]:
-        return [self._budget] * len(sequences)
+        return [self.budget] * len(sequences)
 
     def keep_drafting(self, confidence: float) -> bool:
         return self.confidence_threshold is None or confidence >= self.confidence_threshold

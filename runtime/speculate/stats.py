@@ -61,6 +61,8 @@ class Stats:
     accepted_by_depth: list[int] = field(default_factory=list)
     shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Cycles by (drafted nodes, depth) of what was verified; (0, 0) decoded one token plainly."""
+    ranks: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    """Of trees, not of chains: judged nodes by (depth, children, which of them was right), see `acceptance.ranks`."""
     seconds: Seconds = field(default_factory=Seconds)
     engine_seconds: float = 0.0
     """Of the cycles' seconds, those inside the engine's calls; 0 on an engine that does not count them."""
@@ -115,6 +117,11 @@ class Stats:
         for at in range(accepted):
             right[at] += 1
 
+    def count_ranks(self, judged: Iterable[tuple[int, int]]) -> None:
+        """Add what `acceptance.ranks` says of a tree."""
+        for depth, (children, right) in enumerate(judged):
+            self.ranks[depth, children, right] += 1
+
     @classmethod
     def total(cls, requests: Iterable[Stats]) -> Stats:
         """Counters and seconds of several requests together; `tau`, `alpha` and `tokens_per_second` are then theirs.
@@ -137,6 +144,7 @@ class Stats:
             setattr(out, name, [sum(v[at] for v in lists if at < len(v)) for at in range(longest)])
         for entry in found:
             out.shapes.update(entry.shapes)
+            out.ranks.update(entry.ranks)
             for phase, seconds in vars(entry.seconds).items():
                 setattr(out.seconds, phase, getattr(out.seconds, phase) + seconds)
         return out
@@ -150,6 +158,8 @@ class Stats:
         assert sum(self.accepted_by_depth) == self.accepted, f"depth counters broken: {self}"
         assert sum(self.evaluated_by_depth) == self.evaluated, f"depth counters broken: {self}"
         assert sum(self.shapes.values()) == self.cycles, f"shape counters broken: {self}"
+        right = sum(count for (_, children, rank), count in self.ranks.items() if rank < children)
+        assert right <= self.accepted, f"rank counters broken: {self}"
         nodes = sum(count * nodes for (nodes, _), count in self.shapes.items())
         assert nodes == self.proposed, f"shape counters broken: {self}"
 

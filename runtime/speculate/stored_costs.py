@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..bundle.combination import combinations
-from ..bundle.schema import Part, checked, failure, integer, mapping_of, number, optional, string
+from ..bundle.schema import Part, checked, failure, integer, list_of, mapping_of, number, optional, string
+from .budget import Budget
 from .costs import FREE, CostTable, Curve, DraftCosts
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class StoredChoice(Part):
     speedup: float | None = checked(optional(number(0, 1e4)), default=None)
     tokens_per_cycle: float | None = checked(optional(number(0, 1e4)), default=None)
     break_even: float | None = checked(optional(number(0, 1e4)), default=None)
+    interval: list[float] | None = checked(optional(list_of(number(0, 1e4), 2, 2)), default=None)
+    """Of the speed-up, 95 %; None where it was told by the table, or measured on few requests."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -102,7 +105,15 @@ class StoredChoice(Part):
             draft=prediction.draft, draft_length=budget.depth,
             draft_nodes=budget.nodes if budget.nodes > budget.depth else None, speedup=prediction.speedup,
             tokens_per_cycle=prediction.tokens_per_cycle, break_even=prediction.break_even,
+            interval=None if prediction.interval is None else list(prediction.interval),
         )  # fmt: skip
+
+    @property
+    def budget(self) -> Budget | None:
+        """Of its cycles; None where nothing is drafted."""
+        if self.draft is None or not self.draft_length:
+            return None
+        return Budget(self.draft_nodes or self.draft_length, self.draft_length)
 
     def policy(self, before: PolicyInfo) -> PolicyInfo:
         """`before` with this choice."""

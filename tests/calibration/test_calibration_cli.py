@@ -13,6 +13,8 @@ from training_targets import make_target
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import load_records
+from vlmexport.calibration.generation.bundle_answers import BundleAnswers
+from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.flags import read_flags
 from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions, flag_of
@@ -89,6 +91,52 @@ def test_from_scenes_to_a_measured_draft(model: Path, tmp_path: Path):
     drafts = json.loads(output)["drafts"]
     assert set(drafts) == {str(tmp_path / "run"), "early-exit@2"}
     assert all(0 <= d["alpha"] <= 1 for d in drafts.values())
+
+
+def test_answers_are_generated_once_for_all_kinds(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One folder of a target's answers teaches every draft: no training asks the target again."""
+    made, asked = [], BundleAnswers.answer
+
+    def count(self, records, *more):
+        made.extend(record.key for record in records)
+        return asked(self, records, *more)
+
+    monkeypatch.setattr(BundleAnswers, "answer", count)
+    folder = tmp_path / "data"
+    call("generate-data", "--model", model, "--data", "scenes:train:4", "-o", folder, "--max-new-tokens", 8)
+    kept = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
+    assert len(made) == len(set(made)) == 4
+
+    def refuse(*_):
+        raise AssertionError("the target was asked for an answer again")
+
+    monkeypatch.setattr(BundleAnswers, "answer", refuse)
+    monkeypatch.setattr(Target, "generate", refuse)
+    for kind, own in {"imitation": ["--draft-layer", 2], "medusa": ["--heads", 2], "eagle": []}.items():
+        out = tmp_path / kind
+        report = json.loads(
+            call(
+                "train",
+                "--model",
+                model,
+                "--draft",
+                kind,
+                *own,
+                "--data",
+                folder,
+                "-o",
+                out,
+                "--steps",
+                1,
+                "--batch-size",
+                2,
+                "--json",
+            )
+        )
+        assert report["records"]["count"] == 4 and report["draft"]["folder"] == str(out / "best")
+    assert sorted((path.name, path.read_bytes()) for path in folder.iterdir()) == kept
 
 
 def test_flags_follow_the_options_of_the_loop_and_of_the_kind(model: Path, tmp_path: Path):

@@ -34,19 +34,22 @@ def rows(self, indices):
     return whole(self, indices)
 
 features.LiveFeatures.rows = rows
-joint = MedusaOptions(heads=2, joint=True, warm_up_heads=2)
+KINDS = {
+    "imitation": ImitationOptions(2, cosine=1.0),
+    "joint": MedusaOptions(heads=2, joint=True, warm_up_heads=2),
+    "trimmed": MedusaOptions(heads=2, head="trimmed", head_vocabulary=16),
+}
 for out, data, batch, kind in json.loads(sys.argv[2]):
     seen.clear()
     train, held = load_records(str(folder / data)).split(0.2)
     train.name = "train"
     loop = LoopOptions(6, batch, lr=3e-3, warmup=2)
-    options = joint if kind == "joint" else ImitationOptions(2, cosine=1.0)
-    train_draft(load_target(str(folder / "model")), train, options, loop, folder / out, held)
+    train_draft(load_target(str(folder / "model")), train, KINDS[kind], loop, folder / out, held)
     (folder / f"{out}-{PartialState().process_index}.json").write_text(json.dumps(seen))
 """
 
 TRAININGS = {"uneven": ("data.jsonl", 5, "imitation"), "single": ("data.jsonl", 1, "imitation"),
-             "joint": ("alike.jsonl", 4, "joint")}  # fmt: skip
+             "joint": ("alike.jsonl", 4, "joint"), "heads": ("alike.jsonl", 4, "trimmed")}  # fmt: skip
 """Data, records of a batch, and what is trained. Each launch trains them one after another: most of it is imports."""
 
 
@@ -94,7 +97,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["uneven", "single"], ids=["a batch that is not even", "a process without a record"]
+    "name",
+    ["uneven", "single", "heads"],
+    ids=["a batch that is not even", "a process without a record", "heads with a vocabulary of their own"],
 )
 def test_processes_share_every_batch_and_make_one_draft(folder: Path, name: str):
     batch = TRAININGS[name][1]

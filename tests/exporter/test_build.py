@@ -34,6 +34,7 @@ from vlmexport.exporter.output import folder as output_folder
 from vlmexport.exporter.output.leftovers import remove_leftovers
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import (
     BundleError,
     ExportError,
@@ -99,10 +100,26 @@ def test_every_weight_is_stored_once(name: str, tiny_bundle: Bundles) -> None:
         assert start % (4096 if length >= 65536 else 64) == 0
 
 
-def test_size_of_the_bundled_model(tmp_path: Path) -> None:
-    report = build("tiny-blip2-flant5", tmp_path / "bundle", draft_layer=3)
-    assert report.bytes <= 1.05 * 4 * (report.parameters + report.draft_parameters)
+def test_the_bundled_model_with_its_heads_from_a_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Heads need no --draft-layer; the bundle is little more than its parameters."""
+    words = [
+        "build",
+        "--model",
+        "tiny-blip2-flant5",
+        "--draft",
+        "medusa",
+        "-o",
+        str(tmp_path / "bundle"),
+        "--json",
+    ]
+    assert main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes"] <= 1.05 * 4 * (report["parameters"] + report["draft_parameters"])
     manifest = Bundle.open(tmp_path / "bundle", check="sha256").manifest  # files of several blocks
+    assert [(draft.name, draft.trained) for draft in manifest.drafts if draft.graphs] == [("medusa", True)]
+    assert manifest.policy.draft == "medusa" and manifest.decoder.cuts == [0, 12]
     assert manifest.text.default_prompt == "describe the scene" and manifest.text.image_rows == 8
     assert manifest.image is not None and manifest.image.resample == "bicubic"
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from vlmexport.runtime.measure.arms import Arm, Turn
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.choice import Observed
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speculate.stored_costs import StoredChoice
 
 TABLE = CostTable(
     Curve({1: 1.0, 3: 1.2, 5: 1.6}), {"heads": DraftCosts(once=0.1), "slow": DraftCosts(propose=2.0)}
@@ -48,29 +51,75 @@ def test_plain_decoding_is_a_choice(script: ModuleType) -> None:
     assert (missed["chosen"], missed["best"]) == ("plain", "heads × 1") and missed["of_best"] < 1
 
 
-def test_the_choice_is_compared_with_the_best(script: ModuleType) -> None:
+def turn(number: int, plain: float, other: float, tokens: int = 8) -> Turn:
+    """A request of 9 tokens: seconds plain and in another way, and how many of its tokens a cycle kept."""
+    slow, fast = (
+        Stats(tokens=9, cycles=cycles, total_seconds=seconds)
+        for cycles, seconds in ((8, plain), (8 // tokens, other))
+    )
+    return Turn(number, slow, fast)
+
+
+def turns(even: float, odd: float, requests: int = 12, tokens: int = 8) -> list[Turn]:
+    """Speed-ups of every second request and of the others; the machine is twice as slow for the latter."""
+    return [
+        turn(n, 1.0, 1 / even, tokens) if n % 2 == 0 else turn(n, 2.0, 2 / odd, tokens)
+        for n in range(requests)
+    ]
+
+
+CHOICE = StoredChoice(draft="heads", draft_length=2, speedup=2.0, tokens_per_cycle=5.0, interval=[1.9, 2.1])
+
+
+def test_the_choice_is_compared_with_the_best_and_with_its_prediction(script: ModuleType) -> None:
     """Each beside plain decoding: a turn in which the machine was twice as slow changes no ratio. The best is the one of
-    even turns, judged by odd ones."""
-    speedups = {
-        "session": (1.8, 1.8),
-        "heads × 2": (1.9, 1.9),
-        "heads × 4": (2.1, 2.0),
-        "heads × 8": (0.5, 4.0),
+    every second request, judged by the others."""
+    found = {
+        "plain": turns(1.0, 1.0),
+        "heads × 2": turns(1.9, 1.9, tokens=4),
+        "heads × 4": turns(2.1, 2.0),
+        "heads × 8": turns(0.5, 4.0),
     }
-    pairs = {name: [(1.0, 1 / even), (2.0, 2 / odd)] for name, (even, odd) in speedups.items()}
-    found = script.compare("heads × 2", 2.0, pairs)
-    assert (found["best"], found["of_best"], found["session_of_best"]) == ("heads × 4", 0.95, 0.9)
-    assert (found["measured"], found["of_prediction"]) == (1.9, 0.95)
-    assert "95.0 % of it, within 5 %" in script.verdict(found["of_best"])
-    assert "not within" in script.verdict(found["session_of_best"])
+    result = script.compare(CHOICE, turns(2.0, 2.0), found, 0.9)
+    assert (result["best"], result["of_best"]) == ("heads × 4", 0.95)
+    assert (result["measured"], result["of_prediction"]) == (1.9, 0.95)
+    assert (result["tokens_ratio"], result["time_ratio"]) == (0.8, pytest.approx(0.95 / 0.8, abs=1e-3))
+    assert result["of_prediction_interval"] == [0.95, 0.95]
+    assert not result["discarded"] and set(result["judged"].values()) == {True}
+    assert "95.0 % of it, within 5 %" in script.verdict(result["of_best"])
+    assert "not within" in script.verdict(0.9)
+    stricter = script.compare(CHOICE, [], found, 0.96)
+    assert stricter["judged"]["prediction, 0.96"] is False and stricter["of_prediction_interval"] is None
 
 
-def test_what_a_first_look_rules_out(script: ModuleType) -> None:
-    pairs = {
-        "plain": [(1.0, 1.0)],
-        "session": [(1.0, 2.0)],
-        "heads × 2": [(1.0, 0.6)],
-        "heads × 4": [(1.0, 0.5)],
+@pytest.mark.parametrize("plain", [0.96, 1.04])
+def test_a_run_on_a_machine_that_is_not_steady_is_not_judged(script: ModuleType, plain: float) -> None:
+    found = {"plain": turns(plain, plain), "heads × 2": turns(1.9, 1.9)}
+    result = script.compare(CHOICE, turns(2.0, 2.0), found, 0.9)
+    assert result["discarded"] and result["judged"] is None and result["plain_of_plain"] == plain
+
+
+def test_what_the_first_requests_rule_out(script: ModuleType) -> None:
+    found = {
+        "plain": [turn(0, 1.0, 1.0)],
+        "tree": [turn(0, 1.0, 2.0)],
+        "heads × 2": [turn(0, 1.0, 0.6)],
+        "heads × 4": [turn(0, 1.0, 0.5)],
     }
-    assert script.contenders(pairs, "plain") == {"session", "plain", "heads × 2", "heads × 4"}
-    assert script.contenders(pairs, "heads × 2") == {"session", "heads × 2", "heads × 4"}
+    assert script.close_to_best(found, set()) == {"plain", "heads × 2", "heads × 4"}
+    assert script.close_to_best(found, {"tree"}) == {"plain", "tree", "heads × 2", "heads × 4"}
+
+
+def test_every_way_stands_once(script: ModuleType) -> None:
+    draft = SimpleNamespace(name="heads", heads=4, ranks=10)
+    manifest = SimpleNamespace(drafts=[draft], limits=SimpleNamespace(max_width=16))
+    ways = script.every_way(manifest, [Arm("heads", Budget(4, 4)), Arm("heads", Budget(6, 3))])
+    trees = [f"heads, tree of {n}, {d} deep" for n, d in ((6, 3), (8, 4), (15, 4))]
+    assert sorted(ways) == sorted(["plain", *trees, *(f"heads × {n}" for n in range(1, 5))])
+    assert ways[trees[0]] == {"draft": "heads", "draft_length": 3, "draft_nodes": 6}
+
+
+def test_both_parts_are_cut_alike(script: ModuleType) -> None:
+    cut = [script.parts(list(range(count)), 5) for count in (64, 80, 10)]
+    assert [[len(part) for part in each] for each in cut] == [[12, 13, 13, 13, 13], [16] * 5, [2] * 5]
+    assert [number for part in cut[0] for number in part] == list(range(64))

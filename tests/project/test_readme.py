@@ -33,7 +33,7 @@ SHORTENED = {
     "tiny-blip2-flant5 for M, shortened": {
         "--model M": "--model tiny-blip2-flant5", "--draft-layer 12": "--draft-layer 3",
         "scenes:train:4000:offset=64000 ": "scenes:train:24 --max-new-tokens 12 ", "--data data ": "--data data --steps 3 ",
-        "scenes:heldout:16 ": "scenes:heldout:2 --repeats 1 --max-new-tokens 12 ",
+        "scenes:heldout:48 ": "scenes:heldout:2 --repeats 1 --max-new-tokens 12 ",
     },
 }  # fmt: skip
 """Comment → what is replaced in its block."""

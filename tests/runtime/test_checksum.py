@@ -128,6 +128,22 @@ def test_storing_costs_keeps_the_checksum_valid_and_does_not_seal_damage(folder:
         store_costs(folder, [{**ENTRY, "threads": 2}])
 
 
+def test_a_new_calibration_replaces_what_was_stored_of_its_drafts(folder: Path) -> None:
+    """A chain that was looked at on other requests must not tell of a later calibration; devices are merged beside it."""
+
+    def seen(draft: str, depth: int, date: str) -> dict[str, object]:
+        return {"draft": draft, "nodes": depth, "depth": depth, "date": date}
+
+    def stored() -> list[tuple[str, int, str]]:
+        return [(e["draft"], e["depth"], e["date"]) for e in Bundle.open(folder).manifest.acceptance]
+
+    store_costs(folder, [ENTRY], [seen("a", 4, "old"), seen("a", 2, "old"), seen("b", 4, "old")])
+    store_costs(folder, [ENTRY], [seen("a", 4, "merged"), seen("a", 3, "merged")])
+    assert stored() == [("a", 4, "merged"), ("a", 2, "old"), ("b", 4, "old"), ("a", 3, "merged")]
+    store_costs(folder, [ENTRY], [seen("a", 4, "new")], anew=True)
+    assert stored() == [("b", 4, "old"), ("a", 4, "new")]
+
+
 def test_a_built_bundle_has_a_checksum(tiny_bundle: Callable, tmp_path: Path) -> None:
     path = tiny_bundle("llama").path
     document = json.loads((path / "manifest.json").read_text("utf-8"))

@@ -55,6 +55,15 @@ def test_a_shorter_chain_is_told_from_the_longest(depth: int) -> None:
     assert found.speedup == pytest.approx(costs.speedup("a", [0.75], depth), rel=0.03)
 
 
+def test_a_chain_is_told_from_the_shortest_one_that_is_as_long() -> None:
+    costs = table(Curve({1: 1.0, 9: 1.7}), a=DraftCosts(propose=0.05))
+    long, short = chain("a", 8, 0.75), chain("a", 4, 0.5)
+    found = {entry.budget.depth: entry for entry in predictions(costs, [long, short])}
+    assert len(found) == 8
+    for depth, seen in ((1, short), (3, short), (4, short), (5, long), (8, long)):
+        assert found[depth] == predict(costs, seen, depth)
+
+
 def test_cycles_that_drafted_less_cost_less() -> None:
     """A draft that finds something every second time: half of the cycles are plain ones."""
     stats = played(4, 1.0, cycles=100)

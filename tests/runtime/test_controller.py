@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +29,7 @@ from vlmexport.runtime.speculate.controller import (
 )
 from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
-from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY
+from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
 
 LEAST = 1 / (1 + LOSS)
 """Speed of a request that lost all it may."""
@@ -49,6 +51,25 @@ TABLES = {
     "heads with a host": CostTable(CACHE, {"draft": DraftCosts(once=0.06, host=1.4)}, host=0.8),
 }
 EVERY = pytest.mark.parametrize("name", TABLES)
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def recorded() -> dict[str, CostTable]:
+    """What `calibrate` measured in runs of `benchmarks/calibration.py`: a table for every draft."""
+    found: dict[str, CostTable] = {}
+    for path in sorted(RESULTS.glob("calibration-*.json")):
+        costs = json.loads(path.read_text(encoding="utf-8")).get("costs")
+        if costs is not None:
+            table = StoredCosts.parse(costs, path.name).table
+            for name, draft in table.drafts.items():
+                found[f"{path.stem}, {name}"] = CostTable(table.plain, {"draft": draft}, table.host)
+    return found
+
+
+TREE_HOST = DraftCosts(once=0.06, host=1.4, tree_host={8: 1.6, 15: 2.1})
+REPLAYED = {"heads with trees": CostTable(CACHE, {"draft": TREE_HOST}, host=0.8), **recorded()}
+"""Tables like those that are measured, and those."""
+EVERY_REPLAYED = pytest.mark.parametrize("name", REPLAYED)
 
 
 def certain(accepted: Callable[[int], int]) -> Outcome:
@@ -423,6 +444,25 @@ def test_a_wrong_tree_costs_no_request_more_than_it_may() -> None:
     for _ in range(200):
         reading = play(policy, [Simulated(certain(lambda at: 0), 60, DRAFT)], table)
         assert reading.speedup >= LEAST
+
+
+@EVERY_REPLAYED
+def test_measured_tables_protect_a_session_from_wrong_drafts_and_trees(name: str) -> None:
+    """200 requests of 60 tokens, nothing accepted, of chains and of trees, which cost the host more."""
+    table = REPLAYED[name]
+    trees = {"draft": [Tree(Budget(8, 4), 1.2), Tree(Budget(15, 4), 1.4)]}
+    outcome: Outcome = lambda at, budget: (budget.nodes, 0)  # noqa: E731
+    policy = Adaptive(table, MOST, trees=trees, seen={"draft": GOOD})
+    assert total(run(policy, table, [outcome] * 200, 60)).speedup >= LEAST
+
+
+@EVERY_REPLAYED
+@pytest.mark.parametrize("alpha", [0.4, 0.8])
+def test_measured_tables_gain_what_the_best_fixed_length_gains(name: str, alpha: float) -> None:
+    table = REPLAYED[name]
+    outcomes = lambda: [drawn(lambda at: alpha, seed) for seed in range(20)]  # noqa: E731
+    found = total(run(Adaptive(table, MOST, seen={"draft": GOOD}), table, outcomes())).speedup
+    assert found >= 0.9 * best_fixed(table, outcomes)
 
 
 GOOD = Seen([870, 770, 680, 600], [1000, 870, 770, 680], 1.0)
