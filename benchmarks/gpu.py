@@ -271,9 +271,12 @@ class Half:
 
     def measured(self, bundle: Path, device: str, **forced: Any) -> dict[str, Any]:
         """With plans that are made where there are none."""
-        if device == "tensorrt" and not Bundle.open(bundle).manifest.plans:
-            vlmexport("compile", bundle, "--backend", "tensorrt")
-        asked = self.asked
+        asked, manifest = self.asked, Bundle.open(bundle).manifest
+        if device == "tensorrt" and not manifest.plans:
+            # An emulated GPU computes on a processor, which has no bfloat16, the default for T5.
+            wide = asked.rehearse and manifest.compute_dtype == "float32"
+            precision = "fp32" if wide else "auto"
+            vlmexport("compile", bundle, "--backend", "tensorrt", "--plan-precision", precision)
         found = measure(
             bundle, device, asked.tokens, asked.repeats, length=asked.draft_length, bandwidth=self.bandwidth,
             budget=asked.budget, **forced,

@@ -54,6 +54,7 @@ def main() -> None:
         from vlmexport.runtime.cli import main as vlmexport
 
         sys.exit(vlmexport(arguments))
+    sys.path.insert(0, str(Path(program).resolve().parent))  # as Python does
     runpy.run_path(program, run_name="__main__")
 
 
