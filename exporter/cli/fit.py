@@ -10,7 +10,7 @@ import typer
 from ...runtime.commands.options import AsJson
 from ...runtime.errors import OptionError
 from ...runtime.extras import need_extra
-from ...runtime.measure.devices import DEVICES
+from ...runtime.measure.devices import DEVICES, FAMILY, device_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def fit(
     what: str = typer.Argument(metavar="BUNDLE|MODEL", help="A bundle; or an alias, folder or hub id of a model."),
-    target: list[str] = typer.Option(None, "--target", metavar="DEVICE", help=f"{', '.join(DEVICES)}. Repeatable; default: all."),
+    target: list[str] = typer.Option(None, "--target", metavar="DEVICE", help=f"{', '.join(DEVICES)} ({FAMILY} may be left out). Repeatable; default: all."),
     max_length: int = typer.Option(None, "--max-length", metavar="N", help="Tokens of a sequence. Default: the bundle's most."),
     batch: int = typer.Option(1, "--batch", metavar="N", min=1, help="Sequences at a time."),
     acceptance: float = typer.Option(0.8, "--acceptance", metavar="A", min=0.0, max=1.0, help="Of a drafted token."),
@@ -32,14 +32,16 @@ def fit(
     from ...runtime.measure.fit import check_size
     from ...runtime.measure.fit import fit as fitted
 
-    unknown = [name for name in target or [] if name not in DEVICES]
-    if unknown:
-        raise OptionError(f"--target {unknown[0]!r:.60} is unknown; choose from {', '.join(DEVICES)}")
+    devices = [device_named(name) for name in target or DEVICES]
+    if None in devices:
+        unknown = (target or [])[devices.index(None)]
+        raise OptionError(f"--target {unknown!r:.60} is unknown; choose from {', '.join(DEVICES)}")
     manifest = _manifest(what, draft_layer, max_length, batch)
     length = check_size(manifest, max_length, batch)
     found = [
-        fitted(manifest, DEVICES[name], length=length, batch=batch, acceptance=acceptance)
-        for name in target or DEVICES
+        fitted(manifest, device, length=length, batch=batch, acceptance=acceptance)
+        for device in devices
+        if device is not None
     ]
     if as_json:
         about = {"model": manifest.model.source, "length": length, "batch": batch}
@@ -83,12 +85,14 @@ def show(found: list[dict[str, Any]], manifest: Manifest, length: int, batch: in
     for name in ("needs", "has", "", "tokens/s ≤"):
         table.add_column(name, justify="right")
     table.add_column(f"with {manifest.policy.draft or 'a draft'} accepted at {found[0]['acceptance']:g}")
+    table.add_column("lowering, from")
     for row in found:
         own = row["drafts"].get(manifest.policy.draft)
         drafted = f"{own['tokens_per_second']:.0f} (at {own['draft_length']})" if own else ""
         table.add_row(
             row["device"], size(row["needed"]["total"]), size(row["memory"]), "fits" if row["fits"] else "does not fit",
             f"{row['tokens_per_second']:.0f}", drafted,
+            "; ".join(f"{name}: {oldest}" for name, oldest in row["lowering"].items()),
         )  # fmt: skip
     out.print(table)
     needed = ", ".join(

@@ -8,6 +8,9 @@ tables mark as supported in float32, float16 and bfloat16, or as needing no floa
     axes of reductions, of Squeeze and Unsqueeze   constants, as lowered graphs have them
     LayerNormalization                             its first output only
     TopK                                           K below 3,840, sorted
+
+`ScatterElements`, which the graph `process` has since, was looked up in the table of 10.1-GA: supported in float32, float16 and
+bfloat16, no restriction; that of 10.6-GA was not at hand for it. Its indices there repeat, but all of them write the same number.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // What a GPU does around a portable plan (runtime/decode/appending.py is the same in numpy). rows.ptx is made of it:
 //   nvcc -ptx -arch=compute_75 rows.cu && sed -i -e '/^\/\//d' -e 's/^\.version .*/.version 6.4/' rows.ptx
+//   sed -i "1s/.*/\/\/ rows.cu: sha256 $(sha256sum rows.cu | cut -c1-64)/" rows.ptx
 // Nothing in it is newer than PTX 6.4, which every driver since CUDA 10.1 compiles for its GPU.
 
 // Parts of a mask [outer, width, cache], outer = batch x heads, of elements of `item` bytes: `before` without the slots

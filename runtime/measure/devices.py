@@ -56,3 +56,30 @@ RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 """What TensorRT-RTX compiles for."""
 
 JETSON = ("sm87", "sm110")
+
+FAMILY = "jetson-"
+"""What names of Jetson boards begin with here; they are known without it, too."""
+
+
+def device_named(name: str) -> Device | None:
+    """The device of this name, None for an unknown one. `orin-nx-16gb` is `jetson-orin-nx-16gb`."""
+    return DEVICES.get(name) or DEVICES.get(f"{FAMILY}{name}")
+
+
+def lowerings(device: Device) -> dict[str, str]:
+    """Lowering of a plan (docs/tensorrt.md) → the oldest software of the device that runs it, by its makers' tables.
+
+    JetPack 7.0 and 7.1 are for Thor alone, 6.2 for Orin alone; 7.2 brings a TensorRT with the in-place cache update to both.
+    """
+    if device.capability in JETSON:
+        return {
+            "native": "JetPack 7.2",
+            "portable": "JetPack 6.2" if device.capability == "sm87" else "JetPack 7.0",
+        }
+    native, blackwell = "TensorRT 10.15", device.capability in ("sm120", "sm121")
+    if device.capability in RTX_TARGETS:
+        native = f"TensorRT-RTX or {native}"
+    return {
+        "native": native,
+        "portable": "the first TensorRT with Blackwell" if blackwell else "TensorRT 10.3",
+    }

@@ -13,7 +13,7 @@ from ..bundle.schema import ITEM_SIZES
 from ..errors import BundleError, OptionError
 from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable
-from .devices import JETSON, RTX_TARGETS, Device
+from .devices import JETSON, RTX_TARGETS, Device, lowerings
 from .inspection import cross_kv_bytes_per_row, kv_bytes_per_token
 from .passes import cost_table, passes
 
@@ -62,6 +62,7 @@ def fit(manifest: Manifest, device: Device, *, length: int, batch: int, acceptan
         "fits": total <= device.memory,
         "left": device.memory - total,
         "plans": sorted({str(p.get("target")) for p in manifest.plans} & {device.capability, "native"}),
+        "lowering": lowerings(device),
         "runs_with": runs_with(device),
         "tokens_per_second": 1 / table.token_seconds(),
         "acceptance": acceptance,
@@ -97,17 +98,19 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
 
 def runs_with(device: Device) -> str:
     """Which TensorRT makes plans for a device, from its makers' tables; none of it was run by us."""
+    oldest = lowerings(device)
     if device.capability in JETSON:
         return (
-            "TensorRT on the device (`vlmexport compile --backend tensorrt`): JetPack 7.2 or newer (10.16); with portable "
-            "plans 6.2 (10.3) and 7.0/7.1 (10.13) too, which have no cache update"
+            f"TensorRT on the device (`vlmexport compile --backend tensorrt`): native plans from {oldest['native']} on, "
+            f"portable ones from {oldest['portable']} on"
         )
+    onwards = (
+        f"TensorRT on the device (--backend tensorrt --target native): native plans from 10.15 on, portable ones from "
+        f"{oldest['portable'].removeprefix('TensorRT ')} on"
+    )
     if device.capability in RTX_TARGETS:
-        return (
-            f"TensorRT-RTX, built on any CPU (--backend tensorrt-rtx --target {device.capability}), or TensorRT 10.15 or "
-            "newer on the device"
-        )
-    return "TensorRT 10.15 or newer on the device (--backend tensorrt --target native)"
+        return f"TensorRT-RTX, built on any CPU (--backend tensorrt-rtx --target {device.capability}), or {onwards}"
+    return onwards
 
 
 def check_size(manifest: Manifest, length: int | None, batch: int) -> int:

@@ -22,7 +22,7 @@ from ..engines.base import DTYPES
 from ..errors import InputError, OptionError
 from ..measure.stand_ins import named_sizes, stand_in
 from .points import Point, parse_name
-from .results import LAYERS, TIMES, Timing, read_layers, read_times
+from .results import LAYER_INFO, LAYERS, TIMES, Timing, read_layer_info, read_layers, read_times
 
 WARM_UP_MS, ITERATIONS = 500, 200
 TOOLS = {"tensorrt": "trtexec", "tensorrt-rtx": "tensorrt_rtx"}
@@ -60,6 +60,7 @@ class Run:
             "--avgRuns=1",
             f"--exportTimes={stem}{TIMES}",
             f"--exportProfile={stem}{LAYERS}",
+            f"--exportLayerInfo={stem}{LAYER_INFO}",
             *version_flags(self.plan["backend"], self.plan["version"]),
         ]
 
@@ -209,9 +210,12 @@ def read_results(folder: Path) -> list[Timing]:
         named = parse_name(path.name.removesuffix(TIMES))
         if named is None:
             raise InputError(f"{path}: not a name that --save-commands gives (GRAPH.PROFILE.WIDTH{TIMES})")
-        layers = path.with_name(path.name.removesuffix(TIMES) + LAYERS)
+        layers, info = (path.with_name(path.name.removesuffix(TIMES) + end) for end in (LAYERS, LAYER_INFO))
         milliseconds, enqueue = read_times(path)
-        found.append(Timing(*named, milliseconds, enqueue, read_layers(layers) if layers.exists() else ()))
+        kinds = read_layer_info(info) if info.exists() else None
+        slowest = read_layers(layers, kinds=kinds) if layers.exists() else ()
+        count = None if kinds is None else len(kinds)
+        found.append(Timing(*named, milliseconds, enqueue, slowest, count))
     if not found:
         raise InputError(f"{folder} holds no results (*{TIMES}) of the commands of --save-commands")
     return found

@@ -22,6 +22,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #e3e5e8; }
 th:first-child, td:first-child { text-align: left; } .note { color: #5a6068; } .warning { color: #b26a00; }
+.layers td:first-child { overflow-wrap: anywhere; } .layers td:not(:first-child) { white-space: nowrap; }
 svg { max-width: 100%; height: auto; }
 </style>
 </head>
@@ -30,12 +31,13 @@ svg { max-width: 100%; height: auto; }
 <p class="note">{{ about }}</p>
 {% for warning in warnings %}<p class="warning">{{ warning }}</p>{% endfor %}
 {{ figure }}
-<h2>Best draft length by acceptance</h2>
+{% if drafts %}<h2>Speed-up at the best draft length, by acceptance</h2>
 <table>
-<tr><th>draft</th><th>acceptance</th><th>draft length</th><th>speed-up</th><th>tokens/s</th></tr>
-{% for row in predictions %}<tr><td>{{ row.draft }}</td><td>{{ row.acceptance }}</td><td>{{ row.draft_length }}</td>
-<td>{{ "%.2f" % row.speedup }} ×</td><td>{{ "%.1f" % row.tokens_per_second }}</td></tr>
-{% endfor %}</table>
+<tr><th>acceptance</th>{% for name in drafts %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for acceptance, row in predictions.items() %}<tr><td>{{ acceptance }}</td>
+{% for name in drafts %}<td>{% if row[name].draft_length %}{{ "%.2f" % row[name].speedup }} × at {{ row[name].draft_length }}
+{% else %}none pays{% endif %}</td>{% endfor %}</tr>
+{% endfor %}</table>{% endif %}
 <h2>Graphs (milliseconds)</h2>
 <table>
 <tr><th>graph</th><th>profile</th><th>width</th><th>runs</th><th>median</th><th>90 %</th><th>95 %</th><th>99 %</th></tr>
@@ -44,8 +46,8 @@ svg { max-width: 100%; height: auto; }
 <td>{{ "%.3f" % row.ms.p95 }}</td><td>{{ "%.3f" % row.ms.p99 }}</td></tr>
 {% endfor %}</table>
 {% if layers %}<h2>Layers that take longest</h2>
-<table><tr><th>layer</th><th>graph</th><th>ms</th><th>share</th></tr>
-{% for row in layers %}<tr><td>{{ row.name }}</td><td>{{ row.graph }}</td><td>{{ "%.4f" % row.ms }}</td>
+<table class="layers"><tr><th>layer</th><th>type</th><th>graph</th><th>ms</th><th>share</th></tr>
+{% for row in layers %}<tr><td>{{ row.name }}</td><td>{{ row.kind or "" }}</td><td>{{ row.graph }}</td><td>{{ "%.4f" % row.ms }}</td>
 <td>{{ "%.0f" % (100 * row.share) }} %</td></tr>
 {% endfor %}</table>{% endif %}
 </body>
@@ -84,10 +86,19 @@ def page(report: Mapping[str, Any]) -> str:
         about=about_line(report),
         warnings=warnings(report),
         figure=Markup(_svg(report)),
-        predictions=report["predictions"],
+        drafts=list(report["drafts"]),
+        predictions=by_acceptance(report),
         graphs=report["graphs"],
         layers=sorted(layers, key=lambda layer: -layer["ms"])[:20],
     )
+
+
+def by_acceptance(report: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
+    """Acceptance → draft → its prediction."""
+    found: dict[float, dict[str, Any]] = {}
+    for row in report["predictions"]:
+        found.setdefault(row["acceptance"], {})[row["draft"]] = row
+    return dict(sorted(found.items()))
 
 
 def about_line(report: Mapping[str, Any]) -> str:
@@ -131,7 +142,9 @@ def _passes(axes: Any, report: Mapping[str, Any]) -> None:
         ):
             by_graph.setdefault(row["graph"], {})[row["width"]] = row["ms"]["p50"]
     floor = [0.0] * len(widths)
-    for graph, times in sorted(by_graph.items(), reverse=True):
+    for graph, times in sorted(
+        by_graph.items(), key=lambda item: (item[0] == "head", item[0])
+    ):  # as they run
         heights = [times.get(width, 0.0) for width in widths]
         axes.bar(range(len(widths)), heights, bottom=floor, label=graph)
         floor = [low + high for low, high in zip(floor, heights, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,24 @@ HOST_BOUND = 0.8
 """Share of its computing from which giving a pass to the GPU is what takes long."""
 
 PERCENTILES = (50, 90, 95, 99)
-TIMES, LAYERS = ".times.json", ".profile.json"
+TIMES, LAYERS, LAYER_INFO = ".times.json", ".profile.json", ".layers.json"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a plan: milliseconds of a run, and its share of all layers."""
+    """One layer of a plan: milliseconds of a run, and its share of all layers; `kind` as TensorRT names it, None where the
+    plan keeps names alone."""
 
     name: str
     ms: float
     share: float
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of runs of `graph` at `width`; `enqueue`: median of handing a run to the GPU, None on a CPU."""
+    """Milliseconds of runs of `graph` at `width`; `enqueue`: median of handing a run to the GPU, None on a CPU;
+    `layer_count`: how many layers the plan has, None where nobody said so."""
 
     graph: str
     profile: str
@@ -41,6 +44,7 @@ class Timing:
     milliseconds: Sequence[float]
     enqueue: float | None = None
     layers: Sequence[Layer] = ()
+    layer_count: int | None = None
 
     @property
     def median(self) -> float:
@@ -66,7 +70,11 @@ class Timing:
             },
             "enqueue_ms": self.enqueue,
             "host_bound": self.host_bound,
-            "layers": [{"name": each.name, "ms": each.ms, "share": each.share} for each in self.layers],
+            "layer_count": self.layer_count,
+            "layers": [
+                {"name": each.name, "ms": each.ms, "share": each.share, "kind": each.kind}
+                for each in self.layers
+            ],
         }
 
 
@@ -102,8 +110,27 @@ def read_times(path: Path) -> tuple[list[float], float]:
     )
 
 
-def read_layers(path: Path, most: int = 8) -> list[Layer]:
-    """The layers that take longest, of a file of `trtexec --exportProfile`. Raises InputError for a file that is none."""
+def read_layer_info(path: Path) -> dict[str, str | None]:
+    """Name of a layer → its type, of a file of `trtexec --exportLayerInfo` (10.x, 11.x, TensorRT-RTX).
+
+    A plan that was built as plans are by default keeps names alone: types are None. Raises InputError for a file that is none.
+    """
+    content = _read(path)
+    rows = content.get("Layers") if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        raise InputError(f"{path} is no file of trtexec --exportLayerInfo: it has no list of Layers")
+    found: dict[str, str | None] = {}
+    for row in rows:
+        name, kind = (row.get("Name"), row.get("LayerType")) if isinstance(row, dict) else (row, None)
+        if not isinstance(name, str) or not (kind is None or isinstance(kind, str)):
+            raise InputError(f"{path} is no file of trtexec --exportLayerInfo: a layer is {row!r:.60}")
+        found[name] = kind
+    return found
+
+
+def read_layers(path: Path, most: int = 8, kinds: Mapping[str, str | None] | None = None) -> list[Layer]:
+    """The layers that take longest, of a file of `trtexec --exportProfile`; `kinds` as `read_layer_info` gives them. Raises
+    InputError for a file that is none."""
     rows = _read(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path} is no file of trtexec --exportProfile: not a list of layers")
@@ -114,7 +141,9 @@ def read_layers(path: Path, most: int = 8) -> list[Layer]:
         ms, share = row.get("averageMs"), row.get("percentage")
         if not all(type(value) in (int, float) and math.isfinite(value) for value in (ms, share)):
             raise InputError(f"{path} is no file of trtexec --exportProfile: a layer without times")
-        found.append(Layer(str(row["name"])[:200], float(ms), float(share) / 100))  # type: ignore[arg-type]
+        name = str(row["name"])
+        kind = (kinds or {}).get(name)
+        found.append(Layer(name[:200], float(ms), float(share) / 100, kind))  # type: ignore[arg-type]
     return sorted(found, key=lambda layer: -layer.ms)[:most]
 
 

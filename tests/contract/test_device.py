@@ -205,7 +205,16 @@ def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
     assert len(set.union(*seen.values())) == len(seen), "two caches at one address"
 
 
-@pytest.mark.parametrize("engine", ("device", "growing-device", "cuda", "tensorrt"))
+@pytest.mark.parametrize(
+    "engine",
+    (
+        "device",
+        "growing-device",
+        "cuda",
+        "tensorrt",
+        pytest.param("tensorrt-portable", marks=pytest.mark.slow),
+    ),
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, alone and in a ragged batch of five with three places, greedy and sampled."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import lossless
 import numpy as np
+import onnxruntime
 import pytest
+from rig import FAMILIES
 from vlmexport.exporter.tensorrt import PlanOptions
 from vlmexport.exporter.tensorrt.compile import compile_bundle
 from vlmexport.runtime.decode.appending import append_rows, split_mask
@@ -19,6 +21,7 @@ from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.device import DeviceEngine
 from vlmexport.runtime.errors import DeviceError
+from vlmexport.runtime.measure.devices import RTX_TARGETS
 from vlmexport.runtime.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -114,23 +117,63 @@ def test_the_kernels_do_what_numpy_does(device: Any, dtype: str) -> None:
         assert np.array_equal(device.read(view), cache)
 
 
+def every_draft(folder: Path, device: str) -> dict[str, list[list[int]]]:
+    """Tokens of three requests by draft, `none` first."""
+    with Session.load(folder, device=device) as session:
+        picture = session.bundle.manifest.image is not None
+        return {
+            name: [
+                session.generate(
+                    lossless.image_array(seed) if picture else None, prompt, max_new_tokens=24, draft=name
+                ).tokens
+                for seed, prompt in enumerate(("the red cup", "describe it", "a"))
+            ]
+            for name in ("none", *(draft.name for draft in session.bundle.manifest.drafts))
+        }
+
+
+def says_one_thing(said: dict[str, list[list[int]]]) -> list[list[int]]:
+    """What plain decoding says, which every draft says."""
+    plain = said["none"]
+    assert {name: tokens == plain for name, tokens in said.items()} == dict.fromkeys(said, True)
+    return plain
+
+
+def as_on_a_cpu(folder: Path, plain: list[list[int]]) -> None:
+    """Asserts the first token of every request, which is no near-tie where both compute in float32."""
+    assert [tokens[0] for tokens in plain] == [tokens[0] for tokens in every_draft(folder, "cpu")["none"]]
+
+
 @pytest.mark.parametrize("lowering", ["native", "portable"])
 @pytest.mark.parametrize("family", ["t5", "llama", "vit-gpt2", "qwen2.5-vl"])
 def test_drafts_change_no_token(planned: Callable, family: str, lowering: str) -> None:
     """Every draft on the GPU says what plain decoding on it says, and nearly always what a CPU says."""
     folder = planned(family, lowering)
-    said: dict[tuple[str, str], list[list[int]]] = {}
-    for where in ("cpu", "tensorrt"):
-        with Session.load(folder, device=where) as session:
-            picture = session.bundle.manifest.image is not None
-            for name in ("none", *(draft.name for draft in session.bundle.manifest.drafts)):
-                said[where, name] = [
-                    session.generate(
-                        lossless.image_array(seed) if picture else None, prompt, max_new_tokens=24, draft=name
-                    ).tokens
-                    for seed, prompt in enumerate(("the red cup", "describe it", "a"))
-                ]
-    plain = said["tensorrt", "none"]
-    assert all(tokens == plain for (where, _), tokens in said.items() if where == "tensorrt")
-    first = [tokens[0] for tokens in said["cpu", "none"]]
-    assert [tokens[0] for tokens in plain] == first, "float32 on both: the first token is no near-tie"
+    as_on_a_cpu(folder, says_one_thing(every_draft(folder, "tensorrt")))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "llama-float16"])
+def test_drafts_change_no_token_on_the_cuda_provider(cuda: Cuda, tiny_bundle: Callable, name: str) -> None:
+    """Of a float32 bundle in float32 (`use_tf32=0`), of a narrow one in its own type."""
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("needs ONNX Runtime's CUDA provider: pip uninstall onnxruntime; pip install '.[gpu]'")
+    tiny = tiny_bundle(name)
+    plain = says_one_thing(every_draft(tiny.path, "cuda"))
+    if tiny.bundle.manifest.compute_dtype == "float32":
+        as_on_a_cpu(tiny.path, plain)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_drafts_change_no_token_on_tensorrt_rtx(
+    cuda: Cuda, tiny_bundle: Callable, tmp_path: Path, family: str
+) -> None:
+    target = cuda.gpu().architecture
+    if target not in RTX_TARGETS:
+        pytest.skip(
+            f"needs a GPU of {', '.join(RTX_TARGETS)}, for which TensorRT-RTX compiles; this is {target}"
+        )
+    if not tensorrt_library.installed("tensorrt-rtx"):
+        pytest.skip("needs TensorRT-RTX: pip install '.[tensorrt-rtx]'")
+    folder = Path(shutil.copytree(tiny_bundle(family).path, tmp_path / "bundle"))
+    compile_bundle(folder, PlanOptions("tensorrt-rtx", target, "fp16"))
+    says_one_thing(every_draft(folder, "tensorrt"))

@@ -1,47 +1,127 @@
-"""`benchmarks/gpu.py` on GPUs that are not there: its arms, and what its table says of them."""
+"""`benchmarks/gpu.py` and the tests that need a GPU, on GPUs that are not there."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import re
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_gpu
 from engines import emulated
 from engines.emulated import EmulatedCuda
 from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.engines import create as really
+from vlmexport.runtime.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
-def test_every_draft_is_an_arm(
-    tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    tiny = tiny_bundle("llama")
-    bundle = Bundle.open(Path(shutil.copytree(tiny.path, tmp_path / "bundle")))
+    return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def copied(tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    """A bundle of a tiny Llama that sessions run on emulated engines."""
+    bundle = Bundle.open(Path(shutil.copytree(tiny_bundle("llama").path, tmp_path / "bundle")))
     made: dict[str, Callable[[], Any]] = {
         "cuda": lambda: EmulatedCuda(bundle.path, bundle.manifest),
         "tensorrt": lambda: emulated.Emulated.of(bundle.path, bundle.manifest),
     }
-    asked: list[str] = []
 
-    def create(_bundle: Any, device: str, *_: Any) -> Any:
-        asked.append(device)
-        return made[device]()
+    def create(bundle: Any, device: str, *rest: Any) -> Any:
+        return made[device]() if device in made else really(bundle, device, *rest)
 
     monkeypatch.setattr(session.engines, "create", create)
-    measure = importlib.import_module("gpu").measure
-    head, *arms, bound = measure(bundle.path, device, 8, 1, [None, 0.5], bandwidth=100.0)
-    assert asked == [device]
-    assert head == f"a GPU that is not there, {device}, {bundle.manifest.model.source}, 8 tokens"
-    names = [draft.name for draft in bundle.manifest.drafts]
-    wanted = ["none", *(arm for name in names for arm in (name, f"{name} at 0.5"))]
-    assert [re.sub(r" +[\d.]+ tokens/s.*", "", line) for line in arms] == wanted
-    assert arms[0].endswith("1.00 ×")
-    assert re.fullmatch(r"plain: \d+% of the \d+ tokens/s that 100 GB/s allow", bound)
+    return bundle
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_every_draft_is_an_arm(gpu: Any, copied: Bundle, device: str) -> None:
+    found = gpu.measure(copied.path, device, 8, 1, [0.5], [2.24], bandwidth=100e9, budget=0.0)
+    names = [draft.name for draft in copied.manifest.drafts]
+    forced = gpu.acceptance_for(2.24, 5)
+    arms = [("none", None), *((name, a) for name in names for a in (None, 0.5, forced))]
+    assert [(row["draft"], row["acceptance"]) for row in found["arms"]] == arms
+    assert (found["machine"], found["engine"]) == ("a GPU that is not there", device)
+    assert found["arms"][0]["speedup"] == 1 and {"1", "2"} <= found["passes_ms"].keys()
+    for row in found["arms"]:
+        if row["acceptance"] is not None:
+            assert row["predicted"] > 0 and row["bound"] > 0
+    assert found["plain_of_bandwidth"] > 0
+    head, _, *table, share = gpu.lines(found)
+    assert head == f"a GPU that is not there, {device}, {copied.manifest.model.source}, 8 tokens"
+    assert len(table) == len(arms) and "of what 100 GB/s allow" in share
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_what_the_tests_on_a_gpu_ask(copied: Bundle, device: str) -> None:
+    test_gpu.as_on_a_cpu(copied.path, test_gpu.says_one_thing(test_gpu.every_draft(copied.path, device)))
+    with pytest.raises(AssertionError):
+        test_gpu.says_one_thing({"none": [[1]], "wrong": [[2]]})
+
+
+def test_accepted_tokens_as_acceptance(gpu: Any) -> None:
+    a = gpu.acceptance_for(2.24, 5)
+    assert sum(a**k for k in range(1, 6)) == pytest.approx(2.24)
+    for accepted in (0, 5, 6):
+        with pytest.raises(ValueError, match="less than 5"):
+            gpu.acceptance_for(accepted, 5)
+
+
+def test_bandwidth_by_the_name_of_a_gpu(gpu: Any) -> None:
+    for name, wanted in (
+        ("NVIDIA H100 80GB HBM3", 3350e9),
+        ("NVIDIA GeForce RTX 4090", 1008e9),
+        ("NVIDIA A100-SXM4-80GB", 2039e9),
+        ("a GPU that is not there", None),
+    ):
+        assert gpu.published_bandwidth(name) == wanted
+
+
+def test_a_step_that_cannot_be_done_says_why(gpu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = argparse.Namespace(minutes=1.0, device="cpu", bandwidth=None, save=False)
+    half = gpu.Half(asked)
+
+    def no_driver() -> Any:
+        raise DeviceError("no NVIDIA GPU was found")
+
+    half.step("a", no_driver)
+    half.step("b", lambda: 3)
+    half._end = 0.0
+    half.step("c", lambda: 4)
+    assert [row.get("result") for row in half.found] == [None, 3, None]
+    assert "a: not done: no NVIDIA GPU was found" in capsys.readouterr().out
+    assert half.found[2]["not_done"] == "the 1 minutes are over"
+
+
+@pytest.mark.slow
+def test_the_whole_list_is_rehearsed(tmp_path: Path) -> None:
+    """Every step of the half hour, with tiny shapes, on an emulated Jetson: builds, plans, T(q), forced acceptance; what is not
+    there (CUDA's provider, SmolLM2, a GPU of TensorRT-RTX) is said."""
+    line = [
+        sys.executable,
+        ROOT / "tests/project/jetson/emulated_jetson.py",
+        "10.16.1.11",
+        ROOT / "benchmarks/gpu.py",
+    ]
+    options = ["--rehearse", "--folder", tmp_path, "--tokens", "8", "--repeats", "1", "--budget", "0"]
+    done = subprocess.run([*line, *options, "--minutes", "60"], capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = {row["step"]: row["not_done"] for row in json.loads(done.stdout[done.stdout.rindex("\n[") :])}
+    assert [step for step, why in rows.items() if why is None and step.endswith("tensorrt")] == [
+        "tiny-blip2-flant5: tensorrt", "tiny, qwen2.5-vl: tensorrt",
+    ]  # fmt: skip
+    assert "compiles for" in rows["TensorRT-RTX"] and "vispec at" in done.stdout
+    assert not any(tmp_path.iterdir()), "bundles are deleted"

@@ -13,7 +13,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.measure.devices import DEVICES
+from vlmexport.runtime.measure.devices import DEVICES, lowerings
 from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
 
 
@@ -112,6 +112,30 @@ def test_every_device_says_what_runs_there() -> None:
         said = runs_with(device)
         assert ("JetPack" in said) == device.shared == (device.capability in ("sm87", "sm110"))
         assert ("tensorrt-rtx" in said) == (device.capability in TARGETS)
+        assert "native" in said and "portable" in said
+        if device.capability in ("sm75", "sm80", "sm86", "sm89", "sm90"):
+            assert "portable ones from 10.3 on" in said
+
+
+def test_the_lowering_follows_from_the_jetpack() -> None:
+    """JetPack 6.2 has no Thor, 7.0 and 7.1 no Orin."""
+    said = {name: lowerings(device) for name, device in DEVICES.items()}
+    assert said["jetson-orin-nx-16gb"] == {"native": "JetPack 7.2", "portable": "JetPack 6.2"}
+    assert said["jetson-thor"] == {"native": "JetPack 7.2", "portable": "JetPack 7.0"}
+    assert said["h100"] == {"native": "TensorRT 10.15", "portable": "TensorRT 10.3"}
+    assert said["rtx-4090"]["native"] == "TensorRT-RTX or TensorRT 10.15"
+
+
+@pytest.mark.parametrize("short", ["orin-nano-8gb", "orin-nx-16gb", "agx-orin-64gb", "thor"])
+def test_a_jetson_is_known_by_its_board(
+    tiny_bundle: Callable, capsys: pytest.CaptureFixture[str], short: str
+) -> None:
+    line = ["fit", str(tiny_bundle("llama")[0]), "--target"]
+    assert main([*line, short, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["devices"]
+    assert found["device"] == f"jetson-{short}" and found["lowering"] == lowerings(DEVICES[found["device"]])
+    assert main([*line, short]) == 0
+    assert found["lowering"]["portable"].split()[-1] in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_named(

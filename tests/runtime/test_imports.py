@@ -182,3 +182,44 @@ def test_a_missing_engine_is_named() -> None:
     )
     done = python(code, block=("onnxruntime",))
     assert done.stdout.startswith("device 'cpu': ONNX Runtime is not installed: pip install onnxruntime")
+
+
+def test_a_session_on_a_cpu_imports_nothing_of_a_gpu(tmp_path: Path) -> None:
+    """Neither the engines on one nor a package of NVIDIA's; no library of its either."""
+    pytest.importorskip("onnx", reason="writing the graphs needs [export]")
+    pytest.importorskip("onnxruntime")
+    import handmade_llama
+
+    folder, _ = handmade_llama.write(tmp_path / "bundle")
+    code = """
+import json, sys
+from pathlib import Path
+from vlmexport.runtime import Session
+with Session.load(sys.argv[1]) as session:
+    assert len(session.generate(prompt="the cup", max_new_tokens=6, ignore_eos=True).tokens) == 6
+maps = Path("/proc/self/maps")
+print(json.dumps([sorted(sys.modules), maps.read_text() if maps.exists() else ""]))
+"""
+    done = python(code, str(folder))
+    assert done.returncode == 0, done.stderr
+    modules, loaded = json.loads(done.stdout)
+    engines = "vlmexport.runtime.engines."
+    assert f"{engines}onnxruntime" in modules
+    own = {
+        f"{engines}{name}"
+        for name in ("cuda", "device", "tensorrt", "tensorrt_library", "onnxruntime_cuda", "appending")
+    }
+    gpu = {
+        "tensorrt",
+        "tensorrt_lean",
+        "tensorrt_rtx",
+        "tensorrt_libs",
+        "cuda",
+        "pycuda",
+        "cupy",
+        "nvidia",
+        "pynvml",
+    }
+    assert not own & set(modules)
+    assert not [name for name in modules if name.partition(".")[0] in gpu]
+    assert not [name for name in ("libcuda.", "libcudart", "libnvinfer") if name in loaded]

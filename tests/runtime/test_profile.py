@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,9 @@ Path(flags["exportTimes"]).write_text(json.dumps([run] * int(flags["iterations"]
 layers = [dict(count=3), dict(name="mm <1>", timeMs=3.0, averageMs=1.0, medianMs=1.0, percentage=75.0),
           dict(name="norm", timeMs=1.0, averageMs=0.25, medianMs=0.3, percentage=25.0)]
 Path(flags["exportProfile"]).write_text(json.dumps(layers))
+# One layer as a plan of detailed verbosity has it, others by name alone; from 11 on bindings have another name.
+about = {"Layers": [dict(Name="mm <1>", LayerType="gemm"), "norm", "copy"], "I/O Tensors": []}
+Path(flags["exportLayerInfo"]).write_text(json.dumps(about))
 """
 
 
@@ -212,7 +217,8 @@ def test_the_script_runs_on_another_machine_and_is_read_back(tiny_bundle: Bundle
     assert {(t.graph, t.profile, t.width) for t in timings} == {
         (r.point.graph, r.point.profile, r.point.width) for r in found
     }
-    assert len(timings[0].milliseconds) == commands.ITERATIONS and timings[0].layers[0].name == "mm <1>"
+    assert len(timings[0].milliseconds) == commands.ITERATIONS and timings[0].layer_count == 3
+    assert [(layer.name, layer.kind) for layer in timings[0].layers] == [("mm <1>", "gemm"), ("norm", None)]
 
 
 def test_trtexec_is_run_and_reported(
@@ -281,7 +287,7 @@ def test_predictions_are_those_of_the_speed_model() -> None:
 
 
 def synthetic(manifest: Manifest, name: str = "head") -> list[Timing]:
-    layers = [Layer("<script>alert(1)</script>", 0.5, 0.9)]
+    layers = [Layer("<script>alert(1)</script>", 0.5, 0.9, "gemm")]
     found = []
     for graph, info in manifest.graphs.items():
         profile = "request" if info.role in PER_REQUEST else "token"
@@ -331,6 +337,7 @@ def test_the_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
     jsonschema.validate(report, schema())
     text = page(report)
     assert "<script" not in text and "<b>" not in text and "<i>" not in text and "&lt;script&gt;" in text
+    assert "<td>gemm</td>" in text
     assert "takes about as long as the pass itself: head (1)" in text
 
     class Links(html.parser.HTMLParser):
@@ -343,11 +350,24 @@ def test_the_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
     Links().feed(text)
 
 
+def find_browser() -> str | None:
+    """Chromium by one of its names: on PATH, or where Playwright keeps it."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    kept = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright")
+    playwrights = sorted(map(str, kept.glob("chromium*/chrome-*/*")), reverse=True)
+    own = (
+        path
+        for path in playwrights
+        if Path(path).name in ("chrome", "headless_shell", "chrome-headless-shell")
+    )
+    return next(chain(filter(None, map(shutil.which, names)), own), None)
+
+
 def test_the_page_in_a_browser(tiny_bundle: Bundles, tmp_path: Path) -> None:
     """Drawn by a real browser: three plots with their legends, and nothing that scrolls sideways."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = find_browser()
     if browser is None:
-        pytest.skip("needs chromium")
+        pytest.skip("needs a browser: apt-get install chromium, or `playwright install chromium`")
     bundle = tiny_bundle("t5").bundle
     assert main(["profile", str(bundle.path), "--widths", "1,3", "--html", str(tmp_path / "p.html")]) == 0
     flags = [
@@ -397,6 +417,17 @@ def test_folders_without_results_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a list of layers"):
         (tmp_path / "l.json").write_text("3")
         results.read_layers(tmp_path / "l.json")
+    for content, message in (
+        ("[]", "has no list of Layers"),
+        ('{"Layers": 1}', "has no list of Layers"),
+        ('{"Layers": [3]}', "a layer is 3"),
+        ('{"Layers": [{"Name": "a", "LayerType": 1}]}', "a layer is {"),
+    ):
+        (tmp_path / "l.json").write_text(content)
+        with pytest.raises(InputError, match=message):
+            results.read_layer_info(tmp_path / "l.json")
+    (tmp_path / "l.json").write_text('{"Layers": ["a"], "Bindings": []}')
+    assert results.read_layer_info(tmp_path / "l.json") == {"a": None}
 
 
 def test_times_of_too_few_graphs_are_refused(tiny_bundle: Bundles) -> None:

@@ -1,4 +1,5 @@
-"""A TensorRT that is not there: its builder keeps an ONNX file as a plan, its runtime runs that on ONNX Runtime, lazily.
+"""A TensorRT that is not there: its builder keeps an ONNX file as a plan, its runtime runs that on ONNX Runtime, lazily; or,
+for processes that have none, by numpy (`plan_runs.py`).
 
 Of NVIDIA's API there is what the exporter and the engine call, with the rules that it states: addresses are aligned and all
 set, aliased outputs lie where their inputs do, shapes are inside a profile, who brings the memory for activations brings
@@ -17,20 +18,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-from onnx_session import onnx_session
 
 from .fake_cuda import ALIGNMENT, FakeCuda
+from .plan_runs import DTYPES, ByOnnxRuntime, Place, Plan, Runs
 
 VERSION = "10.16.1.11"
 MAGIC = b"a plan that is none\n"
 
 TYPES = {
-    onnx.TensorProto.FLOAT: ("FLOAT", np.float32), onnx.TensorProto.FLOAT16: ("HALF", np.float16),
-    onnx.TensorProto.INT64: ("INT64", np.int64), onnx.TensorProto.INT32: ("INT32", np.int32),
-    onnx.TensorProto.BOOL: ("BOOL", np.bool_), onnx.TensorProto.BFLOAT16: ("BF16", 16),
+    onnx.TensorProto.FLOAT: "FLOAT", onnx.TensorProto.FLOAT16: "HALF", onnx.TensorProto.INT64: "INT64",
+    onnx.TensorProto.INT32: "INT32", onnx.TensorProto.BOOL: "BOOL", onnx.TensorProto.BFLOAT16: "BF16",
 }  # fmt: skip
-"""ONNX type → TensorRT's name of it, and what ONNX Runtime binds."""
+"""ONNX type → TensorRT's name of it."""
 
 
 class Flag(enum.IntEnum):
@@ -85,8 +84,8 @@ def rtx_library(cuda: FakeCuda) -> Any:
     return found
 
 
-def library(cuda: FakeCuda, version: str = VERSION) -> Any:
-    """The module, on a device. Without one, `cuda` None, it only builds."""
+def library(cuda: FakeCuda, version: str = VERSION, runs: Runs = ByOnnxRuntime) -> Any:
+    """The module, on a device, whose plans `runs` computes."""
     return SimpleNamespace(
         __version__=version,
         ILogger=Logger,
@@ -97,7 +96,7 @@ def library(cuda: FakeCuda, version: str = VERSION) -> Any:
         TensorIOMode=Mode,
         Builder=lambda logger: Builder(version),
         OnnxParser=Parser,
-        Runtime=lambda logger: Runtime(cuda, logger, version),
+        Runtime=lambda logger: Runtime(cuda, logger, version, runs=runs),
     )
 
 
@@ -212,15 +211,22 @@ class Builder:
 def _tensor(value: onnx.ValueInfoProto) -> Any:
     kind = value.type.tensor_type
     shape = [-1 if each.dim_param else each.dim_value for each in kind.shape.dim]
-    return SimpleNamespace(name=value.name, dtype=f"DataType.{TYPES[kind.elem_type][0]}", shape=shape)
+    return SimpleNamespace(name=value.name, dtype=f"DataType.{TYPES[kind.elem_type]}", shape=shape)
 
 
 # --- the runtime ---
 
 
 class Runtime:
-    def __init__(self, cuda: FakeCuda, logger: Any, version: str, lean: bool = False) -> None:
-        self._cuda, self._logger, self._version, self._lean = cuda, logger, version, lean
+    def __init__(
+        self,
+        cuda: FakeCuda,
+        logger: Any,
+        version: str,
+        lean: bool = False,
+        runs: Runs = ByOnnxRuntime,
+    ) -> None:
+        self._cuda, self._logger, self._version, self._lean, self._runs = cuda, logger, version, lean, runs
 
     def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
         self._cuda.queue.outside_a_capture("loading a plan")
@@ -235,13 +241,15 @@ class Runtime:
         if head["lean"] != self._lean:
             self._logger.log(Logger.ERROR, "IRuntime::deserializeCudaEngine: not of this runtime")
             return None
-        return Engine(self._cuda, self._logger, head, model)
+        return Engine(self._cuda, self._logger, head, model, self._runs)
 
 
 class Engine:
-    _sessions: ClassVar[dict[str, ort.InferenceSession]] = {}
+    _plans: ClassVar[dict[tuple[str, Runs], Plan]] = {}
 
-    def __init__(self, cuda: FakeCuda, logger: Any, head: dict[str, Any], data: bytes) -> None:
+    def __init__(
+        self, cuda: FakeCuda, logger: Any, head: dict[str, Any], data: bytes, runs: Runs = ByOnnxRuntime
+    ) -> None:
         self.cuda, self.logger, self._head = cuda, logger, head
         graph = onnx.load_from_string(data).graph
         weights = {tensor.name for tensor in graph.initializer}
@@ -249,10 +257,10 @@ class Engine:
         self.outputs = {value.name: value for value in graph.output}
         self.values = {**self.inputs, **self.outputs}
         self.user_allocation = head["user_allocation"]
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self._sessions:
-            self._sessions[digest] = onnx_session(data)
-        self.session = self._sessions[digest]
+        key = hashlib.sha256(data).hexdigest(), runs
+        if key not in self._plans:
+            self._plans[key] = runs(data)
+        self.plan = self._plans[key]
 
     @property
     def num_io_tensors(self) -> int:
@@ -269,7 +277,7 @@ class Engine:
         return Mode.INPUT if name in self.inputs else Mode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Type:
-        return Type[TYPES[self.values[name].type.tensor_type.elem_type][0]]
+        return Type[TYPES[self.values[name].type.tensor_type.elem_type]]
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         shapes = self._head["profiles"][profile].get(name)
@@ -436,14 +444,16 @@ class ExecutionContext:
         cuda.bytes_at(*self._memory)[...] = 0xA5
         if self._binding is None or self._binding[0] != (self._shapes, self._addresses):
             sizes = self._sizes()
-            binding = engine.session.io_binding()
-            for name, value in engine.values.items():
-                shape = [sizes[each] if isinstance(each, str) else each for each in engine.dimensions(name)]
-                kind = TYPES[value.type.tensor_type.elem_type][1]
-                cuda.bytes_at(
-                    self._addresses[name], math.prod(shape) * (2 if kind == 16 else np.dtype(kind).itemsize)
+
+            def place(name: str) -> Place:
+                kind = engine.values[name].type.tensor_type.elem_type
+                shape = tuple(
+                    sizes[each] if isinstance(each, str) else each for each in engine.dimensions(name)
                 )
-                bind = binding.bind_input if name in engine.inputs else binding.bind_output
-                bind(name, "cpu", 0, kind, shape, self._addresses[name])
-            self._binding = ((dict(self._shapes), dict(self._addresses)), binding)
-        engine.session.run_with_iobinding(self._binding[1])
+                nbytes = math.prod(shape) * np.dtype(DTYPES[kind]).itemsize
+                address = self._addresses[name]
+                return Place(kind, shape, address, cuda.bytes_at(address, nbytes))
+
+            sides = ({name: place(name) for name in side} for side in (engine.inputs, engine.outputs))
+            self._binding = ((dict(self._shapes), dict(self._addresses)), engine.plan.bind(*sides))
+        self._binding[1]()

@@ -2,6 +2,7 @@
 
 emulated_jetson.py 10.3.0.30 vlmexport ARGUMENTS …
 emulated_jetson.py 10.3.0.30 program.py ARGUMENTS …
+emulated_jetson.py --without-onnxruntime 10.3.0.30 …      # nor torch; plans are computed by numpy
 """
 
 from __future__ import annotations
@@ -16,17 +17,32 @@ ARCHITECTURE = "sm87"
 NO_CACHE_UPDATE = (10, 15)
 """TensorRT has none before."""
 
+REFUSED = ("onnxruntime", "torch", "transformers")
+
+
+class Refuse:
+    """Finds no package of `REFUSED`, also where it is installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in REFUSED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
 
 def main() -> None:
+    alone = sys.argv[1] == "--without-onnxruntime"
+    if alone:
+        del sys.argv[1]
+        sys.meta_path.insert(0, Refuse())
     sys.path[:0] = [str(TESTS), str(TESTS / "contract")]
     from engines.fake_cuda import FakeCuda
     from engines.fake_tensorrt import library
+    from engines.plan_runs import ByNumpy, ByOnnxRuntime
     from vlmexport.exporter.tensorrt import api
     from vlmexport.runtime.engines.cuda import Cuda
 
     _, version, program, *arguments = sys.argv
     cuda = FakeCuda(ARCHITECTURE)
-    tensorrt = library(cuda, version)
+    tensorrt = library(cuda, version, ByNumpy if alone else ByOnnxRuntime)
     tensorrt.__spec__ = machinery.ModuleSpec("tensorrt", None)
     if tuple(map(int, version.split(".")[:2])) < NO_CACHE_UPDATE:
         del tensorrt.IKVCacheUpdateLayer
@@ -38,6 +54,7 @@ def main() -> None:
         from vlmexport.runtime.cli import main as vlmexport
 
         sys.exit(vlmexport(arguments))
+    sys.path.insert(0, str(Path(program).resolve().parent))  # as Python does
     runpy.run_path(program, run_name="__main__")
 
 
