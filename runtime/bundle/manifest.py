@@ -362,7 +362,7 @@ class Manifest(Part):
     policy: PolicyInfo = checked(PolicyInfo.parse, default_factory=PolicyInfo)
     image: ImageInfo | None = checked(optional(ImageInfo.parse), default=None)
     encoder: EncoderInfo | None = checked(optional(EncoderInfo.parse), default=None)
-    verify_width: int | None = checked(optional(integer(1, 4096)), default=None)
+    verify_width: int | None = checked(optional(integer(2, 4096)), default=None)
     generation: GenerationInfo = checked(GenerationInfo.parse, default_factory=GenerationInfo)
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     acceptance: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
@@ -397,6 +397,11 @@ class Manifest(Part):
     def segments(self) -> list[str]:
         """Names of the segment graphs in order: `segment.0`, `segment.1`, …"""
         return [f"segment.{index}" for index in range(len(self.decoder.cuts) - 1)]
+
+    @property
+    def widest_tree(self) -> int:
+        """Most nodes of a token tree, its root included: as many as a pass has rows."""
+        return self.limits.max_width if self.verify_width is None else self.verify_width
 
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combination.py`) called `name`, or None."""

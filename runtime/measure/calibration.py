@@ -131,7 +131,7 @@ def calibrate(
     """
     manifest = session.bundle.manifest
     drafts = check_calibration(manifest, data, by)
-    widest = manifest.limits.max_width - 1
+    widest = manifest.widest_tree - 1
     arms = [_Arm(draft, budget) for draft in drafts for budget in budgets(draft, widest)]
     plain, *drafting = _decode(
         session, requests, [_Arm(None, None), *arms], max_new_tokens, repeats, progress
