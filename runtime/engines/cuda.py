@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CapacityError, DeviceError
+from .memory import LESS_ON_A_GPU
 
 UP, DOWN, WITHIN = 1, 2, 3
 """Directions of a copy: host to device, device to host, on the device (`cudaMemcpyKind`)."""
@@ -214,9 +215,7 @@ class Cuda:
         found = c_void_p()
         code = getattr(self._library, call)(byref(found), *arguments)
         if code == OUT_OF_MEMORY:
-            raise CapacityError(
-                f"{who} no memory for {what!r} ({nbytes / 1e9:.1f} GB); load with a smaller max_length or max_batch"
-            )
+            raise CapacityError(f"{who} no memory for {what!r} ({nbytes / 1e9:.1f} GB); {LESS_ON_A_GPU}")
         if code:
             raise DeviceError(f"CUDA: {call} failed: {self._words(code)}")
         return found.value or 0

@@ -34,7 +34,7 @@ from vlmexport.runtime.engines import DEVICES, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.kernel_cache import KernelCache
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
-from vlmexport.runtime.errors import BundleError, DeviceError, OptionError
+from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 
@@ -67,6 +67,43 @@ def test_a_gpu_that_is_not_there_is_like_the_one_that_is() -> None:
 
 
 # --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error Code 2: OutOfMemory (Requested size was 8589934592 bytes.)",
+        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
+    ],
+)
+@pytest.mark.parametrize("step", ["load", "make an execution context of", "run"])
+def test_no_memory_names_what_helps(
+    engine: Emulated, monkeypatch: pytest.MonkeyPatch, said: str, step: str
+) -> None:
+    def nothing(*arguments: Any) -> None:
+        engine._logger.errors.append(said)
+
+    kind, method = {
+        "load": (fake_tensorrt.Runtime, "deserialize_cuda_engine"),
+        "run": (fake_tensorrt.ExecutionContext, "execute_async_v3"),
+    }.get(step, (fake_tensorrt.Engine, "create_execution_context"))
+    monkeypatch.setattr(kind, method, nothing)
+    table = (
+        engine.constant("embedding_table", engine._bundle.tensor("embedding_table"))
+        if step != "load"
+        else None
+    )
+    with pytest.raises(
+        CapacityError,
+        match=rf"TensorRT has no memory to {step} .*embed.*smaller max_length or max_batch, or .*--max-length or "
+        "--max-batch or in fp16",
+    ):
+        engine.load("embed")
+        ids = engine.allocate("ids", 8, True).view((1, 1), "int64")
+        size = int(engine.interface("embed").outputs[0].shape[2])
+        kind_ = engine.dtype("embed", "hidden")
+        rows = engine.allocate("rows", 4 * size).view((1, 1, size), kind_)
+        engine.bind("embed", {"token_ids": ids, "embedding_table": table}, {"hidden": rows}).run()
 
 
 def test_plans_for_another_gpu(planned: Bundle) -> None:

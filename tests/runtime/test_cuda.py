@@ -88,7 +88,8 @@ def test_the_gpu() -> None:
 def test_no_memory_names_what_it_was_for() -> None:
     cuda = Cuda(Library(cudaMalloc=2, cudaHostAlloc=2))
     with pytest.raises(
-        CapacityError, match=r"no memory for 'key_cache.0' \(3.0 GB\); load with a smaller max_length"
+        CapacityError,
+        match=r"no memory for 'key_cache.0' \(3.0 GB\); load with a smaller max_length.* --max-batch or in fp16",
     ):
         cuda.allocate("key_cache.0", 3_000_000_000)
     with pytest.raises(CapacityError, match="no memory for 'staging'"):
