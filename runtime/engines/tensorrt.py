@@ -66,6 +66,7 @@ class TensorRTEngine(DeviceEngine):
         first = next(iter(plans.values()))
         self._command = compile_command(bundle.path, first.backend, first.target, first.lean)
         _check_version(plans, str(library.__version__), self._command)
+        _check_driver(plans, cuda.versions().driver, self._command)
         super().__init__(bundle.manifest.graphs, cuda)
         self._bundle, self._plans, self._library, self._kernels = bundle, plans, library, kernels
         if first.precision != bundle.manifest.compute_dtype:
@@ -470,6 +471,18 @@ def _check_version(plans: Mapping[str, Plan], version: str, command: str) -> Non
             raise BundleError(
                 f"{plan.file}: built by {plan.backend} {plan.version}, here is {version}, which cannot run it; build the plans "
                 f"again with {command}"
+            )
+
+
+def _check_driver(plans: Mapping[str, Plan], driver: str, command: str) -> None:
+    """A driver runs what was built with its own major version of CUDA and older ones."""
+    for plan in plans.values():
+        if plan.cuda is not None and tensorrt_library.numbers(driver, 1) < tensorrt_library.numbers(
+            plan.cuda, 1
+        ):
+            raise DeviceError(
+                f"{plan.file}: built with CUDA {plan.cuda}, the driver here knows CUDA {driver} at most: update the driver, or "
+                f"build the plans again with {command}"
             )
 
 

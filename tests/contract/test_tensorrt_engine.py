@@ -69,6 +69,28 @@ def test_a_gpu_that_is_not_there_is_like_the_one_that_is() -> None:
 # --- what is refused ---
 
 
+def test_a_plan_of_a_newer_cuda_than_the_driver_knows(planned: Bundle) -> None:
+    """The driver of the stand-in knows 13.0."""
+    for cuda in (None, "12.8", "13.2"):
+        Emulated(changed(planned, cuda=cuda, driver=cuda)).close()
+    with pytest.raises(
+        DeviceError,
+        match=r"built with CUDA 14\.0, the driver here knows CUDA 13\.0 at most: update the driver, or build the plans again "
+        "with `vlmexport compile",
+    ):
+        Emulated(changed(planned, cuda="14.0"))
+
+
+def test_entries_name_the_cuda_of_the_machine_that_built_them(
+    tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: Bundle
+) -> None:
+    assert not any({"driver", "cuda"} & entry.keys() for entry in planned.manifest.plans), "no GPU is here"
+    monkeypatch.setattr(api.Cuda, "open", FakeCuda)
+    tiny = tiny_bundle("llama")
+    bundle = with_plans(tiny.path, tiny.bundle.manifest, tmp_path / "planned")
+    assert {(entry["driver"], entry["cuda"]) for entry in bundle.manifest.plans} == {("13.0", "12.6")}
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from vlmexport.runtime.engines import cuda as binding
-from vlmexport.runtime.engines.cuda import DOWN, PROTOTYPES, UP, Cuda, Gpu
+from vlmexport.runtime.engines.cuda import DOWN, PROTOTYPES, UP, Cuda, Gpu, Versions
 from vlmexport.runtime.errors import CapacityError, DeviceError
 
 MADE = 0x7F00
@@ -83,6 +83,22 @@ def test_what_arrives_at_the_library() -> None:
 
 def test_the_gpu() -> None:
     assert Cuda(Library()).gpu() == Gpu("Orin", "sm87")
+
+
+def test_versions_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+
+    def told(number: int) -> Any:
+        def call(place: Any) -> int:
+            place[0] = number
+            return 0
+
+        return CFUNCTYPE(c_int, ctypes.POINTER(c_int))(call)
+
+    library.cudaDriverGetVersion, library.cudaRuntimeGetVersion = told(13010), told(12060)
+    assert Cuda(library).versions() == Versions("13.1", "12.6")
+    with pytest.raises(DeviceError, match="cudaDriverGetVersion failed"):
+        Cuda(Library(cudaDriverGetVersion=3)).versions()
 
 
 def test_no_memory_names_what_it_was_for() -> None:
