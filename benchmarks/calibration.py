@@ -66,7 +66,7 @@ def every_way(manifest: Manifest, contenders: Iterable[Arm]) -> Ways:
     """Plain decoding, every draft at fixed lengths and trees, and what calibrate may choose."""
     found = [Arm(), *contenders]
     for draft in manifest.drafts:
-        for budget in budgets(draft, manifest.limits.max_width - 1):
+        for budget in budgets(draft, manifest.widest_tree - 1):
             found.append(Arm(draft.name, budget))
             if budget.nodes == budget.depth:
                 shorter = (Budget.chain(length) for length in LENGTHS if length < budget.depth)
@@ -307,7 +307,7 @@ def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[O
     """What every draft accepts under every budget that `calibrate` tries."""
     found = []
     for draft in session.bundle.manifest.drafts:
-        for budget in budgets(draft, session.bundle.manifest.limits.max_width - 1):
+        for budget in budgets(draft, session.bundle.manifest.widest_tree - 1):
             arm = Arm(draft.name, budget)
             arm.decoded += [decode(session, r, arm.options, max_new_tokens, 1).stats for r in requests]
             found.append(arm.observed)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -111,6 +112,7 @@ class Session:
         threads: int | None = None,
         check: Check = "size",
         kernel_cache: Path | None = None,
+        verify_width: int | None = None,
     ) -> Session:
         """Load a bundle. `max_length` (prompt and output positions) is at most the bundle's; `max_batch` requests of
         `generate_batch` are decoded together, each with a key/value cache of its own; `threads` is the size of the
@@ -118,7 +120,9 @@ class Session:
         the manifest and small files with their checksums, "sha256" every byte, "once" every byte that was not compared
         before, which it remembers in the user's cache folder (`Bundle.open`). `device`: "cpu"; on a GPU "cuda",
         ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/tensorrt.md). `kernel_cache`: a
-        folder of yours where "tensorrt" keeps what TensorRT-RTX compiles, for the next process.
+        folder of yours where "tensorrt" keeps what TensorRT-RTX compiles, for the next process. `verify_width`: rows of
+        every pass, plain ones too, for kernels that give other bits at other widths; at most the bundle's max_width, 0
+        for as many rows as are verified. Default: the bundle's (docs/architecture.md).
 
         Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """
@@ -130,6 +134,8 @@ class Session:
         if max_length is not None:
             max_length = integer("max_length (of this bundle)", max_length, 1, limits.max_length)
         max_batch = integer("max_batch (of this bundle)", max_batch, 1, limits.max_batch)
+        if verify_width is not None:
+            bundle = bundle.with_verify_width(verify_width)
         engine = engines.create(bundle, device, threads, kernel_cache)
         try:
             decoder = Decoder(engine, bundle.manifest, bundle.tensor, max_length, max_batch)
@@ -355,7 +361,8 @@ class Session:
         if found is None:
             manifest = self.bundle.manifest
             costs = with_combinations(pick_costs(manifest, self._machine, self.threads or 1), manifest)
-            most = Budget.chain(manifest.limits.max_width - 1)
+            costs = replace(costs, least=manifest.verify_width or 1)
+            most = Budget.chain(manifest.widest_tree - 1)
             trees, chains = measured_trees(manifest), measured_chains(manifest)
             untrained = [draft.name for draft in manifest.drafts if not draft.trained]
             heads = {draft.name: draft.heads for draft in manifest.drafts if draft.heads is not None}

@@ -100,8 +100,9 @@ def describe(
         policy=PolicyInfo(
             draft=None if selection.default is None else selection.default.name,
             speculative=selection.speculative,
-            draft_length=min(selection.draft_length, max(1, request.max_width - 1)),
+            draft_length=min(selection.draft_length, max(1, (request.verify_width or request.max_width) - 1)),
         ),
+        verify_width=request.verify_width,
         generation=GenerationInfo.parse(describe_generation(checkpoint), "generation"),
     )
 

@@ -21,6 +21,7 @@ RANGES = {
     "max_length": (2, 1 << 20),
     "max_batch": (1, 1024),
     "max_width": (1, 1024),
+    "verify_width": (2, 1024),
     "max_source": (1, 1 << 20),
     "max_pixels": (1, 1 << 32),
 }
@@ -40,6 +41,7 @@ class BuildRequest(BaseModel):
     max_length: int | None = None
     max_batch: int = 16
     max_width: int = 16
+    verify_width: int | None = None
     max_source: int = 512
     max_pixels: int | None = None
     precision: str = "float32"
@@ -66,6 +68,10 @@ class BuildRequest(BaseModel):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise OptionError(f"--{name.replace('_', '-')} {value} is out of range {low}..{high}")
+        if self.verify_width is not None and self.verify_width > self.max_width:
+            raise OptionError(
+                f"--verify-width {self.verify_width} is above --max-width {self.max_width}; no pass is wider than that"
+            )
 
 
 class GraphReport(BaseModel):

@@ -124,6 +124,13 @@ def build(
     max_width: int = typer.Option(
         16, "--max-width", metavar="N", help="New positions in one pass: drafted tokens and one more."
     ),
+    verify_width: int = typer.Option(
+        None,
+        "--verify-width",
+        metavar="W",
+        help="Rows of every pass of decoding, plain or not, for engines whose kernels give other bits at other widths. "
+        "Default: as many as are verified.",
+    ),
     max_pixels: int = typer.Option(
         None,
         "--max-pixels",
@@ -184,7 +191,7 @@ def build(
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []),
             draft_precision=list(draft_precision or []), max_length=max_length,
-            max_batch=max_batch, max_width=max_width, max_pixels=max_pixels, precision=precision,
+            max_batch=max_batch, max_width=max_width, verify_width=verify_width, max_pixels=max_pixels, precision=precision,
             link_weights=link_weights, default_prompt=default_prompt, force=force,
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
             target=target or default_target(backend), plan_precision=plan_precision, lowering=lowering,

@@ -88,7 +88,7 @@ def check_losslessness(
         return []
     asked = list(_requests(manifest.to_dict(), requests, images))
     arms: list[tuple[str, str, dict[str, Any]]] = [(draft.name, draft.name, {}) for draft in manifest.drafts]
-    nodes = min(NODES, manifest.limits.max_width - 1)
+    nodes = min(NODES, manifest.widest_tree - 1)
     arms += [(f"{d.name} (trees)", d.name, {"draft_nodes": nodes}) for d in manifest.drafts if d.ranks]
     first = manifest.drafts[0].name
     arms.append((f"{WRONG} ({first})", first, {}))

@@ -6,8 +6,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from ...runtime.engines.cuda import Cuda, Versions
 from ...runtime.engines.tensorrt_library import import_library, make_logger, numbers
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.errors import DeviceError, ExportError, OptionError
 from ...runtime.extras import install_command
 
 BACKENDS = ("tensorrt-rtx", "tensorrt")
@@ -103,6 +104,14 @@ def resolve_target(library: TensorRT, target: str) -> tuple[str, Any]:
             f"--target {target} cannot be built here: {library.backend} builds for this GPU, {local} (or `native`)"
         )
     return local, None
+
+
+def local_cuda() -> Versions | None:
+    """The CUDA of this machine, or None without a GPU."""
+    try:
+        return Cuda.open().versions()
+    except DeviceError:
+        return None
 
 
 def local_architecture() -> str | None:

@@ -15,6 +15,7 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.errors import ExportError
 from ..graphs.retype import WIDE_RESIDUAL
+from . import api
 from .builder import BuiltPlan, build_plan
 from .graph_copy import CopyOptions
 from .options import PlanOptions, resolve
@@ -78,6 +79,7 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
         lowering=wanted.lowering,
     )
     library = wanted.library
+    built_with = None if library.cross_compiles else api.local_cuda()
     report = PlanReport(library.backend, wanted.target, wanted.precision, wanted.lowering, library.version)
     places: dict[tuple[str, int], tuple[str, str, int]] = {}
     shared: list[dict[str, Any]] = []
@@ -95,6 +97,8 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
             plan = build_plan(library, wanted.capability, source, copies, copy_options, profiles, wanted.lean)
             entry = _entry(name, plan, report, [(p.name, p) for p in profiles])
             entry["lean"] = wanted.lean
+            if built_with is not None:
+                entry["driver"], entry["cuda"] = built_with.driver, built_with.runtime
             shared += _shared_weights(name, plan, places)
             entry["sha256"] = _write(made / f"{name}.plan", plan.data)
             files[entry["file"]] = FileInfo(bytes=entry["bytes"], sha256=entry["sha256"])

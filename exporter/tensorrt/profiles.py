@@ -51,7 +51,7 @@ class Sizes:
             limits.max_batch,
             limits.max_width,
             _aligned_source(manifest),
-            verify_width=manifest.policy.draft_length + 1,
+            verify_width=manifest.verify_width or manifest.policy.draft_length + 1,
             usual_source=(manifest.text.image_rows or 0) + 16,
             max_units=units,
             max_windows=windows,

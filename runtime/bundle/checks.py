@@ -50,6 +50,9 @@ def check_description(manifest: Manifest) -> None:
         raise BundleError(
             "manifest field 'decoder.relative_bias' is null although decoder.position is relative_bias"
         )
+    widest = manifest.limits.max_width
+    if manifest.verify_width is not None and manifest.verify_width > widest:
+        raise failure("verify_width", manifest.verify_width, f"at most limits.max_width ({widest})")
     for name, graph in graphs.items():
         base, _, number = name.partition(".")
         numbered = graph.role in NUMBERED

@@ -7,12 +7,15 @@ import json
 import os
 import stat
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..errors import BundleError, OptionError
+from ..options import integer
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
 from .manifest import FileInfo, Manifest, TensorInfo
@@ -41,6 +44,17 @@ class Bundle:
         self.manifest = manifest
         self._tokenizer: Tokenizer | None = None
         self._maps: dict[str, np.ndarray] = {}
+
+    def with_verify_width(self, width: int) -> Bundle:
+        """The same bundle for passes of `width` rows, 0 for as many as are verified. Raises `OptionError`."""
+        width = integer("verify_width (of this bundle)", width, 0, self.manifest.limits.max_width)
+        if width == 1:
+            raise OptionError(
+                "verify_width: 1 has no row for a drafted token; give 2 or more, or 0 for any width"
+            )
+        other = copy(self)
+        other.manifest = replace(self.manifest, verify_width=width or None)
+        return other
 
     @classmethod
     def open(cls, path: Path | str, check: Check = "size") -> Bundle:

@@ -366,7 +366,7 @@ class Manifest(Part):
     policy: PolicyInfo = checked(PolicyInfo.parse, default_factory=PolicyInfo)
     image: ImageInfo | None = checked(optional(ImageInfo.parse), default=None)
     encoder: EncoderInfo | None = checked(optional(EncoderInfo.parse), default=None)
-    verify_width: int | None = checked(optional(integer(1, 4096)), default=None)
+    verify_width: int | None = checked(optional(integer(2, 4096)), default=None)
     generation: GenerationInfo = checked(GenerationInfo.parse, default_factory=GenerationInfo)
     costs: list[dict[str, Any]] = checked(list_of(json_object, 1000), default_factory=list)
     acceptance: list[dict[str, Any]] = checked(list_of(json_object, 10_000), default_factory=list)
@@ -407,6 +407,11 @@ class Manifest(Part):
         owner = next((draft for draft in self.drafts if graph in draft.graphs.values()), None)
         numbers = self.graphs[graph].integers or 0
         return -(-numbers // 2) if owner is not None and owner.weights_dtype == "int4" else numbers
+
+    @property
+    def widest_tree(self) -> int:
+        """Most nodes of a token tree, its root included: as many as a pass has rows."""
+        return self.limits.max_width if self.verify_width is None else self.verify_width
 
     def draft(self, name: str) -> DraftInfo | None:
         """The draft or the combination of drafts (`combination.py`) called `name`, or None."""

@@ -64,6 +64,10 @@ class Plan(Part):
     lowering: str = checked(string(20, LOWERINGS), default="native")
     lean: bool = checked(boolean, default=False)
     """For the lean runtime alone."""
+    driver: str | None = checked(optional(string(20)), default=None)
+    """Of a plan that was built on a GPU: the newest CUDA that the driver there knew."""
+    cuda: str | None = checked(optional(string(20)), default=None)
+    """The version of the CUDA runtime there."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -40,6 +40,7 @@ def bench(
     typical_delta: options.TypicalDelta = TYPICAL_DELTA,
     device: options.Device = "cpu",
     kernel_cache: options.KernelCache = None,
+    verify_width: options.VerifyWidth = None,
     threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
@@ -73,6 +74,8 @@ def bench(
     begin = time.perf_counter()
     opened = Bundle.open(bundle)
     tell_bundle(opened, "size", time.perf_counter() - begin)
+    if verify_width is not None:
+        opened = opened.with_verify_width(verify_width)
     if save:
         check_writable(opened.path)
     requests = make_requests(opened.manifest, image, prompt, raw)

@@ -31,6 +31,15 @@ KernelCache = Annotated[
         help="Of --device tensorrt: keep what TensorRT-RTX compiles for the next time.",
     ),
 ]
+VerifyWidth = Annotated[
+    int | None,
+    typer.Option(
+        "--verify-width",
+        metavar="W",
+        help="Rows of every pass, for kernels that give other bits at other widths; 0: as many as are verified. Default: "
+        "the bundle's.",
+    ),
+]
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")
 ]

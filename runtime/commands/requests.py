@@ -27,10 +27,11 @@ def draft_options(
     for name, value in (("draft_length", draft_length), ("draft_nodes", draft_nodes)):
         if value is None:
             continue
-        if not 1 <= value < manifest.limits.max_width:
+        if not 1 <= value < manifest.widest_tree:
+            limit = "max_width" if manifest.verify_width is None else "verify_width"
             raise OptionError(
-                f"--{name.replace('_', '-')} {value}: this bundle allows 1 to {manifest.limits.max_width - 1} "
-                "(max_width less the pending token)"
+                f"--{name.replace('_', '-')} {value}: this bundle allows 1 to {manifest.widest_tree - 1} "
+                f"({limit} less the pending token)"
             )
         options[name] = value
     if draft is not None:

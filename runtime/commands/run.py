@@ -89,6 +89,7 @@ def run(
     device: options.Device = "cpu",
     threads: options.Threads = None,
     kernel_cache: options.KernelCache = None,
+    verify_width: options.VerifyWidth = None,
     check: bool = typer.Option(False, "--check", help="First compare every file with its checksum."),
     check_once: bool = typer.Option(
         False,
@@ -129,6 +130,8 @@ def run(
     begin, how = time.perf_counter(), "sha256" if check else "once" if check_once else "size"
     opened = Bundle.open(bundle, how)
     tell_bundle(opened, how, time.perf_counter() - begin)
+    if verify_width is not None:
+        opened = opened.with_verify_width(verify_width)
     text = read_prompt(prompt, raw)
     begin = time.perf_counter()
     media = read_media(image, video, video_fps if video or not chat else None)

@@ -140,11 +140,11 @@ class OnDevice:
 
     def verify(self, tree: TokenTree, start: int, changes: Changes | None = None) -> Drafted:
         """All segments over a tree that the host knows, whose root takes slot `start`."""
-        width, changed = len(tree), changes is not None
+        width, changed = self._decoder.padded(len(tree)), changes is not None
         cycle = self._cycle(
             ("verify", width, tree.is_chain, changed), lambda: self._verifying(width, tree.is_chain, changed)
         )
-        cycle.send("tokens", tree.tokens)
+        cycle.send("tokens", [*tree.tokens, *tree.tokens[-1:] * (width - len(tree))])
         if not tree.is_chain:
             depths, ancestors = relations(tree, width)
             cycle.send("depths", depths)
@@ -168,7 +168,7 @@ class OnDevice:
             ("draft", draft.name, count, changed),
             lambda: self._drafting(draft.draft_step, cut, count, changed),
         )
-        cycle.send("tokens", token)
+        cycle.send("tokens", [token] * self._decoder.padded(1))
         self._launch(cycle, start, changes)
         tokens = cycle.came("drafted", count).tolist()
         finite = bool(cycle.came("drafts_finite", count, "bool").all())
@@ -181,7 +181,7 @@ class OnDevice:
         takes slot `start`."""
         changed = changes is not None
         cycle = self._cycle(("chain", *chain.key, changed), lambda: self._chaining(chain, changed))
-        cycle.send("tokens", token)
+        cycle.send("tokens", [token] * cycle.width)
         for name, values in chain.sent.items():
             cycle.send(_sent(name), values)
         self._launch(cycle, start, changes)
@@ -248,10 +248,14 @@ class OnDevice:
         return _Cycle(engine.program(calls, upload, download), [run], width, fields, 0)
 
     def _drafting(self, step: DraftStep, cut: int, count: int, changed: bool) -> _Cycle:
-        decoder, engine, width = self._decoder, self._engine, count + 1
+        decoder, engine = self._decoder, self._engine
+        # With a `verify_width` every pass is over all nodes that there will be, from the first slot on; those that are not
+        # drafted yet are the pending token.
+        fixed, width, wide = decoder.verify_width is not None, decoder.padded(count + 1), decoder.padded(1)
+        steps = 0 if fixed else count
         up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
-        fields = {"tokens": up.place(_INT)}
-        for number in range(width):
+        fields = {"tokens": up.place(wide * _INT)}
+        for number in range(steps + 1):
             fields |= {f"start.{number}": up.place(_INT), f"first.{number}": up.place(_INT)}
         fields |= {"drafted": down.place(count * _INT), "drafts_finite": down.place(count)}
         fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
@@ -260,39 +264,43 @@ class OnDevice:
         places = [(inner.place(_INT), inner.place(1)) for _ in range(count)]
         whole = inner.place(width * _INT)
         upload, download, between = up.allocate(), down.allocate(), inner.allocate()
-        token, passes, calls = _at(upload, fields["tokens"], (1, 1)), [], []
-        if changed:
-            calls.append(engine.copy(_at(between, whole, (1, 1)), token))
-        for number in range(width):
-            run = decoder.prepared(0, cut, 1, number)
+        token, passes, calls = _at(upload, fields["tokens"], (1, wide)), [], []
+        if changed or fixed:
+            calls.append(engine.copy(_at(between, whole, (1, wide)), token))
+        if fixed:
+            token = _at(between, whole, (1, wide))
+        for number in range(count + 1):
+            run = decoder.prepared(0, cut, wide, number)
             passes.append(run)
             calls.append(decoder.embedding.bind(token))
-            calls += self._pass(run, upload, fields, number, self._chain(1))
+            calls += self._pass(run, upload, fields, min(number, steps), self._chain(wide))
             if number == count:
                 break  # the last draft passes the trunk too
             at, flag = places[number]
             best, finite = _at(between, at, (1,)), _at(between, flag, (1,), "bool")
             calls += self._best(
-                partial(step, run.result), best, finite, upload, fields,
+                partial(step, decoder.exit_rows(cut, number)), best, finite, upload, fields,
                 _at(between, whole, (number + 1,)) if changed else None, self._all_related(number + 1),
             )  # fmt: skip
-            if changed:
+            if changed or fixed:
                 calls.append(engine.copy(_at(between, whole + (number + 1) * _INT, (1,)), best))
             kept = _at(download, fields["drafted"] + number * _INT, (1,))
             calls += [engine.copy(kept, best)]
             calls += [engine.copy(_at(download, fields["drafts_finite"] + number, (1,), "bool"), finite)]
-            token = _at(between, at, (1, 1))
+            if not fixed:
+                token = _at(between, at, (1, 1))
         run = decoder.prepared(cut, decoder.segments, width, 0)
-        calls += decoder.exit_copies(run, cut, width)
+        calls += decoder.exit_copies(run, cut, count + 1)
         calls += self._pass(run, upload, fields, 0, self._chain(width))
         tokens = _at(between, whole, (width,)) if changed else None
         calls += self._judge(run, width, upload, download, fields, tokens, self._chain(width)[1])
-        return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, count)
+        return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, steps)
 
     def _chaining(self, chain: DeviceChain, changed: bool) -> _Cycle:
-        decoder, engine, count, width = self._decoder, self._engine, chain.length, chain.length + 1
+        decoder, engine, count = self._decoder, self._engine, chain.length
+        width = decoder.padded(count + 1)
         up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
-        fields = {name: up.place(_INT) for name in ("tokens", "start.0", "first.0")}
+        fields = {"tokens": up.place(width * _INT), "start.0": up.place(_INT), "first.0": up.place(_INT)}
         fields |= {_sent(name): up.place(values.nbytes) for name, values in chain.sent.items()}
         fields |= {"drafted": down.place(count * _INT), "scores": down.place(count * _FLOAT)}
         fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
@@ -314,7 +322,8 @@ class OnDevice:
         }
         run = decoder.prepared(0, decoder.segments, width, 0)
         tokens = _at(between, whole, (width,))
-        calls = [engine.copy(_at(between, whole, (1,)), _at(upload, fields["tokens"], (1,)))]
+        # The pending token everywhere; what is drafted takes its places from the second on.
+        calls = [engine.copy(tokens, _at(upload, fields["tokens"], (width,)))]
         calls += chain.bind(sent, keep)
         calls.append(
             engine.copy(_at(download, fields["drafted"], (count,)), _at(between, whole + _INT, (count,)))

@@ -15,7 +15,7 @@ from ..bundle.interfaces import positions_shape
 from ..bundle.manifest import Manifest
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
-from ..errors import BundleError, CapacityError, OptionError, PromptError
+from ..errors import CapacityError, OptionError, PromptError
 from .embedding import Embedding
 from .encoder import Encoder
 from .kv import BATCH_BUCKET, BUCKET, KVArena
@@ -99,10 +99,9 @@ class Decoder:
         self.engine, self.manifest = engine, manifest
         self.max_length = manifest.limits.max_length if max_length is None else max_length
         self.max_width = manifest.limits.max_width
-        if manifest.verify_width is not None:
-            raise BundleError(
-                f"manifest field 'verify_width': {manifest.verify_width} is not supported by engine {engine.name}"
-            )
+        self.verify_width = manifest.verify_width
+        """Rows of every pass but prefill, where kernels give other bits at other widths; None: as many as are verified."""
+        self.widest_tree = manifest.widest_tree
         info = self._info = manifest.decoder
         # A frozen cache is as long as the bundle's limits, however short the session's requests are.
         longest = manifest.limits.max_length if engine.static_cache else self.max_length
@@ -110,7 +109,9 @@ class Decoder:
         cache = engine.dtype("segment.0", "key_cache.0")
         self.arena = KVArena(
             engine, info.num_layers, info.num_kv_heads, info.head_dim, cache, capacity, max_batch,
-            bucket=BUCKET if max_batch == 1 else BATCH_BUCKET, static=engine.static_cache,
+            bucket=BUCKET if max_batch == 1 else BATCH_BUCKET,
+            # The bound length is a part of a kernel's shape, and when it grows depends on what is drafted.
+            static=engine.static_cache or self.verify_width is not None,
         )  # fmt: skip
         if engine.static_cache and self.arena.capacity != capacity:
             raise OptionError(
@@ -184,6 +185,8 @@ class Decoder:
         self._moved = True
         self.exit_count = 0
         """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
+        self._passed: list[list[int]] = []
+        """With a `verify_width`: what passed the trunk in this cycle, by sequence."""
         self.on_device = OnDevice(self) if offered(engine) else None
         """Whole cycles of a single sequence without the host, where the engine offers them."""
 
@@ -320,22 +323,36 @@ class Decoder:
 
     def begin_cycle(self, width: int) -> None:
         """Reserve `width` rows after every sequence and forget the exit rows. Raises `CapacityError`."""
-        if width > self.max_width:
+        if width > self.widest_tree:
+            limit = "max_width" if self.verify_width is None else "verify_width"
             raise CapacityError(
-                f"a cycle of width {width}; the bundle was built with max_width {self.max_width}"
+                f"a cycle of width {width}; the bundle was built with {limit} {self.widest_tree}"
             )
-        if self.arena.reserve(width) or self._moved:
+        if self.arena.reserve(self.padded(width)) or self._moved:
             self._forget_moved()
         self.exit_count = 0
+        self._passed = [[] for _ in range(self.arena.batch)]
+
+    def padded(self, width: int) -> int:
+        """Rows per sequence of a pass over `width` nodes."""
+        return self.verify_width or width
 
     def trunk(self, cut: int, tokens: Sequence[int], trees: Sequence[TokenTree] | None = None) -> None:
         """Run segments 0..cut−1 over the next token of every sequence; their rows after every segment become exit rows
         of step `exit_count`. Each token follows the one of the step before, or, with `trees`, is the node of that
         number of its sequence's tree (a chain beyond the tree's end)."""
-        step, arena = self.exit_count, self.arena
-        run = self._passes.get((0, cut, 1, step, 0, arena.batch)) or self.prepared(0, cut, 1, step)
+        step, width, batch = self.exit_count, self.padded(1), self.arena.batch
+        run = self._passes.get((0, cut, width, step, 0, batch)) or self.prepared(0, cut, width, step)
         self.exit_count = step + 1
-        self._pass(run, tokens, trees, step)
+        if self.verify_width is None:
+            self._pass(run, tokens, trees, step)
+            return
+        # Nodes that have passed pass again, each in its own row and slot: a pass of this width has room for no others.
+        rows: list[int] = []
+        for own, token in zip(self._passed, tokens, strict=True):
+            own.append(token)
+            rows += [*own, *own[-1:] * (width - len(own))]
+        self._pass(run, rows, trees)
 
     def exit_rows(self, cut: int, step: int) -> View:
         """Rows [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
@@ -349,26 +366,27 @@ class Decoder:
         Follow with `head`; the rows are as after `full`.
         """
         assert count == self.exit_count, f"{self.exit_count} exit rows, {count} nodes to verify"
-        end, batch = self._end, self.arena.batch
-        run = self._passes.get((cut, end, count, 0, 0, batch)) or self.prepared(cut, end, count, 0)
+        end, batch, width = self._end, self.arena.batch, self.padded(count)
+        run = self._passes.get((cut, end, width, 0, 0, batch)) or self.prepared(cut, end, width, 0)
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
         self._pass(run, None, trees)
         for tap in self._taps:
             if tap <= cut:
-                for copy in self._tap_copies(tap, run.batch, count):
+                # Rows that the trunk left at that cut, to where a pass over all segments would leave them.
+                for copy in self._exit_copies(self._taps[tap], tap, batch, width, count):
                     copy.run()
 
     def full(self, *trees: TokenTree) -> None:
-        """Run all segments over one tree per sequence, padded to the widest. Follow with `head`.
+        """Run all segments over one tree per sequence, padded to the widest, or to `verify_width`. Follow with `head`.
 
-        The logits of node i of sequence b are row b × width + i, where width is the largest tree's size.
+        The logits of node i of sequence b are row b × width + i, where width is the largest tree's size, or `verify_width`.
         """
         batch, end, tokens = self.arena.batch, self._end, trees[0].tokens
         assert len(trees) == batch, f"{len(trees)} trees for a batch of {batch}"
-        width = len(tokens)
-        if batch > 1:
-            width = max(map(len, trees))
+        width = self.padded(len(tokens))
+        if batch > 1 or width > len(tokens):
+            width = self.padded(max(map(len, trees)))
             # Scratch rows repeat a token of their own sequence: its numbers are as finite as the sequence is.
             tokens = [
                 token for tree in trees for token in (*tree.tokens, *tree.tokens[-1:] * (width - len(tree)))
@@ -387,11 +405,14 @@ class Decoder:
         width, rows = self._last.width, 0
         for tree in trees:
             rows += len(tree.tokens)
-        if rows == len(trees) * width:
-            return (self._last.heads.get(rows) or self._head_over_first(rows)).run()
+        most = len(trees) * width
+        if rows == most or (self.verify_width is not None and len(trees) == 1):
+            return (self._last.heads.get(most) or self._head_over_first(most)).run()
         places: list[int] = []
         for number, tree in enumerate(trees):
             places += range(number * width, number * width + len(tree))
+        if self.verify_width is not None:
+            places += places[-1:] * (most - rows)
         return self._head_over(places).run()
 
     def _head_over_first(self, rows: int) -> TargetRows:
@@ -541,7 +562,8 @@ class Decoder:
         run.indices = self._indices.host((count,))
         shared = {"attn_mask": self._mask.view(mask_shape), "write_indices": self._indices.view((count,))}
         run.pushes = [(self._mask, mask_shape), (self._indices, (count,))]
-        in_place = first > 0 and (width == 1 or self._align(count * self._size) == self._size)
+        padded = self.verify_width is not None and batch is None
+        in_place = first > 0 and not padded and (width == 1 or self._align(count * self._size) == self._size)
         if in_place:
             source = self._exits[first].view(shape, self.dtype)
         else:
@@ -550,7 +572,7 @@ class Decoder:
             source = self._work[0].view(shape)
         trunk = end < self._end
         for number in range(first, end):
-            if trunk:
+            if trunk and not padded:
                 target = self._exits[number + 1].view(
                     shape, self.dtype, step * self._align(count * self._size)
                 )
@@ -568,6 +590,8 @@ class Decoder:
                 inputs |= self._encoder.bindings(width, *layers, row, count)
             run.calls.append(engine.bind(self._segments[number], inputs, outputs | {"hidden_out": target}))
             source = target
+            if trunk and padded:
+                run.calls += self._node_copies(number + 1, step, target)
         run.result = source
         if self._direct and row == 0 and count == arena.batch == 1 and self.embedding.lookup:
             run.step = self._chain_step(run)
@@ -676,13 +700,14 @@ class Decoder:
             self._embedded = True
 
     def _gather_exits(self, run: Pass, cut: int, count: int) -> None:
-        """Exit rows, step after step, into [batch, count, E]."""
+        """Exit rows, step after step, into [batch, width, E]; rows beyond `count` repeat the last one."""
         assert run.hidden is not None
         batch, size = run.batch, self._size
         stride = self._align(batch * size)
         if self._direct:
             whole = self.engine.read(self._exits[cut].view((count, stride), self.dtype))
-            run.hidden[...] = whole[:, : batch * size].reshape(count, batch, size).transpose(1, 0, 2)
+            run.hidden[:, :count] = whole[:, : batch * size].reshape(count, batch, size).transpose(1, 0, 2)
+            run.hidden[:, count:] = run.hidden[:, count - 1 : count]
             return
         for copy in self.exit_copies(run, cut, count):
             copy.run()
@@ -710,30 +735,35 @@ class Decoder:
         return mask, positions, self._indices.view((run.batch,))
 
     def exit_copies(self, run: Pass, cut: int, count: int) -> list[Call]:
-        """What brings the first `count` exit rows of every sequence to where the tail `run` reads them; nothing where it
-        reads them in place."""
+        """What brings the first `count` exit rows of every sequence to where the tail `run` reads them, rows beyond them
+        repeating the last one; nothing where it reads them in place."""
         if run.hidden is None:
             return []
-        size, stride = self._size, self._align(run.batch * self._size)
-        return [
-            self.engine.copy(
-                self._work[0].buffer.view((1, 1, size), self.dtype, (row * count + step) * size),
-                self._exits[cut].view((1, 1, size), self.dtype, step * stride + row * size),
-            )
-            for row in range(run.batch)
-            for step in range(count)
-        ]
+        return self._exit_copies(self._work[0].buffer, cut, run.batch, run.width, count)
 
-    def _tap_copies(self, tap: int, batch: int, count: int) -> list[Call]:
-        """What brings rows that the trunk left at cut `tap`, step after step, to where a pass over all would."""
+    def _exit_copies(self, target: Buffer, cut: int, batch: int, width: int, count: int) -> list[Call]:
+        """What brings the first `count` exit rows of every sequence, step after step, to `target` [batch, width, E]; rows
+        beyond them repeat the last one."""
         size, stride = self._size, self._align(batch * self._size)
         return [
             self.engine.copy(
-                self._taps[tap].view((1, 1, size), self.dtype, (row * count + step) * size),
-                self._exits[tap].view((1, 1, size), self.dtype, step * stride + row * size),
+                target.view((1, 1, size), self.dtype, (row * width + place) * size),
+                self._exits[cut].view((1, 1, size), self.dtype, min(place, count - 1) * stride + row * size),
             )
             for row in range(batch)
-            for step in range(count)
+            for place in range(width)
+        ]
+
+    def _node_copies(self, cut: int, step: int, rows: View) -> list[Call]:
+        """What makes exit rows of `step` of the rows of that number in `rows` [batch, width, E], which left segment
+        `cut` − 1."""
+        (batch, width, size), stride = rows.shape, self._align(rows.shape[0] * self._size)
+        return [
+            self.engine.copy(
+                self._exits[cut].view((1, 1, size), self.dtype, step * stride + row * size),
+                rows.buffer.view((1, 1, size), self.dtype, rows.offset + (row * width + step) * size),
+            )
+            for row in range(batch)
         ]
 
     def tapped(self, layer: int) -> View:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CapacityError, DeviceError
+from .memory import LESS_ON_A_GPU
 
 UP, DOWN, WITHIN = 1, 2, 3
 """Directions of a copy: host to device, device to host, on the device (`cudaMemcpyKind`)."""
@@ -35,6 +36,8 @@ _PROPERTIES = 1 << 14
 """Bytes for a `cudaDeviceProp` of any version, whose first 256 are the device's name."""
 
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cudaDriverGetVersion": (POINTER(c_int),),
+    "cudaRuntimeGetVersion": (POINTER(c_int),),
     "cudaGetDeviceCount": (POINTER(c_int),),
     "cudaGetDevice": (POINTER(c_int),),
     "cudaDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
@@ -65,6 +68,14 @@ class Gpu:
     name: str
     architecture: str
     """Compute capability as plans are named after it: sm86."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Of CUDA, as 13.0: the newest that the driver knows, and that of the runtime library."""
+
+    driver: str
+    runtime: str
 
 
 class Cuda:
@@ -102,6 +113,15 @@ class Cuda:
         properties = ctypes.create_string_buffer(_PROPERTIES)
         self._call("cudaGetDeviceProperties", properties, device)
         return Gpu(properties.value.decode("utf-8", "replace"), f"sm{major.value}{minor.value}")
+
+    def versions(self) -> Versions:
+        """What is here of CUDA."""
+        found = []
+        for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
+            number = c_int()
+            self._call(name, byref(number))
+            found.append(f"{number.value // 1000}.{number.value % 1000 // 10}")
+        return Versions(*found)
 
     # --- memory ---
 
@@ -214,9 +234,7 @@ class Cuda:
         found = c_void_p()
         code = getattr(self._library, call)(byref(found), *arguments)
         if code == OUT_OF_MEMORY:
-            raise CapacityError(
-                f"{who} no memory for {what!r} ({nbytes / 1e9:.1f} GB); load with a smaller max_length or max_batch"
-            )
+            raise CapacityError(f"{who} no memory for {what!r} ({nbytes / 1e9:.1f} GB); {LESS_ON_A_GPU}")
         if code:
             raise DeviceError(f"CUDA: {call} failed: {self._words(code)}")
         return found.value or 0

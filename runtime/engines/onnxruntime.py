@@ -17,6 +17,7 @@ from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
 from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
 from .calls import BoundCalls
+from .memory import LESS, out_of_memory
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo, Manifest, ValueInfo
@@ -138,9 +139,7 @@ class OnnxRuntimeCpu(Engine):
         try:
             raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
         except MemoryError:
-            raise CapacityError(
-                f"no memory for {name!r} ({nbytes / 1e9:.1f} GB); load with a smaller max_length or max_batch"
-            ) from None
+            raise CapacityError(f"no memory for {name!r} ({nbytes / 1e9:.1f} GB); {LESS}") from None
         start = -raw.ctypes.data % _ALIGNMENT
         data = raw[start : start + nbytes]
         return Buffer(name, nbytes, data.ctypes.data, data)
@@ -232,9 +231,11 @@ def filled_binding(
     return binding
 
 
-def failure(step: str, file: str, error: Exception) -> BundleError:
-    """What ONNX Runtime says when it cannot `step` a file."""
+def failure(step: str, file: str, error: Exception, less: str = LESS) -> BundleError | CapacityError:
+    """What ONNX Runtime says when it cannot `step` a file; `less` is what helps where there is no memory for it."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, MemoryError) or out_of_memory(str(error)):
+        return CapacityError(f"ONNX Runtime has no memory to {step} {file}: {reason:.200}; {less}")
     return BundleError(
         f"ONNX Runtime cannot {step} {file}: {reason}; build the bundle again with `vlmexport build`"
     )

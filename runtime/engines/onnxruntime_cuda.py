@@ -24,6 +24,7 @@ from .base import Call, Program, View
 from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
+from .memory import LESS_ON_A_GPU
 from .onnxruntime import check_interface, failure, filled_binding, session_options
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         try:
             return self.open_session(path, captures=False)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
-            raise failure("load", path.name, error) from error
+            raise failure("load", path.name, error, LESS_ON_A_GPU) from error
 
     def open_session(self, path: Path, captures: bool) -> ort.InferenceSession:
         """ONNX Runtime's session of a file. Raises what ONNX Runtime raises."""
@@ -222,7 +223,7 @@ class _BoundCall:
             self.session.run_with_iobinding(self._binding, captured or self._regular)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
             if captured is None or self._ran:
-                raise failure("run", self._file, error) from error
+                raise failure("run", self._file, error, LESS_ON_A_GPU) from error
             self._engine.give_up_capturing(self._file, error)
             self.run()
         self._ran = self._ran or captured is not None

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..bundle.manifest import GraphInfo, ValueInfo
 from ..bundle.plans import Plan, choose_plans, compile_command
 from ..decode.appending import MASK, NEW_MASK, START, new_name
 from ..decode.floats import widen
-from ..errors import BundleError, DeviceError
+from ..errors import BundleError, CapacityError, DeviceError
 from . import tensorrt_library
 from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
@@ -28,6 +28,7 @@ from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
 from .kernel_cache import KernelCache
+from .memory import LESS_ON_A_GPU, out_of_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,7 @@ class TensorRTEngine(DeviceEngine):
         first = next(iter(plans.values()))
         self._command = compile_command(bundle.path, first.backend, first.target, first.lean)
         _check_version(plans, str(library.__version__), self._command)
+        _check_driver(plans, cuda.versions().driver, self._command)
         super().__init__(bundle.manifest.graphs, cuda)
         self._bundle, self._plans, self._library, self._kernels = bundle, plans, library, kernels
         if first.precision != bundle.manifest.compute_dtype:
@@ -164,6 +166,7 @@ class TensorRTEngine(DeviceEngine):
         for name, alias in loaded.aliases.items():
             if views[name].address != views[alias].address:
                 raise ValueError(f"graph {graph}: {name} must be bound at the address of {alias}")
+        self._logger.errors.clear()
         context = loaded.context(sizes, given, self.stream)
         for name, view in views.items():
             if not context.set_tensor_address(name, view.address):
@@ -248,13 +251,15 @@ class TensorRTEngine(DeviceEngine):
             begin, plan = time.perf_counter(), self._plans[graph]
             self._logger.errors.clear()
             engine = self._runtime.deserialize_cuda_engine(self._checked_bytes(plan))
+            if engine is None and out_of_memory(*self._logger.errors):
+                raise self._failed("load", plan.file)
             if engine is None:
                 raise BundleError(
                     f"{plan.backend} {self._library.__version__} cannot load {plan.file}: "
                     f"{tensorrt_library.first_error(self._logger.errors)}; build it again with {self._command}"
                 )
             found = self._loaded[graph] = _Loaded(
-                plan, engine, self._library, self._command, self._kernels, self._sha256(plan)
+                plan, engine, self._library, self._command, self._kernels, self._sha256(plan), self._failed
             )
             log.debug("loaded %s in %.2f s", plan.file, time.perf_counter() - begin)
         return found
@@ -277,8 +282,10 @@ class TensorRTEngine(DeviceEngine):
     def _sha256(self, plan: Plan) -> str:
         return self._bundle.manifest.files[plan.file].sha256
 
-    def _failed(self, step: str, what: str) -> DeviceError:
+    def _failed(self, step: str, what: str) -> DeviceError | CapacityError:
         reason = tensorrt_library.first_error(self._logger.errors)
+        if out_of_memory(*self._logger.errors):
+            return CapacityError(f"TensorRT has no memory to {step} {what}: {reason:.200}; {LESS_ON_A_GPU}")
         return DeviceError(
             f"TensorRT cannot {step} {what}: {reason}; build the plans again with {self._command}"
         )
@@ -322,9 +329,18 @@ class _Loaded:
     """A deserialised plan, compared with its entry in the manifest."""
 
     def __init__(
-        self, plan: Plan, engine: Any, library: Any, command: str, kernels: KernelCache | None, sha256: str
+        self,
+        plan: Plan,
+        engine: Any,
+        library: Any,
+        command: str,
+        kernels: KernelCache | None,
+        sha256: str,
+        failed: Callable[[str, str], DeviceError | CapacityError],
     ):
+        """`failed(step, what)` is the error of a step that TensorRT did not take."""
         self.plan, self._engine, self._library, self._command = plan, engine, library, command
+        self._failed = failed
         self._kernels, self._sha256 = kernels, sha256
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         kinds = {name: engine.get_tensor_dtype(name).name for name in names}
@@ -364,13 +380,14 @@ class _Loaded:
         return sizes
 
     def context(self, sizes: Mapping[str, int], views: Mapping[str, View], stream: int) -> Any:
-        """A new execution context with these shapes. Raises `ValueError` for shapes outside every profile."""
+        """A new execution context with these shapes. Raises `ValueError` for shapes outside every profile, `CapacityError`
+        without memory."""
         profile = self._profile(sizes)
         context: Any = self._engine.create_execution_context(self._strategy())
-        if (
-            context is None
-            or not context.set_optimization_profile_async(profile, stream)
-            or not all(context.set_input_shape(name, views[name].shape) for name in self.plan.inputs)
+        if context is None:
+            raise self._failed("make an execution context of", self.plan.file)
+        if not context.set_optimization_profile_async(profile, stream) or not all(
+            context.set_input_shape(name, views[name].shape) for name in self.plan.inputs
         ):
             raise DeviceError(
                 f"TensorRT takes no {dict(sizes)} of graph {self.plan.graph}; build the plans again with {self._command}"
@@ -454,6 +471,18 @@ def _check_version(plans: Mapping[str, Plan], version: str, command: str) -> Non
             raise BundleError(
                 f"{plan.file}: built by {plan.backend} {plan.version}, here is {version}, which cannot run it; build the plans "
                 f"again with {command}"
+            )
+
+
+def _check_driver(plans: Mapping[str, Plan], driver: str, command: str) -> None:
+    """A driver runs what was built with its own major version of CUDA and older ones."""
+    for plan in plans.values():
+        if plan.cuda is not None and tensorrt_library.numbers(driver, 1) < tensorrt_library.numbers(
+            plan.cuda, 1
+        ):
+            raise DeviceError(
+                f"{plan.file}: built with CUDA {plan.cuda}, the driver here knows CUDA {driver} at most: update the driver, or "
+                f"build the plans again with {command}"
             )
 
 

@@ -146,7 +146,7 @@ class Calibration:
         self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
         self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
         self._drafts = check_calibration(manifest, data, by)
-        widest = manifest.limits.max_width - 1
+        widest = manifest.widest_tree - 1
         self._plain = Arm()
         self._arms = [Arm(draft.name, budget) for draft in self._drafts for budget in budgets(draft, widest)]
         self._shuffle = random.Random(0)
@@ -276,7 +276,7 @@ class Calibration:
         """Of what these arms show, and of the best trees that they tell of, fastest first."""
         table, known = self._timed[0], self._known(arms)
         found = predictions(table, known)
-        widest = self._session.bundle.manifest.limits.max_width - 1
+        widest = self._session.bundle.manifest.widest_tree - 1
         for name, trees in observed_trees(self._drafts, known).items():
             mine = [entry.budget for entry in found if entry.draft == name]
             # What a decoded budget became may be smaller than it: the same tree by another name.

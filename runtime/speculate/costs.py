@@ -110,15 +110,17 @@ class CostTable:
     plain: Curve
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
     host: float = 0.0
+    least: int = 1
+    """Positions of the narrowest pass of a sequence: a session's `verify_width`."""
 
     def scaled(self, factor: float) -> CostTable:
         """The same where every pass takes `factor` times as long; the host's time is left as it is."""
         drafts = {name: costs.scaled(factor) for name, costs in self.drafts.items()}
-        return CostTable(self.plain.scaled(factor), drafts, self.host)
+        return replace(self, plain=self.plain.scaled(factor), drafts=drafts)
 
     def token_seconds(self, batch: int = 1) -> float:
         """Seconds of one plain pass that gives every sequence of a batch one token."""
-        return self.plain(batch) + batch * self.host
+        return self.plain(batch * self.least) + batch * self.host
 
     def cycle_seconds(self, draft: str, depth: int, nodes: int | None = None, batch: int = 1) -> float:
         """Seconds of one cycle: `depth` drafting steps, then `nodes` drafted tokens (default: a chain) verified.
@@ -132,11 +134,13 @@ class CostTable:
         costs = self.drafts.get(draft, FREE)
         host = batch * (costs.beside(depth, nodes) or self.host)
         wider = self.plain(batch) / self.plain(1)
-        drafting = (costs.once + depth * (costs.trunk + costs.propose)) * wider
+        trunk = costs.trunk * self.plain(batch * self.least) / self.plain(1)
+        drafting = (costs.once + depth * costs.propose) * wider + depth * trunk
+        width = batch * max(width, self.least)
         if costs.tail is None:
-            return host + drafting + self.plain(batch * width)
+            return host + drafting + self.plain(width)
         # The last draft passes the trunk too, so that the tail sees all rows.
-        return host + drafting + costs.trunk * wider + costs.tail(batch * width)
+        return host + drafting + trunk + costs.tail(width)
 
     def speedup(self, draft: str, alpha_by_depth: Sequence[float], depth: int, batch: int = 1) -> float:
         """Predicted decode speed of a chain over width-1 decoding of the same batch."""

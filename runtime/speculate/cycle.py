@@ -118,7 +118,7 @@ class Cycle:
 
     def _budgets(self) -> list[Budget]:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""
-        budgets, widest = [NOTHING] * len(self.sequences), self.decoder.max_width - 1
+        budgets, widest = [NOTHING] * len(self.sequences), self.decoder.widest_tree - 1
         for policy, group in self._policies:
             for sequence, budget in zip(group, policy.allot(group), strict=True):
                 budgets[sequence.row] = budget.within(widest, sequence.left - 1)

@@ -81,7 +81,7 @@ def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
     """By draft, the trees that were measured beside a chain as deep, for the controller. Raises `BundleError`."""
     observed = [seen for entry in stored_acceptance(manifest) if (seen := entry.observed).cycles]
     chains = _longest_chains(observed)
-    widest = manifest.limits.max_width - 1
+    widest = manifest.widest_tree - 1
     trees: dict[str, list[Tree]] = {}
     for seen in observed:
         chain, depth = chains.get(seen.draft), seen.budget.depth

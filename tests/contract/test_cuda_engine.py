@@ -21,7 +21,7 @@ from vlmexport.runtime.engines import answers, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
-from vlmexport.runtime.errors import BundleError, DeviceError
+from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError
 
 
 def test_without_the_provider(
@@ -197,6 +197,32 @@ def test_a_graph_that_onnx_runtime_does_not_capture(rigs: Callable, monkeypatch:
     assert rig.engine.captures_calls
     sessions = rig.engine._sessions
     assert not sessions["mask"].captured and sessions["segment.0"].replays
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Failed to allocate memory for requested buffer of size 2147483648",
+        "CUDA failure 2: out of memory ; GPU=0",
+        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_no_memory_names_what_helps(rigs: Callable, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    rig: Rig = rigs("llama", "cuda")
+
+    def failing(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError(said)
+
+    helps = r"smaller max_length or max_batch, or .*--max-length or --max-batch or in fp16"
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine._session("segment.0"), "run_with_iobinding", failing)
+        with pytest.raises(CapacityError, match=rf"no memory to run segment\.0\.onnx: {said[:20]}.*{helps}"):
+            generated(rig)
+    rig.fresh()
+    monkeypatch.setattr(rig.engine, "_sessions", {})
+    monkeypatch.setattr(rig.engine, "open_session", failing)
+    with pytest.raises(CapacityError, match=rf"no memory to load head\.onnx.*{helps}"):
+        rig.engine.load("head")
 
 
 def test_an_error_of_a_run_is_named(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

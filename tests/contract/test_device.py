@@ -114,7 +114,13 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
         rig: Rig = rigs("llama", engine)
         waited = _counted(rig, monkeypatch) if engine == "device" else []
         session = Session(rig.tiny.bundle, rig.decoder, None)
-        options = {"draft_length": 3, "adaptive": None, "force_acceptance": 0.6, "seed": 3, "ignore_eos": True}
+        options = {
+            "draft_length": 3,
+            "adaptive": None,
+            "force_acceptance": 0.6,
+            "seed": 3,
+            "ignore_eos": True,
+        }
         results = [
             session.generate(prompt="the red cup", max_new_tokens=40, draft=draft.name, **options)
             for draft in rig.manifest.drafts

@@ -34,7 +34,7 @@ from vlmexport.runtime.engines import DEVICES, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.kernel_cache import KernelCache
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
-from vlmexport.runtime.errors import BundleError, DeviceError, OptionError
+from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 
@@ -67,6 +67,65 @@ def test_a_gpu_that_is_not_there_is_like_the_one_that_is() -> None:
 
 
 # --- what is refused ---
+
+
+def test_a_plan_of_a_newer_cuda_than_the_driver_knows(planned: Bundle) -> None:
+    """The driver of the stand-in knows 13.0."""
+    for cuda in (None, "12.8", "13.2"):
+        Emulated(changed(planned, cuda=cuda, driver=cuda)).close()
+    with pytest.raises(
+        DeviceError,
+        match=r"built with CUDA 14\.0, the driver here knows CUDA 13\.0 at most: update the driver, or build the plans again "
+        "with `vlmexport compile",
+    ):
+        Emulated(changed(planned, cuda="14.0"))
+
+
+def test_entries_name_the_cuda_of_the_machine_that_built_them(
+    tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: Bundle
+) -> None:
+    assert not any({"driver", "cuda"} & entry.keys() for entry in planned.manifest.plans), "no GPU is here"
+    monkeypatch.setattr(api.Cuda, "open", FakeCuda)
+    tiny = tiny_bundle("llama")
+    bundle = with_plans(tiny.path, tiny.bundle.manifest, tmp_path / "planned")
+    assert {(entry["driver"], entry["cuda"]) for entry in bundle.manifest.plans} == {("13.0", "12.6")}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error Code 2: OutOfMemory (Requested size was 8589934592 bytes.)",
+        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
+    ],
+)
+@pytest.mark.parametrize("step", ["load", "make an execution context of", "run"])
+def test_no_memory_names_what_helps(
+    engine: Emulated, monkeypatch: pytest.MonkeyPatch, said: str, step: str
+) -> None:
+    def nothing(*arguments: Any) -> None:
+        engine._logger.errors.append(said)
+
+    kind, method = {
+        "load": (fake_tensorrt.Runtime, "deserialize_cuda_engine"),
+        "run": (fake_tensorrt.ExecutionContext, "execute_async_v3"),
+    }.get(step, (fake_tensorrt.Engine, "create_execution_context"))
+    monkeypatch.setattr(kind, method, nothing)
+    table = (
+        engine.constant("embedding_table", engine._bundle.tensor("embedding_table"))
+        if step != "load"
+        else None
+    )
+    with pytest.raises(
+        CapacityError,
+        match=rf"TensorRT has no memory to {step} .*embed.*smaller max_length or max_batch, or .*--max-length or "
+        "--max-batch or in fp16",
+    ):
+        engine.load("embed")
+        ids = engine.allocate("ids", 8, True).view((1, 1), "int64")
+        size = int(engine.interface("embed").outputs[0].shape[2])
+        kind_ = engine.dtype("embed", "hidden")
+        rows = engine.allocate("rows", 4 * size).view((1, 1, size), kind_)
+        engine.bind("embed", {"token_ids": ids, "embedding_table": table}, {"hidden": rows}).run()
 
 
 def test_plans_for_another_gpu(planned: Bundle) -> None:

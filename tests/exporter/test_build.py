@@ -290,6 +290,8 @@ def test_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
         ({"precision": "float8"}, "'float8' is unknown"),
         ({"max_length": 100_000}, "beyond the model's 512"),
         ({"max_width": 0}, "--max-width 0"),
+        ({"verify_width": 1}, "--verify-width 1 is out of range"),
+        ({"verify_width": 17}, "--verify-width 17 is above --max-width 16"),
     ],
 )
 def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ def test_acceptance_per_depth_equals_simulated_cycles() -> None:
     assert expected_tokens(alphas, 5) == pytest.approx(emitted / cycles, rel=0.01)
 
 
+def test_passes_of_one_width() -> None:
+    """With a `verify_width` a plain pass costs as much as one that verifies, and so does the trunk's."""
+    draft = DraftCosts(tail=Curve({1: 1.0, 8: 3.0, 16: 5.0}), trunk=2.0, propose=1.0)
+    table = CostTable(Curve({1: 10.0, 8: 15.0, 16: 20.0}), {"exit": draft}, least=8)
+    assert table.token_seconds() == 15 and table.token_seconds(batch=2) == 20
+    assert table.cycle_seconds("exit", 3) == 3 * 1 + 4 * 2 * 1.5 + 3
+    assert table.cycle_seconds("lookup", 3) == table.cycle_seconds("lookup", 0) == 15
+    assert table.cycle_seconds("lookup", 3, batch=2) == 20
+    assert table.scaled(2).token_seconds() == 30
+
+
 def test_cycle_and_bound_by_hand() -> None:
     draft = DraftCosts(tail=Curve({4: 9.0}), trunk=2.0, propose=1.0)
     table = CostTable(Curve({1: 10.0, 4: 16.0}), {"exit": draft, "own": DraftCosts(propose=1.0)})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from vlmexport.runtime.engines import cuda as binding
-from vlmexport.runtime.engines.cuda import DOWN, PROTOTYPES, UP, Cuda, Gpu
+from vlmexport.runtime.engines.cuda import DOWN, PROTOTYPES, UP, Cuda, Gpu, Versions
 from vlmexport.runtime.errors import CapacityError, DeviceError
 
 MADE = 0x7F00
@@ -85,10 +85,27 @@ def test_the_gpu() -> None:
     assert Cuda(Library()).gpu() == Gpu("Orin", "sm87")
 
 
+def test_versions_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+
+    def told(number: int) -> Any:
+        def call(place: Any) -> int:
+            place[0] = number
+            return 0
+
+        return CFUNCTYPE(c_int, ctypes.POINTER(c_int))(call)
+
+    library.cudaDriverGetVersion, library.cudaRuntimeGetVersion = told(13010), told(12060)
+    assert Cuda(library).versions() == Versions("13.1", "12.6")
+    with pytest.raises(DeviceError, match="cudaDriverGetVersion failed"):
+        Cuda(Library(cudaDriverGetVersion=3)).versions()
+
+
 def test_no_memory_names_what_it_was_for() -> None:
     cuda = Cuda(Library(cudaMalloc=2, cudaHostAlloc=2))
     with pytest.raises(
-        CapacityError, match=r"no memory for 'key_cache.0' \(3.0 GB\); load with a smaller max_length"
+        CapacityError,
+        match=r"no memory for 'key_cache.0' \(3.0 GB\); load with a smaller max_length.* --max-batch or in fp16",
     ):
         cuda.allocate("key_cache.0", 3_000_000_000)
     with pytest.raises(CapacityError, match="no memory for 'staging'"):

@@ -328,13 +328,6 @@ def test_bad_requests_and_loads(
         closed.generate(prompt="a")
 
 
-def test_refuses_a_verify_width_it_cannot_keep(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
-    bundle = tiny_bundle("llama").bundle
-    monkeypatch.setattr(bundle.manifest, "verify_width", 8)
-    with pytest.raises(BundleError, match="verify_width"):
-        Session.load(bundle)
-
-
 def test_a_graph_that_is_not_what_the_manifest_says(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
     bundle = tiny_bundle("llama").bundle
     with Session.load(bundle) as session:

@@ -43,7 +43,7 @@ class ToyRows:
 class ToyDecoder:
     """`Decoder` whose caches are lists of tokens. Node rows of a pass are scratch until they are accepted."""
 
-    max_width = 9
+    widest_tree = 9
     on_device = None
 
     def __init__(
@@ -70,7 +70,7 @@ class ToyDecoder:
         return len(self.exit)
 
     def begin_cycle(self, width: int) -> None:
-        assert 1 <= width <= self.max_width
+        assert 1 <= width <= self.widest_tree
         self.reserved, self.exit = width, []
 
     def trunk(self, cut: int, tokens: Sequence[int], trees: object = None) -> None:

@@ -72,8 +72,8 @@ class ToyWithHeads(ToyDecoder):
         self.manifest = SimpleNamespace(
             text=SimpleNamespace(vocab_size=vocabulary), decoder=SimpleNamespace(hidden_size=SIZE)
         )
-        self._verified = self.engine.allocate("verified", self.max_width * SIZE * 4).view(
-            (1, self.max_width, SIZE), "float32"
+        self._verified = self.engine.allocate("verified", self.widest_tree * SIZE * 4).view(
+            (1, self.widest_tree, SIZE), "float32"
         )
 
     def rows_of(self, prefixes: Sequence[Sequence[int]]) -> View:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.engines.cuda import DOWN, UP, WITHIN, Gpu
+from vlmexport.runtime.engines.cuda import DOWN, UP, WITHIN, Gpu, Versions
 from vlmexport.runtime.errors import DeviceError
 
 from .stream import Captured, Counts, Stream
@@ -41,6 +41,9 @@ class FakeCuda:
 
     def gpu(self) -> Gpu:
         return Gpu("a GPU that is not there", self._architecture)
+
+    def versions(self) -> Versions:
+        return Versions("13.0", "12.6")
 
     # --- memory ---
 

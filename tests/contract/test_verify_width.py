@@ -1,0 +1,231 @@
+"""`verify_width`: on an engine whose numbers depend on the shape of a pass, speculative decoding gives what plain decoding
+gives, because every pass has one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engines.recording_device import GrowingDevice, RecordingDevice
+from engines.width_dependent import WidthDependent
+from lossless import Bushy, Scripted, wrong_token
+from pairs import in_pairs
+from tiny_bundles import TinyBundle
+from vlmexport.exporter.tensorrt.profiles import Sizes
+from vlmexport.runtime import Session
+from vlmexport.runtime.bundle.folder import read_manifest
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.cli import main
+from vlmexport.runtime.decode import passes
+from vlmexport.runtime.decode.kv import KVArena
+from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.errors import BundleError, CapacityError, OptionError
+
+WIDTH = 8
+FAMILIES = ("t5-two-cuts", "llama-two-cuts", "qwen2.5-vl")
+"""Relative bias and cross-attention, rotary and two cuts, positions with axes."""
+
+DEVICES = {"device": RecordingDevice, "growing-device": GrowingDevice}
+COLUMNS = ("cpu", *DEVICES)
+
+WAYS: dict[str, dict[str, int]] = {
+    "all segments": {"draft_length": 4},
+    "trunk and tail": {"draft_length": 4},
+    "as wide as a pass": {"draft_length": WIDTH - 1},
+    "tree": {"draft_length": 3, "draft_nodes": 7},
+}
+LONG = {"max_new_tokens": 32, "ignore_eos": True}
+
+
+@contextmanager
+def opened(
+    tiny: TinyBundle, column: str = "cpu", width: int | None = WIDTH, batch: int = 1
+) -> Iterator[Session]:
+    bundle = tiny.bundle if width is None else tiny.bundle.with_verify_width(width)
+    engine: Any = WidthDependent(tiny.path, bundle.manifest)
+    engine.rows_of_heads = batch == 1
+    if column in DEVICES:
+        engine = DEVICES[column](bundle.manifest, engine)
+    with Session(bundle, Decoder(engine, bundle.manifest, bundle.tensor, max_batch=batch), None) as session:
+        yield session
+        if column in DEVICES:
+            engine.settle()
+
+
+def prompt(length: int = 12, first: int = 3) -> list[int]:
+    """Ordinary ids."""
+    return [3 + (7 * place + first) % 90 for place in range(length)]
+
+
+def plainly(session: Session, ids: list[int], **options: Any) -> list[int]:
+    return session.generate_tokens(ids, **LONG, **options, draft="none").tokens
+
+
+def foreseen(session: Session, way: str, tokens: list[int], ids: list[int]) -> list[int]:
+    """Tokens where every proposal but each fifth token is right."""
+    rig: Any = SimpleNamespace(manifest=session.bundle.manifest, decoder=session.decoder)
+    made = Bushy if way == "tree" else Scripted
+    draft = made(
+        rig,
+        1 if way == "trunk and tail" else None,
+        lambda index: wrong_token(tokens[index]) if index % 5 == 4 or index >= len(tokens) else tokens[index],
+    )
+    session.replace_proposer("prompt-lookup", draft)
+    found = session.generate_tokens(ids, **LONG, **WAYS[way], draft="prompt-lookup")
+    assert found.tokens != tokens or found.stats.accepted > 0, "nothing but roots was verified"
+    return found.tokens
+
+
+@in_pairs(family=FAMILIES, column=COLUMNS, way=tuple(WAYS))
+def test_drafts_change_no_token(
+    tiny_bundle: Callable[[str], TinyBundle], family: str, column: str, way: str
+) -> None:
+    with opened(tiny_bundle(family), column) as session:
+        plain = plainly(session, prompt())
+        assert foreseen(session, way, plain, prompt()) == plain
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_it_they_do(tiny_bundle: Callable[[str], TinyBundle], way: str) -> None:
+    """The engine is what the tests need."""
+    with opened(tiny_bundle("llama-two-cuts"), width=None) as session:
+        plain = plainly(session, prompt())
+        assert foreseen(session, way, plain, prompt()) != plain
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("t5-two-cuts", {"draft": "imitation"}),
+        ("llama-two-cuts", {"draft": "early-exit", "repetition_penalty": 1.3}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["draft"],
+)
+def test_drafts_of_the_bundle_on_a_device(
+    tiny_bundle: Callable[[str], TinyBundle], family: str, options: dict[str, Any]
+) -> None:
+    """Whole cycles, token feedback included."""
+    target = {name: options[name] for name in options if not name.startswith("draft")}
+    accepted = 0
+    with opened(tiny_bundle(family), "device") as session:
+        for first in range(3):
+            drafted = session.generate_tokens(prompt(first=first), **LONG, **{"draft_length": 4} | options)
+            assert drafted.tokens == plainly(session, prompt(first=first), **target)
+            accepted += drafted.stats.accepted
+    assert accepted > 0, "nothing but roots was verified"
+
+
+def test_requests_of_a_batch(tiny_bundle: Callable[[str], TinyBundle]) -> None:
+    """Sequences of other lengths, with drafts of every way to propose, get what they get alone: here the number of
+    sequences is no part of a kernel's shape."""
+    kinds = ("early-exit", "none", "prompt-lookup", "medusa", "imitation")
+    requests = [
+        {"prompt": f"a{'b' * number}", "max_new_tokens": 6 + 5 * number, "ignore_eos": True, "draft": draft}
+        | ({} if draft == "none" else {"draft_length": 3})
+        for number, draft in enumerate(kinds)
+    ]
+    with opened(tiny_bundle("llama-two-cuts"), batch=3) as session:
+        together = session.generate_batch(requests)
+        plain = session.generate_batch([{**request, "draft": "none"} for request in requests])
+        alone = [session.generate(**request).tokens for request in requests]
+    assert [result.tokens for result in together] == [result.tokens for result in plain] == alone
+
+
+# --- seeded errors ---
+
+
+def _unpadded(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = getattr(Decoder, name)
+
+        def wrong(self: Any, *args: Any) -> Any:
+            width, self.verify_width = self.verify_width, None
+            try:
+                return real(self, *args)
+            finally:
+                self.verify_width = width
+
+        patch.setattr(Decoder, name, wrong)
+
+    return plant
+
+
+def growing_cache(patch: pytest.MonkeyPatch) -> None:
+    """The bound cache is as long as what is drafted asks for."""
+
+    def wrong(*args: Any, static: bool, **options: Any) -> KVArena:
+        return KVArena(*args, **options)
+
+    patch.setattr(passes, "KVArena", wrong)
+
+
+MUTANTS = {
+    "plain and verifying passes not padded": (_unpadded("full"), "all segments", 12),
+    "trunk not padded": (_unpadded("trunk"), "trunk and tail", 12),
+    "tail not padded": (_unpadded("tail"), "trunk and tail", 12),
+    "rows of the head not padded": (_unpadded("head_of"), "all segments", 12),
+    "cache grows": (growing_cache, "as wide as a pass", 99),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_seeded_errors_are_seen(
+    tiny_bundle: Callable[[str], TinyBundle], monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    plant, way, length = MUTANTS[mutant]
+    for planted in (False, True):
+        if planted:
+            plant(monkeypatch)
+        with opened(tiny_bundle("llama-two-cuts")) as session:
+            plain = plainly(session, prompt(length))
+            assert (foreseen(session, way, plain, prompt(length)) != plain) is planted
+
+
+# --- what is refused ---
+
+
+def test_limits(tiny_bundle: Callable[[str], TinyBundle]) -> None:
+    bundle = tiny_bundle("llama").bundle
+    for width in (1, 21, True):
+        with pytest.raises(OptionError, match=f"verify_width.*{width}"):
+            Session.load(bundle, verify_width=width)
+    with Session.load(bundle, verify_width=4) as session:
+        assert session.bundle.manifest.verify_width == 4 and bundle.manifest.verify_width is None
+        with pytest.raises(
+            OptionError, match=r"draft_length: 4 is above 3 \(the session's verify_width is 4\)"
+        ):
+            session.generate(prompt="a", draft="early-exit", draft_length=4)
+        with pytest.raises(CapacityError, match=r"width 5; .*verify_width 4"):
+            session.decoder.begin_cycle(5)
+        assert session.generate(prompt="a", max_new_tokens=5, ignore_eos=True).stats.proposed > 0
+    assert Sizes.of_manifest(bundle.with_verify_width(4).manifest).verify_width == 4, (
+        "what plans are tuned for"
+    )
+    with Session.load(bundle.with_verify_width(4), verify_width=0) as session:
+        assert session.decoder.verify_width is None
+    with pytest.raises(BundleError, match=r"verify_width': 21 .*max_width \(20\)"):
+        Manifest.from_dict({**read_manifest(bundle.path / "manifest.json"), "verify_width": 21})
+
+
+def test_the_command(tiny_bundle: Callable[[str], TinyBundle], capsys: pytest.CaptureFixture[str]) -> None:
+    run = [
+        "run",
+        str(tiny_bundle("llama").path),
+        "--prompt",
+        "a",
+        "--max-new-tokens",
+        "4",
+        "--json",
+        "--verify-width",
+    ]
+    assert main([*run, "4", "--draft", "early-exit", "--draft-length", "3"]) == 0
+    capsys.readouterr()
+    assert main([*run, "4", "--draft", "early-exit", "--draft-length", "4"]) == 2
+    assert "this bundle allows 1 to 3 (verify_width less the pending token)" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert main([*run, "21"]) == 2
+    assert "verify_width (of this bundle): 21" in " ".join(capsys.readouterr().err.split())
