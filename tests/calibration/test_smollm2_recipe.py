@@ -14,7 +14,7 @@ from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.calibration.workshop.recipes import smollm2_draft
 from vlmexport.calibration.workshop.recipes.smollm2_draft import Limits, make_draft, reopen
-from vlmexport.calibration.workshop.recipes.smollm2_prompts import MATTERS, TOPICS, chat_prompts
+from vlmexport.calibration.workshop.recipes.smollm2_prompts import MATTERS, TOPICS, chat_prompts, write
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
 
@@ -36,6 +36,11 @@ def test_the_prompts_are_many_and_the_held_out_topics_are_new():
     assert not any(f"What is {topic}?" in train for topic in held)
     used = [{m for m in MATTERS if any(f" about {m}." in p for p in side)} for side in (train, heldout)]
     assert used[0] and used[1] and not used[0] & used[1] and used[0] | used[1] == set(MATTERS)
+
+
+def test_the_prompts_are_data_that_commands_read(tmp_path: Path):
+    written = [[record.prompt for record in load_records(str(path)).records] for path in write(tmp_path)]
+    assert written == list(chat_prompts())
 
 
 def test_a_killed_recipe_ends_with_the_same_draft_and_a_finished_one_is_reread(

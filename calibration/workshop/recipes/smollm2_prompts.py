@@ -1,9 +1,17 @@
-"""Chat prompts composed from templates and topics: the same list in every run, from no file."""
+"""Chat prompts composed from templates and topics: the same list in every run, from no file.
+
+    python -m vlmexport.calibration.workshop.recipes.smollm2_prompts FOLDER
+
+writes them as `FOLDER/prompts.jsonl` and `FOLDER/heldout.jsonl`, which `--data` reads.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from itertools import product
+from pathlib import Path
 
 TEMPLATES = (
     "What is {}?", "Explain {} to a ten-year-old.", "Explain {} in two sentences.", "Tell me about {}.",
@@ -67,3 +75,17 @@ def chat_prompts() -> tuple[list[str], list[str]]:
     for side in (train, heldout):
         random.Random(0).shuffle(side)
     return train, heldout
+
+
+def write(folder: Path) -> list[Path]:
+    """`prompts.jsonl` and `heldout.jsonl` in `folder`, one record a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name, prompts in zip(("prompts", "heldout"), chat_prompts(), strict=True):
+        found.append(folder / f"{name}.jsonl")
+        found[-1].write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return found
+
+
+if __name__ == "__main__":
+    print(*write(Path(sys.argv[1])), sep="\n")
