@@ -17,8 +17,8 @@ Keep = Callable[[int, "View", "View"], "list[Call]"]
 
 @dataclass(frozen=True, eq=False)
 class DeviceChain:
-    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it names
-    the draft, its widths, and where caches of its own lie."""
+    """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it says
+    where the draft's own memory lies, how its caches are laid out, and its widths."""
 
     key: tuple[Hashable, ...]
     length: int

@@ -193,7 +193,7 @@ class Eagle(Proposer):
         def bind(given: Mapping[str, View], keep: Keep) -> list[Call]:
             return self._pass.chain(self._all_rows, width, count, given, keep)
 
-        return DeviceChain((self.name, width, count, arena.rows), count, sent, bind)
+        return DeviceChain((self._all_rows.address, width, count, arena.rows), count, sent, bind)
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         """Keep the rows of the root and of the accepted nodes: their pairs are known now."""

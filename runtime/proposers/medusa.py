@@ -131,7 +131,7 @@ class Medusa(Proposer):
                 *(each for k in range(count) for each in keep(k, _best(tokens, k), _best(scores, k))),
             ]
 
-        return DeviceChain((self.name, count), count, {"row_index": index}, bind)
+        return DeviceChain((self._rows.address, count), count, {"row_index": index}, bind)
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         """Keep the row of the last accepted node."""

@@ -305,6 +305,9 @@ def test_the_runtime_skips_what_cannot_be_answered(tmp_path: Path, capsys):
 
 def test_a_bundle_is_exported_once_per_model_limits_and_code(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        engine, "use_global_pool", lambda threads: None
+    )  # other tests have begun the process's pool
     target = make_target("llama", tmp_path / "model")
     said: list[str] = []
     folder = str(tmp_path / "model")

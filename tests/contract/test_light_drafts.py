@@ -32,6 +32,7 @@ from vlmexport.exporter.parity.tally import ParityRow
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.widened import widened
+from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.measure.devices import DEVICES
 from vlmexport.runtime.measure.fit import fit, roofline
 
@@ -111,6 +112,8 @@ def test_onnx_runtime_fuses_every_product(
         wanted = sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        use_global_pool()
+        options.use_per_session_threads = False
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
         ort.InferenceSession(
             str(tiny.path / manifest.graphs[graph].file), options, providers=["CPUExecutionProvider"]

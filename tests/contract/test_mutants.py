@@ -30,7 +30,7 @@ from vlmexport.runtime.errors import DeviceError, NumericsError, PromptError
 from vlmexport.runtime.proposers import medusa
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.proposers.rank_tree import within
-from vlmexport.runtime.speculate import sequence
+from vlmexport.runtime.speculate import cycle, sequence
 from wrong_verify import padded_with_0
 
 Patch = pytest.MonkeyPatch
@@ -196,6 +196,7 @@ def path_not_committed(patch: Patch) -> None:
 def pad_id_0_accepted(patch: Patch) -> None:
     """Short paths padded with token 0: the target's own token 0 then looks like an accepted proposal."""
     patch.setattr(sequence, "verify_draws", padded_with_0(sequence.verify_draws))
+    patch.setattr(cycle, "ranks", lambda tree, path: [])  # counting them would notice first
 
 
 def write_index_off_by_one(patch: Patch) -> None:

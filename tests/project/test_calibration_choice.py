@@ -112,7 +112,7 @@ def test_what_the_first_requests_rule_out(script: ModuleType) -> None:
 
 def test_every_way_stands_once(script: ModuleType) -> None:
     draft = SimpleNamespace(name="heads", heads=4, ranks=10)
-    manifest = SimpleNamespace(drafts=[draft], limits=SimpleNamespace(max_width=16))
+    manifest = SimpleNamespace(drafts=[draft], widest_tree=16)
     ways = script.every_way(manifest, [Arm("heads", Budget(4, 4)), Arm("heads", Budget(6, 3))])
     trees = [f"heads, tree of {n}, {d} deep" for n, d in ((6, 3), (8, 4), (15, 4))]
     assert sorted(ways) == sorted(["plain", *trees, *(f"heads × {n}" for n in range(1, 5))])

@@ -77,7 +77,7 @@ SESSION: Any = SimpleNamespace(
     bundle=SimpleNamespace(
         manifest=SimpleNamespace(
             drafts=[HEADS, SLOW],
-            limits=SimpleNamespace(max_width=10),
+            widest_tree=10,
             decoder=SimpleNamespace(num_layers=4),
             model=SimpleNamespace(source="model", fingerprint="f"),
             acceptance=[],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_drafts import DRAFTS, Case, Likeliest
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.speculate import sampling, sequence
+from vlmexport.runtime.speculate import cycle, sampling, sequence
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.policy import FixedLength
@@ -58,6 +58,7 @@ def longest_of_several_samples(patch: pytest.MonkeyPatch) -> Case:
 def pad_id_0(patch: pytest.MonkeyPatch) -> Case:
     """Short paths are padded with token 0: the target's own token 0 then looks like an accepted proposal."""
     patch.setattr(sequence, "verify_draws", padded_with_0(sequence.verify_draws))
+    patch.setattr(cycle, "ranks", lambda tree, path: [])  # counting them would notice first
     return DRAFTS["tree"]
 
 
