@@ -93,7 +93,9 @@ def _report(prepared: Prepared, exported: Exported, manifest_bytes: int, stages:
         linked_bytes=sum(manifest.weights.linked.values()),
         bytes=sum(sizes.values()) + manifest_bytes,
         graphs=[
-            GraphReport(name=g.name, role=g.role, nodes=len(g.model.graph), bytes=sizes[f"{g.name}.onnx"])
+            GraphReport(
+                name=g.name, role=g.role, nodes=len(g.model.graph), bytes=sum(sizes[name] for name in g.files)
+            )
             for g in exported.graphs
         ],
         parity=manifest.parity,

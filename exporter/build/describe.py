@@ -123,11 +123,12 @@ def _producer() -> dict[str, Any]:
 
 def describe_graph(spec: GraphSpec) -> GraphInfo:
     """A graph's entry in the manifest."""
-    graph, (file, *wide) = spec.model.graph, spec.files
+    graph = spec.model.graph
     return GraphInfo(
-        file=file,
+        file=spec.file,
         role=spec.role,
-        float32=wide[0] if wide else None,
+        float32=spec.wide_file,
+        folded=spec.folded_file,
         parameters=count(external_weights(spec.model)),
         integers=count(weight for weight in external_weights(spec.model) if NAMES[weight.dtype] in LIMITS)
         or None,

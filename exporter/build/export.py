@@ -9,6 +9,7 @@ from ...runtime.bundle.interfaces import ROLES, Values, interface
 from ...runtime.bundle.manifest import WeightsInfo
 from ..families.base import GraphSpec
 from ..graphs.commit import build_commit
+from ..graphs.fold import folded_form
 from ..graphs.mask import build_mask
 from ..graphs.precision import Precision, source_form, wide_form
 from ..graphs.process import build_process
@@ -41,7 +42,8 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     graphs: list[GraphSpec] = []
 
     def add(spec: GraphSpec) -> None:
-        graphs.append(_in_precision(spec, precision, prepared) if precision.narrow else spec)
+        spec = _in_precision(spec, precision, prepared) if precision.narrow else spec
+        graphs.append(replace(spec, folded=folded_form(spec.model)))
         if progress:
             progress("graphs", len(graphs), 0)
 

@@ -25,19 +25,35 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class GraphSpec:
     """One graph of a bundle. `layers` is set for segments: [first, last); `wide` computes in float32 where `model`, on
-    narrow weights, does not."""
+    narrow weights, does not; `folded` computes what `model` does, without groups of queries, where that has them."""
 
     name: str
     role: str
     model: ir.Model
     layers: tuple[int, int] | None = None
     wide: ir.Model | None = None
+    folded: ir.Model | None = None
 
     @property
     def files(self) -> dict[str, ir.Model]:
         """Name of every file → what it holds."""
-        found = {f"{self.name}.onnx": self.model}
-        return found if self.wide is None else {**found, f"{self.name}.float32.onnx": self.wide}
+        forms = {self.file: self.model, self.wide_file: self.wide, self.folded_file: self.folded}
+        return {name: model for name, model in forms.items() if name is not None and model is not None}
+
+    @property
+    def file(self) -> str:
+        """Of `model`."""
+        return f"{self.name}.onnx"
+
+    @property
+    def wide_file(self) -> str | None:
+        """Of `wide`."""
+        return None if self.wide is None else f"{self.name}.float32.onnx"
+
+    @property
+    def folded_file(self) -> str | None:
+        """Of `folded`."""
+        return None if self.folded is None else f"{self.name}.folded.onnx"
 
 
 @dataclass(frozen=True)

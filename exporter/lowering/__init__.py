@@ -7,12 +7,11 @@ over is different where it updates a cache (`rows`).
 
 from __future__ import annotations
 
-import onnx
 import onnx_ir as ir
 
 from .attention import Attentions
 from .opset import IR_VERSION, OPSET, TENSORRT_10_3, check_operators, widen_refused_types
-from .rewriter import Rewriter
+from .rewriter import Rewriter, typed
 from .rows import new_name, output_rows
 from .single import RULES
 
@@ -26,7 +25,7 @@ def lower(model: ir.Model) -> ir.Model:
     are in place of `updated_key_cache.i` and `updated_value_cache.i`, and `new_mask` stands behind `attn_mask` (`rows`).
     Raises ExportError for an operator, or a use of one, that has no lowering.
     """
-    lowered = _typed(model)
+    lowered = typed(model)
     graph = lowered.graph
     write = Rewriter(graph)
     attentions = Attentions(write)
@@ -40,13 +39,6 @@ def lower(model: ir.Model) -> ir.Model:
     lowered.graph.opset_imports[""] = OPSET
     lowered.ir_version = IR_VERSION
     check_operators(graph)
-    lowered = _typed(lowered)
+    lowered = typed(lowered)
     widen_refused_types(lowered.graph, Rewriter(lowered.graph, "types"))
     return lowered
-
-
-def _typed(model: ir.Model) -> ir.Model:
-    """A copy whose values have types and, as far as ONNX can infer them, shapes."""
-    proto = ir.to_proto(model)
-    del proto.graph.value_info[:]
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))

@@ -10,6 +10,7 @@ import ml_dtypes
 import onnx_ir as ir
 
 from ...runtime.errors import ExportError
+from .groups import Groups
 from .rewriter import Rewriter, given, number_of, refuse_attributes, size
 
 WIDE = ir.DataType.FLOAT
@@ -32,6 +33,7 @@ class Attentions:
 
     def __init__(self, rewriter: Rewriter) -> None:
         self._write = rewriter
+        self._groups = Groups(rewriter)
         self._masks: dict[tuple[ir.Value, ir.DataType | None, int], ir.Value] = {}
 
     def lower(self, node: ir.Node) -> None:
@@ -42,8 +44,8 @@ class Attentions:
     def replace(self, node: ir.Node, parts: Sequence[Rows]) -> None:
         """Replaces an Attention by one whose keys and values are those of `parts`, side by side: one softmax over all.
 
-        Groups of queries that share a key/value head are folded into the rows, [batch, kv_heads, groups × width,
-        head_dim]: nothing of the cache is repeated. The softmax is computed in float32, as transformers does.
+        Groups of queries that share a key/value head are folded (`Groups`): nothing of the cache is repeated. The
+        softmax is computed in float32, as transformers does.
         Raises ExportError for an attention of another form than the exporter makes.
         """
         write = self._write
@@ -60,7 +62,7 @@ class Attentions:
         # Scaled first: float16 would overflow in the product where a model divides its scores.
         query = query if scale == 1.0 else write.add("Mul", query, write.constant(scale, query.dtype))
         if groups > 1:
-            query = write.add("Reshape", query, write.integers(0, kv_heads, -1, head_dim))
+            query = self._groups.queries(query, kv_heads, head_dim)
         scores = [self._scores(query, part, kv_heads, groups) for part in parts]
         joined = scores[0] if len(scores) == 1 else write.add("Concat", *scores, axis=-1)
         weights = write.add("Softmax", joined, axis=-1)
@@ -72,7 +74,7 @@ class Attentions:
         ]
         result = seen[0] if len(seen) == 1 else write.add("Add", *seen)
         if groups > 1:
-            result = write.add("Reshape", result, write.integers(0, heads, -1, head_dim))
+            result = self._groups.result(result, heads, head_dim)
         write.replace(node, result)
 
     def _scores(self, query: ir.Value, part: Rows, kv_heads: int, groups: int) -> ir.Value:
@@ -84,7 +86,7 @@ class Attentions:
             return product
         key = (part.mask, query.dtype, groups)
         if key not in self._masks:
-            self._masks[key] = self._folded(self._additive(part.mask, query), kv_heads, groups)
+            self._masks[key] = self._groups.mask(self._additive(part.mask, query), kv_heads, groups)
         return write.add("Add", product, self._masks[key])
 
     def _additive(self, mask: ir.Value, query: ir.Value) -> ir.Value:
@@ -99,15 +101,6 @@ class Attentions:
         made = write.add("Where", mask, seen, unseen, dtype=WIDE)
         made.shape = mask.shape
         return made
-
-    def _folded(self, mask: ir.Value, kv_heads: int, groups: int) -> ir.Value:
-        """A mask [batch, 1 or heads, width, rows] for the rows of folded groups."""
-        write = self._write
-        if groups == 1:
-            return mask
-        if size(mask, 1) == 1:
-            return write.add("Tile", mask, write.integers(1, 1, groups, 1))
-        return write.add("Reshape", mask, write.integers(0, kv_heads, -1, 0))
 
     def _apart(self, weights: ir.Value, parts: Sequence[Rows]) -> list[ir.Value]:
         """The weights of the rows of each part, of at most two."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from ...runtime.errors import ExportError
@@ -90,6 +91,13 @@ class Rewriter:
             self.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
+
+
+def typed(model: ir.Model) -> ir.Model:
+    """A copy whose values have types and, as far as ONNX can infer them, shapes."""
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
 
 
 def size(value: ir.Value | None, axis: int) -> int:

@@ -27,8 +27,10 @@ def check_listed(manifest: Manifest) -> None:
     for name, graph in manifest.graphs.items():
         if graph.file not in manifest.files:
             raise failure(f"graphs.{name}.file", graph.file, "listed under 'files'")
-        if graph.float32 is not None and graph.float32 not in manifest.files:
-            raise failure(f"graphs.{name}.float32", graph.float32, "listed under 'files'")
+        for form in ("float32", "folded"):
+            file = getattr(graph, form)
+            if file is not None and file not in manifest.files:
+                raise failure(f"graphs.{name}.{form}", file, "listed under 'files'")
     for where in (manifest.weights.file, *manifest.weights.linked, manifest.text.tokenizer):
         if where not in manifest.files:
             raise BundleError(f"manifest field 'files' does not list {where!r}")

@@ -209,8 +209,10 @@ class ValueInfo(Part):
 class GraphInfo(Part):
     """One ONNX file; `layers` is [first, end) for segments, `parameters` counts the numbers of its weights, `integers`
     those of them that are integers (of a draft, whose `weights_dtype` says of which type). `float32` is
-    the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. Graphs of
-    roles that this version does not know belong to drafts that it does not know, and are ignored with them."""
+    the file of the same graph that computes in float32 on weights of another type, null in a bundle of float32. `folded`
+    is the file of the same graph without groups of queries that share a key/value head, null where it has none, and in
+    bundles of older versions. Graphs of roles that this version does not know belong to drafts that it does not know,
+    and are ignored with them."""
 
     file: str = checked(file_name)
     role: str = checked(string(40))
@@ -218,6 +220,7 @@ class GraphInfo(Part):
     outputs: list[ValueInfo] = checked(list_of(ValueInfo.parse, 10_000))
     layers: list[int] | None = checked(optional(list_of(integer(0, 1024), 2, exactly=2)), default=None)
     float32: str | None = checked(optional(file_name), default=None)
+    folded: str | None = checked(optional(file_name), default=None)
     parameters: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     integers: int | None = checked(optional(integer(0, 1 << 53)), default=None)
     extra: dict[str, Any] = field(default_factory=dict)

@@ -44,6 +44,7 @@ def _widened(name: str, graph: GraphInfo) -> GraphInfo:
         graph,
         file=graph.float32,
         float32=None,
+        folded=None,
         inputs=[_value(value) for value in graph.inputs],
         outputs=[_value(value) for value in graph.outputs],
     )

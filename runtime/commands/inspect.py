@@ -88,7 +88,7 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
         row("Trained from", f"{origin['name']} ({origin['fingerprint'][:19]}): its weights changed with its draft, and so "
             "may its answers")  # fmt: skip
     row("Size", f"{size(found['bytes'])}: weights {size(found['weights']['bytes'])}, graphs "
-        f"{size(sum(graph['bytes'] for graph in found['graphs']))}")  # fmt: skip
+        f"{size(_graph_bytes(found))}")  # fmt: skip
     cuts = decoder["cuts"]
     row("Decoder", f"{decoder['num_layers']} layers × {decoder['hidden_size']}, {decoder['num_heads']} heads "
         f"({decoder['num_kv_heads']} key/value), cut at {', '.join(map(str, cuts[1:-1])) or 'no layer'}")  # fmt: skip
@@ -225,6 +225,12 @@ def _generation(asked: dict[str, Any]) -> str:
     if asked["ignored"]:
         shown.append(f"not taken over: {', '.join(asked['ignored'])}")
     return ", ".join(shown)
+
+
+def _graph_bytes(found: dict[str, Any]) -> int:
+    """Of all forms of all graphs."""
+    files = {graph[form] for graph in found["graphs"] for form in ("file", "float32", "folded")}
+    return sum(found["files"][name]["bytes"] for name in files - {None})
 
 
 def _checked(found: dict[str, Any]) -> str:

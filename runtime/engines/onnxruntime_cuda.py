@@ -1,4 +1,7 @@
-"""ONNX Runtime's CUDA provider: the graphs of a bundle as they are, on buffers that stay on the GPU.
+"""ONNX Runtime's CUDA provider: the graphs of a bundle in its types, on buffers that stay on the GPU.
+
+Where heads of queries share key/value heads the folded form of a graph is loaded, if the bundle has it: the provider would
+repeat keys and values over the whole bound cache, and has no fused attention for such groups in float32.
 
 Caches are updated in place: inputs and outputs are bound by address, and the provider's cache update writes where it reads
 when both are one. Calls are put into the engine's stream one by one, and none of them waits. ONNX Runtime captures single
@@ -131,7 +134,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         return Steps([self._bound_call(graph, inputs, made), judged])
 
     def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
-        session, file = self._session(graph), FILE if graph == FILE else self.graphs[graph].file
+        session, file = self._session(graph), self._file(graph)
         binding = filled_binding(session, file, self.place, inputs, outputs)
         return _BoundCall(
             self, graph, file, session, binding, self._regular, (*inputs.values(), *outputs.values())
@@ -143,6 +146,13 @@ class OnnxRuntimeCuda(DeviceEngine):
 
     # --- sessions ---
 
+    def _file(self, graph: str) -> str:
+        """The name of what is loaded for a graph."""
+        if graph == FILE:
+            return FILE
+        info = super().interface(graph)
+        return info.folded or info.file
+
     def _session(self, graph: str) -> ort.InferenceSession:
         session = self._sessions.get(graph)
         if session is None:
@@ -150,7 +160,7 @@ class OnnxRuntimeCuda(DeviceEngine):
             if graph == FILE:
                 path = Path(__file__).with_name(FILE)
             else:
-                path = self._folder / super().interface(graph).file
+                path = self._folder / self._file(graph)
                 refuse(path)
             session = self._sessions[graph] = self._loaded(graph, path)
             if graph != FILE:

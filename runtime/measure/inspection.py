@@ -81,6 +81,7 @@ def facts(bundle: Bundle) -> dict[str, Any]:
                 "file": graph.file,
                 "bytes": files[graph.file].bytes,
                 "float32": graph.float32,
+                "folded": graph.folded,
                 "layers": graph.layers,
                 "inputs": [value.to_dict() for value in graph.inputs],
                 "outputs": [value.to_dict() for value in graph.outputs],

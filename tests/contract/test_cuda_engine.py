@@ -47,7 +47,7 @@ def test_what_the_provider_is_asked_for(tiny_bundle: Callable, monkeypatch: pyte
     assert engine.providers(captures=False) == [(PROVIDER, asked)]
     assert engine.providers(captures=True) == [(PROVIDER, asked | {"enable_cuda_graph": "1"})]
     assert engine.dtype("segment.0", "key_cache.0") == "bfloat16"
-    assert engine.graphs["segment.0"].file == "segment.0.onnx"
+    assert engine.graphs["segment.0"].folded == "segment.0.folded.onnx"
     engine.close()
 
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_captured_is_put_into_the_stream(
     rig.engine._session("segment.1").broken = "operation not permitted when stream is capturing"
     generated(rig)
     assert not rig.engine.captures_calls
-    assert "segment.1.onnx cannot be captured" in caplog.text
+    assert "segment.1.folded.onnx cannot be captured" in caplog.text
     replays = sum(each.replays for each in rig.engine._sessions.values())
     generated(rig)
     assert sum(each.replays for each in rig.engine._sessions.values()) == replays
@@ -216,7 +216,9 @@ def test_no_memory_names_what_helps(rigs: Callable, monkeypatch: pytest.MonkeyPa
     helps = r"smaller max_length or max_batch, or .*--max-length or --max-batch or in fp16"
     with monkeypatch.context() as patch:
         patch.setattr(rig.engine._session("segment.0"), "run_with_iobinding", failing)
-        with pytest.raises(CapacityError, match=rf"no memory to run segment\.0\.onnx: {said[:20]}.*{helps}"):
+        with pytest.raises(
+            CapacityError, match=rf"no memory to run segment\.0\.folded\.onnx: {said[:20]}.*{helps}"
+        ):
             generated(rig)
     rig.fresh()
     monkeypatch.setattr(rig.engine, "_sessions", {})
@@ -232,6 +234,6 @@ def test_an_error_of_a_run_is_named(rigs: Callable, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("CUDA failure 700: an illegal memory access")
 
     monkeypatch.setattr(rig.engine._session("segment.0"), "run_with_iobinding", failing)
-    with pytest.raises(BundleError, match=r"cannot run segment\.0\.onnx: CUDA failure 700"):
+    with pytest.raises(BundleError, match=r"cannot run segment\.0\.folded\.onnx: CUDA failure 700"):
         generated(rig)
     rig.fresh()
