@@ -98,7 +98,7 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "12", "--seed", "8"]
+    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "12", "--seed", "7"]
     command += [
         "--patience",
         "20",
