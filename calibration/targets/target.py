@@ -62,6 +62,7 @@ class Texts:
         list[tuple[int, Tensor]]
     ]  # of each record: position of a picture's first row, and its rows [n, E]
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
+    lengths: Sequence[int] = ()  # places of each text
 
     def __len__(self) -> int:
         return int(self.learned.sum())
@@ -276,6 +277,7 @@ class Target:
         tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=self.device)
         learned = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=self.device)
         pictures: list[list[tuple[int, Tensor]]] = []
+        lengths: list[int] = []
         left = torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in image_rows]) if image_rows else None
         for b, (record, answer, start) in enumerate(zip(records, answers, starts, strict=True)):
             prompt = decoder_prefix(self.prompt(record))
@@ -285,11 +287,12 @@ class Target:
                 pictures[-1].append((first, left[: end - first].clone()))
                 left = left[end - first :]
             ids = (*prompt, *answer)[1:]
+            lengths.append(len(ids))
             tokens[b, : len(ids)] = torch.tensor(ids, device=self.device)
             for rows in (hidden, *tapped.values()):
                 rows[b, len(ids) :] = 0
             learned[b, start : len(ids) - 1] = True
-        return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped)
+        return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths)
 
     def _spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """First place and end of every picture among the rows that the decoder reads."""

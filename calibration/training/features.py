@@ -125,8 +125,7 @@ def build_cache(
     Raises:
         OptionError: a row does not fit float16; too little disk space.
     """
-    if dtype not in CACHE_DTYPES:
-        raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
+    check_cache_dtype(dtype)
     name = hashlib.sha256(f"{target.fingerprint}|{records.identity()}|{dtype}".encode()).hexdigest()[:16]
     place = folder / name
     answers = [target.answer(r) for r in records]
@@ -159,19 +158,13 @@ def build_cache(
         if not (start and partial.exists()):
             _reserve(partial, math.prod(shape) * item)
         stores[key] = np.memmap(partial, dtype, "r+", shape=shape)
-    largest = float(np.finfo(dtype).max)
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
         rows, trunks = target.rows(chunk, list(missing or layers))
         found = {f"trunk.{n}": trunks[n] for n in missing} | {"residuals": rows.residuals}
         span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
         for key, store in stores.items():
-            peak = found[key].abs().max().item() if len(rows) else 0.0
-            if not math.isfinite(peak) or peak > largest:
-                raise OptionError(
-                    f"a row of {target.name} reaches {peak:.3g}, beyond {dtype}; use --cache-dtype float32"
-                )
-            store[span] = found[key].cpu().numpy().astype(dtype)
+            store[span] = stored(found[key], dtype, target.name)
         if (at // batch_size) % 8 == 7:
             for store in stores.values():
                 store.flush()
@@ -183,6 +176,20 @@ def build_cache(
         (place / f"{key}.partial").replace(place / f"{key}.bin")
     progress.unlink(missing_ok=True)
     return place
+
+
+def check_cache_dtype(dtype: str) -> None:
+    """OptionError unless rows are kept in it."""
+    if dtype not in CACHE_DTYPES:
+        raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
+
+
+def stored(rows: Tensor, dtype: str, target: str) -> np.ndarray:
+    """`rows` in the dtype of a cache. OptionError where one does not fit."""
+    peak = rows.abs().max().item() if len(rows) else 0.0
+    if not math.isfinite(peak) or peak > float(np.finfo(dtype).max):
+        raise OptionError(f"a row of {target} reaches {peak:.3g}, beyond {dtype}; use --cache-dtype float32")
+    return rows.cpu().numpy().astype(dtype)
 
 
 def _reserve(path: Path, size: int) -> None:

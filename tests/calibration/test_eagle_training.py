@@ -154,8 +154,6 @@ def test_a_layer_turns_rows_as_its_target_does(kind: str, tmp_path: Path) -> Non
 
 def test_what_cannot_be_is_refused(target: Target, told: RecordSet, tmp_path: Path) -> None:
     loop = LoopOptions(steps=1)
-    with pytest.raises(OptionError, match="learns from whole texts"):
-        train_draft(target, told, EagleOptions(), loop, tmp_path / "a", cache=tmp_path / "cache")
     with pytest.raises(OptionError, match="--attention-heads 7 does not divide"):
         train_draft(target, told, EagleOptions(attention_heads=7), loop, tmp_path / "b")
 

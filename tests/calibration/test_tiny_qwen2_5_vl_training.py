@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -87,6 +88,13 @@ def brief(monkeypatch):
     monkeypatch.setattr(
         Qwen25VL, "generate", lambda self, rows, prompts, longest: real(self, rows, prompts, min(longest, 6))
     )
+
+
+@pytest.fixture
+def few_checks(monkeypatch):
+    """The command's checks look at two scenes, pairs and films."""
+    monkeypatch.setattr(vision_stage, "CHECKED", 3)
+    monkeypatch.setattr(recipe, "LanguageStage", partial(LanguageStage, checked=2))
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +288,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
         LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision)
 
 
-def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, monkeypatch, capsys):
-    monkeypatch.setattr(vision_stage, "CHECKED", 3)
+def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, few_checks, monkeypatch, capsys):
     words = (
         "--vision-steps 2 --vision-scenes 20 --pictures 6 --pairs 4 --films 12 --captions 2 --step-pairs 2"
     )
@@ -424,8 +431,7 @@ def test_checks_of_films_and_pairs(captioner, brief, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_command_makes_a_model_with_its_record_and_evaluation(tmp_path, brief, monkeypatch):
-    monkeypatch.setattr(vision_stage, "CHECKED", 3)
+def test_one_command_makes_a_model_with_its_record_and_evaluation(tmp_path, brief, few_checks, monkeypatch):
     words = [
         "--vision-steps",
         2,

@@ -143,7 +143,7 @@ def vlmexport(hub: Hub, home: Path, *arguments: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["single", "shards"])
+@pytest.mark.parametrize("form", [pytest.param("single", marks=pytest.mark.slow), "shards"])
 def test_a_dry_run_fetches_headers_only(
     hub: Hub, tiny_checkpoint: Callable[..., Path], tmp_path: Path, form: str
 ) -> None:
