@@ -11,6 +11,7 @@ from typing import Any
 
 import cuda_mutants as provider
 import device_mutants as device
+import eagle3_mutants as eagle3
 import eagle_mutants as eagle
 import lossless
 import numpy as np
@@ -442,6 +443,7 @@ def a_video(rigs: Callable, family: str) -> None:
 
 
 SEES = ("llava", "qwen2.5-vl")
+TAPPED = ("llama", "qwen2.5-vl")
 """Families with a ViSpec layer."""
 
 
@@ -564,6 +566,23 @@ MUTANTS = {
     "features normed twice": Mutant(eagle.normed_twice, {"eagle": table("eagle")}),
     "d2t left out": Mutant(eagle.d2t_left_out, {"eagle": table("eagle")}, ("llama",)),
     "waiting rows of who left": Mutant(eagle.rows_of_who_left_kept, {"eagle": table("eagle")}),
+    "layers joined in another order": Mutant(
+        eagle3.layers_in_another_order, {"eagle3": table("eagle3")}, TAPPED
+    ),
+    "joined rows of the pass before": Mutant(
+        eagle3.rows_of_the_pass_before, {"eagle3": table("eagle3")}, TAPPED
+    ),
+    "joined rows of another sequence": Mutant(
+        eagle3.first_rows_of_a_pass, {"eagle3": table("eagle3")}, TAPPED
+    ),
+    "rows that were not joined": Mutant(eagle3.last_rows_alone, {"eagle3": table("eagle3")}, TAPPED),
+    "rows after a trunk of the pass before": Mutant(
+        eagle3.trunk_rows_of_the_last_pass, {"eagle3": table("eagle3")}, TAPPED
+    ),
+    "eagle3: features off by one": Mutant(eagle.feature_off_by_one, {"eagle3": table("eagle3")}, TAPPED),
+    "eagle3: growth one position late": Mutant(
+        eagle.growth_one_position_late, {"eagle3": table("eagle3")}, TAPPED
+    ),
     "no global feature": Mutant(vispec.no_global_feature, {"vispec": table("vispec")}, SEES),
     "no global feature in prompts": Mutant(
         vispec.no_global_feature_in_prompts, {"vispec": table("vispec")}, SEES
