@@ -181,7 +181,7 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
         return default_costs(manifest)
     table = entry.table
     missing = [draft for draft in manifest.drafts if draft.name not in table.drafts]
-    shares = {draft.name: _default_draft(manifest, draft, table.plain) for draft in missing}
+    shares = {draft.name: default_draft(manifest, draft, table.plain) for draft in missing}
     return replace(table, drafts={**table.drafts, **shares})
 
 
@@ -225,10 +225,11 @@ def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:
 def default_costs(manifest: Manifest) -> CostTable:
     """Costs in units of T(1) where nothing was measured: by the size of the weights and the shares of the layers."""
     plain = Curve(FROM_CACHE if manifest.weights.total <= CACHED_BYTES else FROM_MEMORY)
-    return CostTable(plain, {draft.name: _default_draft(manifest, draft, plain) for draft in manifest.drafts})
+    return CostTable(plain, {draft.name: default_draft(manifest, draft, plain) for draft in manifest.drafts})
 
 
-def _default_draft(manifest: Manifest, draft: DraftInfo, plain: Curve) -> DraftCosts:
+def default_draft(manifest: Manifest, draft: DraftInfo, plain: Curve) -> DraftCosts:
+    """A draft's part of such a table, where passes of the target take `plain`."""
     one = plain(1)
     decoder, words = manifest.decoder, manifest.text.vocab_size
     layer = 12 * decoder.hidden_size  # parameters of a layer per hidden unit: attention 4, feed-forward 8

@@ -802,9 +802,18 @@ CASES = [
     for family in mutant.families
     for guard in mutant.guards
 ]
+ONCE = {
+    (name, mutant.families[turn % len(mutant.families)], list(mutant.guards)[turn % len(mutant.guards)])
+    for name, mutant in MUTANTS.items()
+    for turn in range(max(len(mutant.families), len(mutant.guards)))
+}
+"""Each guard and each family of a mutant: what every run tries; `make test-all` has the product."""
 
 
-@pytest.mark.parametrize(("mutant", "family", "guard"), CASES)
+@pytest.mark.parametrize(
+    ("mutant", "family", "guard"),
+    [pytest.param(*case, marks=() if case in ONCE else pytest.mark.slow) for case in CASES],
+)
 def test_the_suite_catches(rigs: Callable, monkeypatch: Patch, mutant: str, family: str, guard: str) -> None:
     with monkeypatch.context() as patch:
         MUTANTS[mutant].plant(patch)
@@ -812,7 +821,16 @@ def test_the_suite_catches(rigs: Callable, monkeypatch: Patch, mutant: str, fami
             MUTANTS[mutant].guards[guard](rigs, family)
 
 
-@pytest.mark.parametrize(("family", "guard"), sorted({(family, guard) for _, family, guard in CASES}))
+WITHOUT = {(family, guard) for _, family, guard in ONCE}
+
+
+@pytest.mark.parametrize(
+    ("family", "guard"),
+    [
+        pytest.param(*case, marks=() if case in WITHOUT else pytest.mark.slow)
+        for case in sorted({(family, guard) for _, family, guard in CASES})
+    ],
+)
 def test_the_same_guards_pass_without_a_mutant(rigs: Callable, family: str, guard: str) -> None:
     meant = [m.guards[guard] for m in MUTANTS.values() if family in m.families and guard in m.guards]
     for each in dict.fromkeys(meant):

@@ -1,0 +1,156 @@
+"""FastVLM's choices beside their alternatives: draft lengths by position (eq. 5) against fixed ones, and the layer n by the
+reward C − λ l (section 3.3) against the layer that is predicted to be fastest.
+
+    python benchmarks/papers_fastvlm_lengths.py
+
+builds tiny-blip2-flant5 with its shipped drafts at n = 3 and n = 6, decodes held-out captions under every policy and counts
+cycles; no time is measured. Speed-ups are those of two tables of pass times: `memory`, where a pass takes as long as
+reading its weights (a large model), and `cache`, where the width of a pass is paid for (this model). Writes
+results/papers-fastvlm-lengths.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from machine import save
+from vlmexport.calibration.calibrate import read_requests
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.runtime import Bundle, Session
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.measure.virtual_clock import decoding
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.choice import Observed, choose, choose_by_reward, predictions
+from vlmexport.runtime.speculate.costs import CostTable, Curve
+from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
+
+MODEL = "tiny-blip2-flant5"
+LAYERS = (3, 6)
+KINDS = ("imitation", "early-exit")
+FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 14)
+PAPER = (5, 8)
+"""The paper's fixed d: of questions, and of captions."""
+CHAIN = 10
+"""Drafted tokens of the chains that lengths and layers are chosen by."""
+CURVES = {"memory": FROM_MEMORY, "cache": FROM_CACHE}
+POLICIES: Mapping[str, Mapping[str, Any]] = {
+    **{f"d = {length}": {"draft_length": length} for length in FIXED},
+    "d(t), eq. 5": {"adaptive": "logistic"},
+    "controller": {"adaptive": "request"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    options = parser.parse_args()
+    tables: dict[str, CostTable] = {}
+    rows: list[dict[str, Any]] = []
+    observed: list[Observed] = []
+    layers: dict[str, int] = {}
+    depth = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for layer in LAYERS:
+            path = Path(folder) / str(layer)
+            build_bundle(BuildRequest(model=MODEL, output=path, draft_layer=layer, parity=False))
+            manifest = Bundle.open(path).manifest
+            depth = manifest.decoder.num_layers
+            tables = {name: _with(tables.get(name), name, manifest) for name in CURVES}
+            requests = read_requests(manifest, ["scenes:heldout"], options.requests)
+            with Session.load(path) as session:
+                for kind in KINDS:
+                    draft = f"{kind}@{layer}"
+                    layers[draft] = layer
+                    for policy, how in POLICIES.items():
+                        stats = Stats.total(
+                            session.generate(
+                                **request, max_new_tokens=options.max_new_tokens, draft=draft, **how
+                            ).stats
+                            for request in requests
+                        )
+                        rows.append(row(draft, policy, stats, tables))
+                        if how.get("draft_length") == CHAIN:
+                            observed.append(Observed.of(draft, Budget.chain(CHAIN), stats))
+    tell(rows)
+    choices = {name: chosen(table, observed, layers, depth) for name, table in tables.items()}
+    for name, found in choices.items():
+        print(f"{name}: by reward {found['by_reward']}, by prediction {found['by_prediction']}")
+    print(
+        save(
+            "papers-fastvlm-lengths",
+            {
+                "script": "benchmarks/papers_fastvlm_lengths.py",
+                "model": MODEL,
+                "requests": options.requests,
+                "max_new_tokens": options.max_new_tokens,
+                "rows": rows,
+                "choices": choices,
+            },
+        )
+    )
+
+
+def _with(known: CostTable | None, name: str, manifest: Manifest) -> CostTable:
+    """The table of that name, with the drafts of this bundle."""
+    plain = Curve(CURVES[name])
+    drafts = {draft.name: default_draft(manifest, draft, plain) for draft in manifest.drafts}
+    return CostTable(plain, {**(known.drafts if known else {}), **drafts})
+
+
+def row(draft: str, policy: str, stats: Stats, tables: Mapping[str, CostTable]) -> dict[str, Any]:
+    """What a policy did with a draft."""
+    emitted = stats.tokens - stats.requests
+    return {
+        "draft": draft,
+        "policy": policy,
+        "tau": round(emitted / stats.cycles, 3),
+        "drafted": round(stats.proposed / stats.cycles, 3),
+        "accepted_share": round(stats.accepted / stats.proposed, 4) if stats.proposed else None,
+        "speedup": {name: round(decoding(table, draft, stats).speedup, 3) for name, table in tables.items()},
+    }
+
+
+def chosen(
+    table: CostTable, observed: list[Observed], layers: Mapping[str, int], count: int
+) -> dict[str, Any]:
+    """The draft by FastVLM's reward for several λ, in a decoder of `count` layers, and by predicted speed-up, each with the chain that is fastest then."""
+    found: dict[str, Any] = {"by_reward": {}}
+    for name, weight in (("1/L", 1 / count), ("2/L", 2 / count), ("3/L", 3 / count)):
+        best = choose_by_reward(table, observed, layers, weight)
+        assert best is not None
+        found["by_reward"][name] = described(best)
+    fastest = choose(table, observed, least=0.0)
+    assert fastest is not None
+    found["by_prediction"] = described(fastest)
+    found["all"] = {}
+    for entry in predictions(table, observed):  # fastest first
+        found["all"].setdefault(entry.draft, described(entry))
+    return found
+
+
+def described(entry: Any) -> dict[str, Any]:
+    return {"draft": entry.draft, "d": entry.budget.depth, "speedup": round(entry.speedup, 3)}
+
+
+def tell(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print the table for people."""
+    print("| draft | policy | tau | drafted a cycle | accepted | speed-up, memory | cache |")
+    print("|---|---|---|---|---|---|---|")
+    for each in rows:
+        share = "" if each["accepted_share"] is None else f"{100 * each['accepted_share']:.1f} %"
+        print(
+            f"| {each['draft']} | {each['policy']} | {each['tau']:.2f} | {each['drafted']:.2f} | {share} "
+            f"| {each['speedup']['memory']:.2f} × | {each['speedup']['cache']:.2f} × |"
+        )
+
+
+if __name__ == "__main__":
+    main()
