@@ -191,6 +191,20 @@ def test_stages_follow_each_other(seeing: Target, told: RecordSet, tmp_path: Pat
         objective_for(VispecOptions(start_from=str(tmp_path / "nowhere")), seeing)
 
 
+def test_a_layer_without_the_global_feature_never_learns_it(
+    seeing: Target, told: RecordSet, tmp_path: Path
+) -> None:
+    loop = LoopOptions(steps=3, batch_size=4, lr=1e-2, warmup=0)
+    options = VispecOptions(global_feature=False)
+    found: Any = train_draft(seeing, told, options, loop, tmp_path / "without", told)
+    other: Any = train_draft(seeing, told, VispecOptions(), loop, tmp_path / "with", told)
+    mixing, width = found.network.img_fc.weight, seeing.hidden_size
+    assert not mixing[:, width:].any() and other.network.img_fc.weight[:, width:].any()
+    assert not torch.equal(mixing[:, :width], torch.eye(width)), "the rest learns"
+    fresh: Any = objective_for(options, seeing).network
+    assert not torch.equal(found.network.imadpt.k_proj.weight, fresh.imadpt.k_proj.weight)
+
+
 def test_options_of_vispec_that_do_not_fit_are_named() -> None:
     for options, message in (
         ({"stage": 3}, "--stage 3 is neither 1 nor 2"), ({"loss": "other"}, "unknown --loss 'other'"),

@@ -56,6 +56,17 @@ class VispecObjective(Objective):
         self.network.layer.start_from(target.lm_head.weight.detach(), d2t)
         if options.start_from is not None:
             self._begin_with(options.start_from)
+        if not options.global_feature:
+            self._leave_out_global_feature()
+
+    def _leave_out_global_feature(self) -> None:
+        """What mixes it into features is zero, and stays so: without a gradient no step of the optimizer moves it."""
+        weight, width = self.network.img_fc.weight, self.network.config.hidden_size
+        with torch.no_grad():
+            weight[:, width:] = 0
+        keep = torch.ones_like(weight)
+        keep[:, width:] = 0
+        weight.register_hook(lambda gradient: gradient * keep.to(gradient.device))
 
     def _begin_with(self, folder: str) -> None:
         """The network of a draft. OptionError where it is another's, or of another shape."""

@@ -26,6 +26,9 @@ class VispecOptions(LayerOptions):
         None, "Draft that the run begins with: of stage 1, or an EAGLE layer of the same shape."
     )
     compressed_tokens: int = option(1, "Tokens that a picture becomes, beside its global feature.")
+    global_feature: bool = option(
+        True, "A picture's global feature for all text behind it; without it pictures are their tokens alone."
+    )
     multi_token_steps: int | None = option(
         None,
         "Times that the whole text is read again with the features that the layer gave (default: 1 in stage 2).",
