@@ -58,17 +58,20 @@ def build_changes(store: WeightStore, limits: Limits, vocabulary: int, *, repeat
     every = graph.node("Expand", [now, graph.node("Concat", [rows, ints(layout.places)], axis=0)])
     text = graph.node("ScatterElements", [every, places, path], "text", axis=1)
 
-    def marks(ids: ir.Value, size: ir.Value) -> ir.Value:
-        """float32 of `size`, 1 at `ids` [rows, n]."""
+    def marked(ids: ir.Value, count: int) -> ir.Value:
+        """bool [rows, V]: the tokens among `ids` [rows, count], which may name one behind the vocabulary."""
+        # TensorRT scatters no more values than it has room for.
+        size = graph.node("Concat", [rows, ints(max(vocabulary + 1, count))], axis=0)
         ones = graph.node("Expand", [number(1.0), graph.node("Shape", [ids])])
         zeros = graph.node("Expand", [number(0.0), size])
-        return graph.node("ScatterElements", [zeros, ids, ones], axis=1)
+        scattered = graph.node("ScatterElements", [zeros, ids, ones], axis=1)
+        return graph.node("Less", [number(0.0), part(scattered, 0, vocabulary)])
 
-    # Penalties. What is no token counts as the root, which every row has before it.
+    # What is no token is noted behind the vocabulary.
+    behind = ints(vocabulary)
     tokens_so_far = part(text, 0, layout.first_word)
     is_token = graph.node("Less", [nothing, tokens_so_far])
-    seen = graph.node("Where", [is_token, tokens_so_far, part(tokens, 0, 1, axis=0)])
-    seen = graph.node("Less", [number(0.0), marks(seen, graph.node("Shape", [raw]))], "seen")
+    seen = marked(graph.node("Where", [is_token, tokens_so_far, behind]), layout.first_word)
     negative = graph.node("Less", [raw, number(0.0)])
     scaled = graph.node(
         "Where", [negative, graph.node("Mul", [raw, penalty]), graph.node("Div", [raw, penalty])]
@@ -93,13 +96,7 @@ def build_changes(store: WeightStore, limits: Limits, vocabulary: int, *, repeat
             match = graph.node("And", [match, graph.node("Or", [same, free])])
         candidates = part(text, layout.lead, layout.places)
         match = graph.node("And", [match, graph.node("Less", [nothing, candidates])], "match")
-        # What does not match is noted behind the vocabulary.
-        noted = marks(
-            graph.node("Where", [match, candidates, ints(vocabulary)]),
-            graph.node("Concat", [rows, ints(vocabulary + 1)], axis=0),
-        )
-        forbidden = graph.node(
-            "Or", [forbidden, graph.node("Less", [number(0.0), part(noted, 0, vocabulary)])]
-        )
+        matching = marked(graph.node("Where", [match, candidates, behind]), layout.compared)
+        forbidden = graph.node("Or", [forbidden, matching])
     graph.output("logits", graph.node("Where", [forbidden, number(float(np.finfo(np.float32).min)), changed]))
     return graph.model()

@@ -365,29 +365,29 @@ def drafts_at_one_place(patch: Patch) -> None:
     _nodes(patch, "token_depths", 0)
 
 
-def _of_cycle(patch: Patch, name: str, step: int) -> None:
+def _of_cycle(patch: Patch, name: str, change: Any) -> None:
     made = processing.of_cycle
 
     def wrong(*args: Any) -> Any:
         found = made(*args)
-        return found | {name: found[name] + step}
+        return found | {name: change(found[name])}
 
     patch.setattr(processing, "of_cycle", wrong)
 
 
 def ends_open_early(patch: Patch) -> None:
     """An end may come one token before the least length is reached."""
-    _of_cycle(patch, "held", -1)
+    _of_cycle(patch, "held", lambda held: held - 1)
 
 
 def ends_open_late(patch: Patch) -> None:
     """An end may come one token after the least length is reached."""
-    _of_cycle(patch, "held", 1)
+    _of_cycle(patch, "held", lambda held: held + 1)
 
 
-def text_one_place_late(patch: Patch) -> None:
-    """What comes in a cycle is written one place behind its own."""
-    _of_cycle(patch, "end", 1)
+def last_tokens_one_place_late(patch: Patch) -> None:
+    """The last tokens of a text are written one place behind their own."""
+    _of_cycle(patch, "recent", lambda recent: np.roll(recent, 1))
 
 
 def _needed(patch: Patch, change: Any) -> None:

@@ -819,7 +819,7 @@ MUTANTS = {
             "drafts at one place": device.drafts_at_one_place,
             "ends open early": device.ends_open_early,
             "ends open late": device.ends_open_late,
-            "text one place late": device.text_one_place_late,
+            "last tokens one place late": device.last_tokens_one_place_late,
             "n-grams of the prompt": device.ngrams_of_the_prompt,
             "n-grams one longer": device.ngrams_one_longer,
             "words by their last token": device.words_by_their_last_token,
