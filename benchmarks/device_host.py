@@ -1,6 +1,7 @@
 """What the host does in a cycle that stays on a device: microseconds of Python, with a device that takes no time.
 
-    vlmexport build --model tiny-blip2-flant5 --draft-layer 3 -o runs/tiny
+    python benchmarks/random_eagle.py tiny-blip2-flant5 runs/eagle
+    vlmexport build --model tiny-blip2-flant5 --draft-layer 3 --draft runs/eagle -o runs/tiny
     python benchmarks/device_host.py runs/tiny
 
 The device is none: it holds memory, computes nothing, and says that every drafted token is right. What is timed is all
@@ -13,7 +14,9 @@ take turns; a figure is the median over requests of (seconds of the request − 
 | DeviceEngine | and how programs are launched, captured and waited for, over a CUDA whose calls do nothing |
 | OnnxRuntimeCuda | and its calls one by one, over sessions whose runs do nothing |
 
-Each with and without a repetition penalty, which adds the graph `process` to every cycle.
+Each with the chains of every draft that a device drafts with (one on the trunk stands for all such, Medusa's heads, layers of
+their own), and each plain, with a repetition penalty, which adds the graph `penalties` to every cycle, and with that and n-grams
+of which none comes twice, which adds `repeats` in its place.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +34,8 @@ import numpy as np
 import onnxruntime as ort
 from machine import describe, save
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
+from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
+from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.engines.answers import answers
@@ -43,8 +48,14 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.session import Session
 
 LIMIT_US = 150.0
-LENGTHS = (0, 1, 3, 5, 8)
+LENGTHS = (1, 3, 5, 8)
 TOKENS = 96
+CHANGED = {
+    "plain": GenerationInfo(),
+    "penalty": GenerationInfo(repetition_penalty=1.2),
+    "n-grams": GenerationInfo(repetition_penalty=1.2, no_repeat_ngram_size=3),
+}
+"""What is asked of logits."""
 
 
 class Nothing:
@@ -68,7 +79,7 @@ class NoDevice(Engine):
 
     def interface(self, graph: str) -> GraphInfo:
         found = super().interface(graph)
-        return answers(found) if found.role in ("head", "process") else found
+        return answers(found) if found.role in ("head", *CHANGING) else found
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         memory = np.zeros(nbytes + self.alignment, np.uint8)
@@ -164,7 +175,7 @@ class BareDevice(DeviceEngine):
 
     def interface(self, graph: str) -> GraphInfo:
         found = super().interface(graph)
-        return answers(found) if found.role in ("head", "process") else found
+        return answers(found) if found.role in ("head", *CHANGING) else found
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Call:
         said_to_be_finite(outputs)
@@ -211,9 +222,20 @@ def engines(bundle: Bundle) -> dict[str, Engine]:
     }
 
 
+def chains(manifest: Manifest) -> list[tuple[str, int]]:
+    """Drafts and lengths of chains, plain decoding first. Of drafts on the trunk one stands for all."""
+    found = [("none", 0)]
+    trunk = [draft for draft in manifest.drafts if draft.layer and draft.kind in ("imitation", "early-exit")]
+    own = [draft for draft in manifest.drafts if draft.kind in ("medusa", *DRAFT_LAYERS)]
+    for draft in (*trunk[:1], *own):
+        most = draft.heads or max(LENGTHS)
+        found += [(draft.name, length) for length in LENGTHS if length <= most]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bundle")
+    parser.add_argument("bundle", type=Path)
     parser.add_argument("--requests", type=int, default=40, help="of every arm")
     parser.add_argument("--no-save", action="store_true", help="print only")
     arguments = parser.parse_args()
@@ -228,18 +250,18 @@ def main() -> None:
         if manifest.image is None
         else synthetic_image(manifest.image.height or 224, manifest.image.width or 224)
     )
-    draft = next(draft.name for draft in manifest.drafts if draft.layer)
-    penalties = (1.0, 1.2) if "process" in manifest.graphs else (1.0,)
-    arms = list(itertools.product(sessions, penalties, LENGTHS))
-    taken: dict[tuple[str, float, int], list[float]] = {arm: [] for arm in arms}
+    arms = [
+        (engine, logits, draft, length)
+        for engine, logits in itertools.product(sessions, CHANGED)
+        for draft, length in chains(manifest)
+    ]
+    taken: dict[tuple[str, str, str, int], list[float]] = {arm: [] for arm in arms}
     for number in range(arguments.requests + 2):
-        for engine, penalty, length in arms:
-            options: dict[str, Any] = (
-                {"draft": draft, "draft_length": length} if length else {"draft": "none"}
-            )
+        for engine, logits, draft, length in arms:
+            bundle.manifest.generation = CHANGED[logits]
             result = sessions[engine].generate(
                 image=picture, prompt="describe", max_new_tokens=TOKENS, ignore_eos=True,
-                repetition_penalty=penalty, **options,
+                draft=draft, draft_length=length or None,
             )  # fmt: skip
             stats = result.stats
             assert len(result.tokens) == TOKENS and stats.accepted == stats.proposed, (
@@ -247,21 +269,23 @@ def main() -> None:
             )
             if number >= 2:  # programs are made in the first requests
                 rest = stats.total_seconds - (stats.time_to_first_token or 0.0)
-                taken[engine, penalty, length].append(1e6 * rest / stats.cycles)
+                taken[engine, logits, draft, length].append(1e6 * rest / stats.cycles)
     rows = [
         {
-            "engine": engine, "penalty": penalty > 1, "draft_length": length,
+            "engine": engine, "logits": logits, "draft": draft, "draft_length": length,
             "median_us": round(statistics.median(values), 1), "largest_us": round(max(values), 1),
         }
-        for (engine, penalty, length), values in taken.items()
+        for (engine, logits, draft, length), values in taken.items()
     ]  # fmt: skip
     within = all(row["median_us"] <= LIMIT_US for row in rows)
-    result = {"script": "benchmarks/device_host.py", "model": manifest.model.source, "draft": draft,
-              "limit_us": LIMIT_US, "within_limit": within, "arms": rows}  # fmt: skip
+    result = {"script": "benchmarks/device_host.py", "model": manifest.model.source, "limit_us": LIMIT_US,
+              "within_limit": within, "load_average": round(os.getloadavg()[0], 2), "arms": rows}  # fmt: skip
     for row in rows:
-        how = f"{row['engine']}{', penalty' if row['penalty'] else ''}, d = {row['draft_length']}"
-        print(f"{how:36} {row['median_us']:6.1f} µs a cycle (largest {row['largest_us']:.1f})")
-    print(f"{'within' if within else 'beyond'} {LIMIT_US:.0f} µs; {describe()['cpu']}")
+        how = f"{row['engine']}, {row['logits']}, {row['draft']}, d = {row['draft_length']}"
+        print(f"{how:60} {row['median_us']:6.1f} µs a cycle (largest {row['largest_us']:.1f})")
+    print(
+        f"{'within' if within else 'beyond'} {LIMIT_US:.0f} µs; {describe()['cpu']}, load average {os.getloadavg()[0]:.2f}"
+    )
     if not arguments.no_save:
         print(save("device-host", result))
 

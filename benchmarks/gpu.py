@@ -32,6 +32,7 @@ from typing import Any
 
 from machine import save
 from vlmexport.runtime import Bundle, Session
+from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.errors import VlmexportError
@@ -111,7 +112,7 @@ def timed_passes(session: Session, budget: float) -> CostTable:
     bundle = session.bundle
     found = points(bundle, verify_widths(bundle))
     if engine.host_memory:  # masks and embedding rows are the host's there
-        found = [point for point in found if point.graph not in ("embed", "mask", "process")]
+        found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
     timings = time_here(session, found, bundle.manifest.limits.max_length // 2, budget)
     return table_of(bundle.manifest, timings, embed=not engine.host_memory)
 

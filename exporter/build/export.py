@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...runtime.bundle.checks import check_description
-from ...runtime.bundle.interfaces import ROLES, Values, interface
+from ...runtime.bundle.interfaces import CHANGING, ROLES, Values, interface
 from ...runtime.bundle.manifest import WeightsInfo
 from ..families.base import GraphSpec
+from ..graphs.changes import build_changes
 from ..graphs.commit import build_commit
 from ..graphs.fold import folded_form
 from ..graphs.mask import build_mask
 from ..graphs.precision import Precision, source_form, wide_form
-from ..graphs.process import build_process
 from ..graphs.weights import WEIGHTS_FILE, WeightStore
 from .describe import describe_graph, describe_tensors
 from .prepare import Prepared
@@ -58,7 +58,10 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     layers = range(shape.num_layers)
     add(GraphSpec("commit", "commit", build_commit(store, layers, shape.num_kv_heads, shape.head_dim)))
     add(GraphSpec("mask", "mask", build_mask(store, manifest.decoder)))
-    add(GraphSpec("process", "process", build_process(store)))
+    vocabulary = manifest.tensors["embedding_table"].shape[0]
+    for name in CHANGING:
+        changes = build_changes(store, manifest.limits, vocabulary, repeats=name == "repeats")
+        add(GraphSpec(name, name, changes))
     manifest.graphs = {spec.name: describe_graph(spec) for spec in graphs}
     manifest.weights = WeightsInfo(
         file=WEIGHTS_FILE,

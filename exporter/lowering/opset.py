@@ -9,8 +9,10 @@ tables mark as supported in float32, float16 and bfloat16, or as needing no floa
     LayerNormalization                             its first output only
     TopK                                           K below 3,840, sorted
 
-`ScatterElements`, which the graph `process` has since, was looked up in the table of 10.1-GA: supported in float32, float16 and
-bfloat16, no restriction; that of 10.6-GA was not at hand for it. Its indices there repeat, but all of them write the same number.
+`ScatterElements`, which the graphs `penalties` and `repeats` have since, was looked up in the table of 10.1-GA: supported in
+float32, float16, bfloat16 and int64, no restriction (int64 also of `Equal`, `Less`, `Where`, `Slice`, `Expand` and
+`GatherElements`, which these graphs use with it); that of 10.6-GA was not at hand for it. Indices repeat there, but all that do
+write the same number.
 """
 
 from __future__ import annotations

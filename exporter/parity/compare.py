@@ -10,8 +10,10 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import positions_shape
-from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, RelativeBias
+from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
+from ...runtime.bundle.told import NOTHING, TextLayout
 from ...runtime.decode.masks import CausalMask, encoder_mask, relations
+from ...runtime.decode.processing import of_cycle, of_request
 from ...runtime.decode.tree import TokenTree
 from ...runtime.engines.base import DTYPES
 from ...runtime.speculate.processors import Processors
@@ -239,38 +241,54 @@ def _mask(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -
 
 
 def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:
-    """A tree behind a history with tokens in it that are new to the device, against what the host does to logits."""
-    vocabulary, most = bundle.manifest.tensors["embedding_table"].shape[0], bundle.manifest.limits.max_width
+    """A tree behind a history of few different tokens, some of which are new to the device, against what the host does to
+    logits."""
+    manifest = bundle.manifest
+    vocabulary, limits = manifest.tensors["embedding_table"].shape[0], manifest.limits
     random = np.random.default_rng(7)
-    history = [int(token) for token in random.integers(0, vocabulary, 9)]
-    tree = TokenTree([history[-1], *(int(t) for t in random.integers(0, vocabulary, 4))], [-1, 0, 0, 2, 3])
-    info = GenerationInfo(repetition_penalty=1.3, suppress_tokens=[1, vocabulary - 1])
-    host = Processors(info, (), history)
-    raw = random.standard_normal((len(tree), vocabulary), np.float32)
-    raw[:, history] += 1.0
-    recent = history[-min(3, most) :]
-    seen, banned = np.zeros(vocabulary, np.float32), np.zeros(vocabulary, bool)
-    seen[history[: -len(recent)]] = 1.0
-    banned[info.suppress_tokens] = True
-    feeds = {
-        "raw_logits": raw, "seen": seen, "banned": banned, "penalty": np.full(1, info.repetition_penalty, np.float32),
-        "recent": np.array(recent + recent[-1:] * (most - len(recent)), np.int64),
-        "tokens": np.array(tree.tokens, np.int64), "ancestors": relations(tree, len(tree))[1],
-    }  # fmt: skip
-    found = runner.run(graph.file, feeds)
-    expected = np.stack(
-        [
-            host.apply(row, [tree.tokens[j] for j in np.flatnonzero(mask)[1:]])
-            for row, mask in zip(raw, feeds["ancestors"], strict=True)
-        ]
+    few = random.permutation(vocabulary)[:4].tolist()
+    history = [few[i] for i in (0, 1, 2, 3, 1, 2, 0, 0, 1)]
+    tree = TokenTree([few[i] for i in (1, 2, 3, 1, 2)], [-1, 0, 0, 2, 3])
+    info = GenerationInfo(
+        repetition_penalty=1.3, suppress_tokens=[1, vocabulary - 1], min_length=len(history) + 2
     )
+    if graph.role == "repeats":
+        info.no_repeat_ngram_size, info.bad_words_ids = 2, [[few[1], few[3], few[1], few[3]], few[:3]]
+    host = Processors(info, few[3:], history)
+    raw = random.standard_normal((len(tree), vocabulary), np.float32)
+    raw[:, few] += 1.0
+    feeds = device_feeds(host, tree, limits, vocabulary, unknown=3) | {"raw_logits": raw}
+    said = feeds["said"].copy()
+    found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
+    paths = [[tree.tokens[j] for j in np.flatnonzero(row)[1:]] for row in tree.ancestors]
+    expected = np.stack([host.apply(row, path) for row, path in zip(raw, paths, strict=True)])
     hidden = np.float32(-1e9)  # the host bans with an infinity, whose differences are no numbers
     tally.add("logits", np.maximum(found["logits"], hidden), np.maximum(expected, hidden))
-    seen[recent] = 1.0
-    tally.add("marks", found["seen_now"], seen)
+    end = int(feeds["end"][0])
+    said[end + 1 - len(history) : end + 1] = history
+    tally.add("said", found["said_now"].astype(np.float32), said.astype(np.float32))
 
 
-_WITHOUT_MODEL = {"commit": _commit, "mask": _mask, "process": _process}
+def device_feeds(
+    host: Processors, tree: TokenTree, limits: Limits, vocabulary: int, unknown: int
+) -> dict[str, np.ndarray]:
+    """What the graphs `penalties` and `repeats` read beside logits, of a device that knows all but the `unknown` last tokens of
+    the history."""
+    changes, layout = host.on_device, TextLayout.of(limits)
+    assert changes is not None
+    feeds = of_request(changes, layout, vocabulary) | of_cycle(changes, layout, vocabulary, limits.max_width)
+    end, (depths, ancestors) = feeds["end"].item(), relations(tree, len(tree))
+    feeds["said"][end + 1 - unknown : end + 1] = NOTHING
+    nodes = {
+        "tokens": np.array(tree.tokens),
+        "token_depths": depths,
+        "depths": depths,
+        "ancestors": ancestors,
+    }
+    return feeds | nodes
+
+
+_WITHOUT_MODEL = {"commit": _commit, "mask": _mask, "penalties": _process, "repeats": _process}
 """Graphs that are compared with numpy, on inputs of their own."""
 
 _COMPARERS = {

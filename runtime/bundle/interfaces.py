@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import BundleError
+from .told import TextLayout
 
 if TYPE_CHECKING:
     from .manifest import DraftInfo, GraphInfo, Manifest, ValueInfo
@@ -34,13 +35,16 @@ ROLES = (
     "adaptor",
     "commit",
     "mask",
-    "process",
+    "penalties",
+    "repeats",
 )
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
 DRAFT_LAYERS = ("eagle", "eagle3", "vispec")
 """Roles of drafts' own layers, with keys and values of their own: they see a prompt and every width after it."""
 
+CHANGING = ("penalties", "repeats")
+"""Roles of graphs that change logits where they lie."""
 
 TAPPED = ("low", "middle", "high")
 """Inputs of the graph `fusion`: rows after three of the cuts, as the draft's `taps` name them."""
@@ -118,8 +122,8 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         return dict.fromkeys(TAPPED, (dtype, hidden)), {"hidden_out": (dtype, hidden)}
     if role == "mask":
         return _mask(manifest)
-    if role == "process":
-        return _process(manifest)
+    if role in CHANGING:
+        return _process(manifest, role)
     if role == "imitation":
         return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}
     first, end = layers or (0, decoder.num_layers)
@@ -185,20 +189,27 @@ def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
     return inputs, outputs | {f"updated_{name}": value for name, value in caches.items()}
 
 
-def _process(manifest: Manifest) -> tuple[Values, Values]:
-    """Of the graph that changes logits on a device (docs/architecture.md)."""
-    vocabulary = manifest.tensors["embedding_table"].shape[0]
+def _process(manifest: Manifest, role: str) -> tuple[Values, Values]:
+    """Of the graphs that change logits on a device (docs/architecture.md)."""
+    vocabulary, layout = manifest.tensors["embedding_table"].shape[0], TextLayout.of(manifest.limits)
     logits: tuple[str, Shape] = ("float32", ("rows", vocabulary))
     inputs: Values = {
         "raw_logits": logits,
-        "seen": ("float32", (vocabulary,)),
+        "said": ("int64", (layout.places,)),
+        "recent": ("int64", (manifest.limits.max_width,)),
+        "end": ("int64", (1,)),
+        "tokens": ("int64", ("span",)),
+        "token_depths": ("int64", ("span",)),
+        "ancestors": ("bool", ("rows", "span")),
+        "depths": ("int64", ("rows",)),
+        "held": ("int64", (1,)),
+        "ends": ("bool", (vocabulary,)),
         "banned": ("bool", (vocabulary,)),
         "penalty": ("float32", (1,)),
-        "recent": ("int64", (manifest.limits.max_width,)),
-        "tokens": ("int64", ("span",)),
-        "ancestors": ("bool", ("rows", "span")),
     }
-    return inputs, {"seen_now": inputs["seen"], "logits": logits}
+    if role == "repeats":
+        inputs["needed"] = ("int64", (layout.compared,))
+    return inputs, {"said_now": inputs["said"], "logits": logits}
 
 
 def _mask(manifest: Manifest) -> tuple[Values, Values]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import BundleError
 
 STRUCTURE = frozenset((
-    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Expand", "Gather",
+    "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Expand", "Gather",
     "GatherElements", "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or",
     "RMSNormalization", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
     "Sin", "Slice", "Split", "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",

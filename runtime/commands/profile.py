@@ -187,6 +187,7 @@ def _here(
     reported: Callable[[list[Timing], dict[str, Any], bool, TimeCycles], dict[str, Any]],
 ) -> dict[str, Any]:
     """The report of the engine of a device."""
+    from ..bundle.interfaces import CHANGING
     from ..measure import machine
     from ..profiling.host import time_cycles
     from ..profiling.local import time_here
@@ -197,7 +198,7 @@ def _here(
     with Session.load(bundle, device, threads=threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
-            found = [point for point in found if point.graph not in ("embed", "mask", "process")]
+            found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
         timings = time_here(session, found, rows)
         where = machine.describe()
         if machine.busy(where):

@@ -8,17 +8,19 @@ their calls, which an engine may capture and replay (`Engine.program`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..bundle.interfaces import CHANGING
 from ..engines.base import DTYPES, Call, Engine, Program, View, dtype_name
 from .device_chain import DeviceChain
+from .fields import FLAG, FLOAT, INT, Fields
 from .masks import relations
-from .processing import GRAPH, Changes, Processing
+from .processing import Changes, Processing
 from .target_rows import not_finite
 from .tree import TokenTree
 
@@ -29,9 +31,6 @@ DraftStep = Callable[[View, "dict[str, View]"], "list[Call]"]
 
 LAYOUTS = 4
 """Of caches that grow, so many have their programs kept."""
-
-_INT, _FLOAT = 8, 4
-"""Bytes of an int64, of a float32."""
 
 
 class DraftsOnDevice(Protocol):
@@ -78,47 +77,38 @@ def _sent(name: str) -> str:
     return f"draft.{name}"
 
 
-class _Block:
-    """A transfer, laid out field after field at the engine's alignment."""
+@dataclass
+class _Transfers:
+    """What goes up and comes down in a cycle, and what its logits pass behind a head (None: nothing)."""
 
-    def __init__(self, engine: Engine, name: str):
-        self._engine, self._name, self._unit = engine, name, max(engine.alignment, _INT)
-        self._end = 0
+    up: Fields
+    down: Fields
+    graph: str | None
 
-    def place(self, nbytes: int) -> int:
-        """Where a field of so many bytes begins."""
-        start, self._end = self._end, self._end + -(-nbytes // self._unit) * self._unit
-        return start
-
-    def allocate(self) -> View:
-        """The whole, uint8 [n]."""
-        return self._engine.allocate(self._name, self._end).view((self._end,), "uint8")
-
-
-def _at(block: View, start: int, shape: tuple[int, ...], dtype: str = "int64") -> View:
-    return block.buffer.view(shape, dtype, start // DTYPES[dtype].itemsize)
+    def sent(self, names: Mapping[str, int]) -> dict[str, View]:
+        """Fields of int64, so many of each."""
+        return {name: self.up.view(name, count) for name, count in names.items()}
 
 
 class _Cycle:
-    """One program, and where its fields lie in what goes up and comes down."""
+    """One program, and where its fields lie in what goes up and comes down. `steps`: passes that begin at a slot of their own,
+    less one."""
 
-    def __init__(
-        self, program: Program, passes: list[Pass], width: int, fields: dict[str, int], drafted: int
-    ):
-        self.program, self.passes, self.width, self.drafted = program, passes, width, drafted
-        self._fields = fields
+    def __init__(self, program: Program, passes: list[Pass], width: int, transfers: _Transfers, steps: int):
+        self.program, self.passes, self.width, self.steps = program, passes, width, steps
+        self._up, self._down = transfers.up.starts, transfers.down.starts
 
     def send(self, name: str, values: np.ndarray | list[int] | int) -> None:
         """Write a field of the upload."""
         data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int64)
-        start = self._fields[name]
+        start = self._up[name]
         self.program.upload[start : start + data.nbytes] = (
             np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         )
 
     def came(self, name: str, count: int, dtype: str = "int64") -> np.ndarray:
         """A field of the download, [count]."""
-        start, item = self._fields[name], DTYPES[dtype]
+        start, item = self._down[name], DTYPES[dtype]
         return self.program.download[start : start + count * item.itemsize].view(item)
 
 
@@ -133,16 +123,19 @@ class OnDevice:
         self._slots: View | None = None
         self._bias: View | None = None
         self._chains: dict[int, tuple[View, View]] = {}
-        self._lines: dict[int, View] = {}
+        self._lines: dict[int, tuple[View, View]] = {}
         self._processing: Processing | None = None
-        self.processes = GRAPH in decoder.engine.graphs
-        """Whether a request may change logits (`Changes`)."""
+        self._offered = frozenset(CHANGING) & set(decoder.engine.graphs)
+
+    def offers(self, changes: Changes) -> bool:
+        """Whether the bundle has the graph that a request's logits pass."""
+        return changes.graph in self._offered
 
     def verify(self, tree: TokenTree, start: int, changes: Changes | None = None) -> Drafted:
         """All segments over a tree that the host knows, whose root takes slot `start`."""
-        width, changed = self._decoder.padded(len(tree)), changes is not None
+        width, graph = self._decoder.padded(len(tree)), changes and changes.graph
         cycle = self._cycle(
-            ("verify", width, tree.is_chain, changed), lambda: self._verifying(width, tree.is_chain, changed)
+            ("verify", width, tree.is_chain, graph), lambda: self._verifying(width, tree.is_chain, graph)
         )
         cycle.send("tokens", [*tree.tokens, *tree.tokens[-1:] * (width - len(tree))])
         if not tree.is_chain:
@@ -163,10 +156,10 @@ class OnDevice:
     ) -> Drafted:
         """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`, and
         verified by the tail."""
-        changed = changes is not None
+        graph = changes and changes.graph
         cycle = self._cycle(
-            ("draft", draft.name, count, changed),
-            lambda: self._drafting(draft.draft_step, cut, count, changed),
+            ("draft", draft.name, count, graph),
+            lambda: self._drafting(draft.draft_step, cut, count, graph),
         )
         cycle.send("tokens", [token] * self._decoder.padded(1))
         self._launch(cycle, start, changes)
@@ -179,8 +172,8 @@ class OnDevice:
     ) -> Drafted:
         """A chain that is drafted behind the pending `token` by calls of its own, and verified by all segments; the root
         takes slot `start`."""
-        changed = changes is not None
-        cycle = self._cycle(("chain", *chain.key, changed), lambda: self._chaining(chain, changed))
+        graph = changes and changes.graph
+        cycle = self._cycle(("chain", *chain.key, graph), lambda: self._chaining(chain, graph))
         cycle.send("tokens", [token] * cycle.width)
         for name, values in chain.sent.items():
             cycle.send(_sent(name), values)
@@ -194,9 +187,10 @@ class OnDevice:
     def _launch(self, cycle: _Cycle, start: int, changes: Changes | None) -> None:
         decoder = self._decoder
         if changes is not None:
-            cycle.send("recent", self._process().begin(changes))
+            for name, values in self._process().begin(changes).items():
+                cycle.send(name, values)
         first = decoder.position_of(start)
-        for step in range(cycle.drafted + 1):
+        for step in range(cycle.steps + 1):
             cycle.send(f"start.{step}", start + step)
             cycle.send(f"first.{step}", first + step)
         for run in cycle.passes:
@@ -226,120 +220,128 @@ class OnDevice:
             made[key] = make()
         return made[key]
 
-    def _verifying(self, width: int, is_chain: bool, changed: bool) -> _Cycle:
-        decoder, engine = self._decoder, self._engine
-        up, down, fields = _Block(engine, "cycle.up"), _Block(engine, "cycle.down"), {}
-        fields["tokens"] = up.place(width * _INT)
+    def _transfers(
+        self,
+        width: int,
+        graph: str | None,
+        up: Mapping[str, int],
+        down: Mapping[str, int] | None = None,
+        steps: int = 0,
+    ) -> _Transfers:
+        """Memory of what every cycle sends and brings, and of fields of its own with so many bytes."""
+        sizes = dict(up)
+        for step in range(steps + 1):
+            sizes |= {f"start.{step}": INT, f"first.{step}": INT}
+        if graph is not None:
+            sizes |= {name: count * INT for name, count in self._process().sent.items()}
+        brought = {**(down or {}), "best": width * INT, "finite": width * FLAG}
+        return _Transfers(
+            Fields(self._engine, "cycle.up", sizes), Fields(self._engine, "cycle.down", brought), graph
+        )
+
+    def _done(
+        self, calls: list[Call], passes: list[Pass], width: int, transfers: _Transfers, steps: int = 0
+    ) -> _Cycle:
+        up, down = transfers.up.whole, transfers.down.whole
+        return _Cycle(self._engine.program(calls, up, down), passes, width, transfers, steps)
+
+    def _verifying(self, width: int, is_chain: bool, graph: str | None) -> _Cycle:
+        decoder = self._decoder
+        sizes = {"tokens": width * INT}
         if not is_chain:
-            fields["depths"], fields["ancestors"] = up.place(width * _INT), up.place(width * width)
-        fields |= {"start.0": up.place(_INT), "first.0": up.place(_INT)}
-        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
-        if changed:
-            fields["recent"] = up.place(self._process().recent * _INT)
-        upload, download = up.allocate(), down.allocate()
+            sizes |= {"depths": width * INT, "ancestors": width * width * FLAG}
+        transfers = self._transfers(width, graph, sizes)
+        up = transfers.up
         related = self._chain(width) if is_chain else (
-            _at(upload, fields["depths"], (1, width)), _at(upload, fields["ancestors"], (1, width, width), "bool"),
+            up.view("depths", 1, width), up.view("ancestors", 1, width, width, dtype="bool"),
         )  # fmt: skip
         run = decoder.prepared(0, decoder.segments, width, 0)
-        calls = [decoder.embedding.bind(_at(upload, fields["tokens"], (1, width)))]
-        calls += self._pass(run, upload, fields, 0, related)
-        tokens = _at(upload, fields["tokens"], (width,)) if changed else None
-        calls += self._judge(run, width, upload, download, fields, tokens, related[1])
-        return _Cycle(engine.program(calls, upload, download), [run], width, fields, 0)
+        calls = [decoder.embedding.bind(up.view("tokens", 1, width))]
+        calls += self._pass(run, up, 0, related)
+        calls += self._judge(run, width, transfers, up.view("tokens", width), related)
+        return self._done(calls, [run], width, transfers)
 
-    def _drafting(self, step: DraftStep, cut: int, count: int, changed: bool) -> _Cycle:
+    def _drafting(self, step: DraftStep, cut: int, count: int, graph: str | None) -> _Cycle:
         decoder, engine = self._decoder, self._engine
         # With a `verify_width` every pass is over all nodes that there will be, from the first slot on; those that are not
         # drafted yet are the pending token.
         fixed, width, wide = decoder.verify_width is not None, decoder.padded(count + 1), decoder.padded(1)
-        steps = 0 if fixed else count
-        up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
-        fields = {"tokens": up.place(wide * _INT)}
-        for number in range(steps + 1):
-            fields |= {f"start.{number}": up.place(_INT), f"first.{number}": up.place(_INT)}
-        fields |= {"drafted": down.place(count * _INT), "drafts_finite": down.place(count)}
-        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
-        if changed:
-            fields["recent"] = up.place(self._process().recent * _INT)
-        places = [(inner.place(_INT), inner.place(1)) for _ in range(count)]
-        whole = inner.place(width * _INT)
-        upload, download, between = up.allocate(), down.allocate(), inner.allocate()
-        token, passes, calls = _at(upload, fields["tokens"], (1, wide)), [], []
-        if changed or fixed:
-            calls.append(engine.copy(_at(between, whole, (1, wide)), token))
+        steps, together = 0 if fixed else count, fixed or graph is not None
+        transfers = self._transfers(
+            width,
+            graph,
+            {"tokens": wide * INT},
+            {"drafted": count * INT, "drafts_finite": count * FLAG},
+            steps,
+        )
+        up, down = transfers.up, transfers.down
+        # Each token where it can be bound, and all of them in a row.
+        sizes = {"all": width * INT}
+        for number in range(count):
+            sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
+        between = Fields(engine, "cycle.tokens", sizes)
+        token, passes, calls = up.view("tokens", 1, wide), [], []
+        if together:
+            calls.append(engine.copy(between.view("all", 1, wide), token))
         if fixed:
-            token = _at(between, whole, (1, wide))
+            token = between.view("all", 1, wide)
         for number in range(count + 1):
             run = decoder.prepared(0, cut, wide, number)
             passes.append(run)
             calls.append(decoder.embedding.bind(token))
-            calls += self._pass(run, upload, fields, min(number, steps), self._chain(wide))
+            calls += self._pass(run, up, min(number, steps), self._chain(wide))
             if number == count:
                 break  # the last draft passes the trunk too
-            at, flag = places[number]
-            best, finite = _at(between, at, (1,)), _at(between, flag, (1,), "bool")
+            best, finite = (
+                between.view(f"token.{number}", 1),
+                between.view(f"finite.{number}", 1, dtype="bool"),
+            )
             calls += self._best(
-                partial(step, decoder.exit_rows(cut, number)), best, finite, upload, fields,
-                _at(between, whole, (number + 1,)) if changed else None, self._all_related(number + 1),
+                partial(step, decoder.exit_rows(cut, number)), best, finite, transfers,
+                between.view("all", number + 1), self._last_of_chain(number + 1),
             )  # fmt: skip
-            if changed or fixed:
-                calls.append(engine.copy(_at(between, whole + (number + 1) * _INT, (1,)), best))
-            kept = _at(download, fields["drafted"] + number * _INT, (1,))
-            calls += [engine.copy(kept, best)]
-            calls += [engine.copy(_at(download, fields["drafts_finite"] + number, (1,), "bool"), finite)]
+            if together:
+                calls.append(engine.copy(between.view("all", 1, offset=number + 1), best))
+            calls.append(engine.copy(down.view("drafted", 1, offset=number), best))
+            calls.append(engine.copy(down.view("drafts_finite", 1, dtype="bool", offset=number), finite))
             if not fixed:
-                token = _at(between, at, (1, 1))
+                token = between.view(f"token.{number}", 1, 1)
         run = decoder.prepared(cut, decoder.segments, width, 0)
         calls += decoder.exit_copies(run, cut, count + 1)
-        calls += self._pass(run, upload, fields, 0, self._chain(width))
-        tokens = _at(between, whole, (width,)) if changed else None
-        calls += self._judge(run, width, upload, download, fields, tokens, self._chain(width)[1])
-        return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, steps)
+        calls += self._pass(run, up, 0, self._chain(width))
+        calls += self._judge(run, width, transfers, between.view("all", width), self._chain(width))
+        return self._done(calls, [*passes, run], width, transfers, steps)
 
-    def _chaining(self, chain: DeviceChain, changed: bool) -> _Cycle:
+    def _chaining(self, chain: DeviceChain, graph: str | None) -> _Cycle:
         decoder, engine, count = self._decoder, self._engine, chain.length
         width = decoder.padded(count + 1)
-        up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
-        fields = {"tokens": up.place(width * _INT), "start.0": up.place(_INT), "first.0": up.place(_INT)}
-        fields |= {_sent(name): up.place(values.nbytes) for name, values in chain.sent.items()}
-        fields |= {"drafted": down.place(count * _INT), "scores": down.place(count * _FLOAT)}
-        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
-        if changed:
-            fields["recent"] = up.place(self._process().recent * _INT)
-        whole = inner.place(width * _INT)
-        upload, download, between = up.allocate(), down.allocate(), inner.allocate()
+        sizes = {"tokens": width * INT} | {_sent(name): values.nbytes for name, values in chain.sent.items()}
+        transfers = self._transfers(width, graph, sizes, {"drafted": count * INT, "scores": count * FLOAT})
+        up, down = transfers.up, transfers.down
+        between = Fields(engine, "cycle.tokens", {"all": width * INT})
 
         def keep(number: int, token: View, score: View) -> list[Call]:
-            noted = _at(download, fields["scores"] + number * _FLOAT, (1,), "float32")
-            return [
-                engine.copy(_at(between, whole + (number + 1) * _INT, (1,)), token),
-                engine.copy(noted, score),
-            ]
+            noted = down.view("scores", 1, dtype="float32", offset=number)
+            return [engine.copy(between.view("all", 1, offset=number + 1), token), engine.copy(noted, score)]
 
         sent = {
-            name: _at(upload, fields[_sent(name)], values.shape, dtype_name(values))
+            name: up.view(_sent(name), *values.shape, dtype=dtype_name(values))
             for name, values in chain.sent.items()
         }
         run = decoder.prepared(0, decoder.segments, width, 0)
-        tokens = _at(between, whole, (width,))
+        tokens = between.view("all", width)
         # The pending token everywhere; what is drafted takes its places from the second on.
-        calls = [engine.copy(tokens, _at(upload, fields["tokens"], (width,)))]
+        calls = [engine.copy(tokens, up.view("tokens", width))]
         calls += chain.bind(sent, keep)
-        calls.append(
-            engine.copy(_at(download, fields["drafted"], (count,)), _at(between, whole + _INT, (count,)))
-        )
-        calls.append(decoder.embedding.bind(_at(between, whole, (1, width))))
-        calls += self._pass(run, upload, fields, 0, self._chain(width))
-        calls += self._judge(
-            run, width, upload, download, fields, tokens if changed else None, self._chain(width)[1]
-        )
-        return _Cycle(engine.program(calls, upload, download), [run], width, fields, 0)
+        calls.append(engine.copy(down.view("drafted", count), between.view("all", count, offset=1)))
+        calls.append(decoder.embedding.bind(between.view("all", 1, width)))
+        calls += self._pass(run, up, 0, self._chain(width))
+        calls += self._judge(run, width, transfers, tokens, self._chain(width))
+        return self._done(calls, [run], width, transfers)
 
-    def _pass(
-        self, run: Pass, upload: View, fields: dict[str, int], number: int, related: tuple[View, View]
-    ) -> list[Call]:
+    def _pass(self, run: Pass, up: Fields, number: int, related: tuple[View, View]) -> list[Call]:
         """A pass that begins at `start.number`, with its mask and positions."""
-        start = _at(upload, fields[f"start.{number}"], (1,))
+        start = up.view(f"start.{number}", 1)
         mask, positions, indices = self._decoder.places(run)
         inputs = {
             "start": start,
@@ -349,50 +351,45 @@ class OnDevice:
         }
         given = {value.name for value in self._engine.interface("mask").inputs}
         if "first_positions" in given:
-            inputs["first_positions"] = _at(upload, fields[f"first.{number}"], (1,))
+            inputs["first_positions"] = up.view(f"first.{number}", 1)
         if "distance_bias" in given:
             inputs |= {"distance_bias": self._biases(), "slot_depths": related[0]}
         outputs = {"attn_mask": mask} | ({} if positions is None else {"positions": positions})
         return [self._engine.bind("mask", inputs, outputs), self._engine.copy(indices, start), *run.calls]
 
     def _judge(
-        self,
-        run: Pass,
-        width: int,
-        upload: View,
-        download: View,
-        fields: dict[str, int],
-        tokens: View | None,
-        ancestors: View,
+        self, run: Pass, width: int, transfers: _Transfers, tokens: View, related: tuple[View, View]
     ) -> list[Call]:
-        """What the target says of the nodes `tokens` of a pass (None: of logits that nothing changes), and the last calls of
-        a program."""
-        best = _at(download, fields["best"], (width,))
-        finite = _at(download, fields["finite"], (width,), "bool")
+        """What the target says of the nodes `tokens` of a pass, and the last calls of a program."""
+        best = transfers.down.view("best", width)
+        finite = transfers.down.view("finite", width, dtype="bool")
         inputs = {"hidden": run.result, "row_index": self._decoder.rows_in_order(width)}
         head = lambda outputs: [self._engine.bind("head", inputs, outputs)]  # noqa: E731
-        calls = self._best(head, best, finite, upload, fields, tokens, ancestors)
-        return calls if tokens is None else [*calls, self._process().keep()]
+        calls = self._best(head, best, finite, transfers, tokens, related)
+        return calls if transfers.graph is None else [*calls, self._process().keep()]
 
     def _best(
         self,
         head: Callable[[dict[str, View]], list[Call]],
         best: View,
         finite: View,
-        upload: View,
-        fields: dict[str, int],
-        tokens: View | None,
-        ancestors: View,
+        transfers: _Transfers,
+        tokens: View,
+        related: tuple[View, View],
     ) -> list[Call]:
         """The likeliest tokens by `head`, which takes its outputs: of its logits, or of those that a request changes, row by
-        row behind the `tokens` that are its `ancestors`."""
-        if tokens is None:
+        row behind those of the `tokens` that are its ancestors. `related`: `depths` and `ancestors` of the rows."""
+        if transfers.graph is None:
             return head({"best": best, "finite": finite})
         process, (rows,), span = self._process(), best.shape, tokens.shape[0]
-        recent = _at(upload, fields["recent"], (process.recent,))
-        related = ancestors.buffer.view((rows, span), "bool", ancestors.offset)
+        (depths, ancestors), whole = related, related if rows == span else self._chain(span)
+        flat = lambda view, *shape: view.buffer.view(shape, view.dtype, view.offset)  # noqa: E731
+        nodes = {
+            "tokens": tokens, "token_depths": flat(whole[0], span),
+            "depths": flat(depths, rows), "ancestors": flat(ancestors, rows, span),
+        }  # fmt: skip
         found = head({"logits": process.raw(rows), "finite": finite})
-        return [*found, process.call(recent, tokens, related, best)]
+        return [*found, process.call(transfers.graph, transfers.sent(process.sent), nodes, best)]
 
     # --- what does not change ---
 
@@ -406,18 +403,21 @@ class OnDevice:
             )
         return self._chains[width]
 
-    def _all_related(self, span: int) -> View:
-        """`ancestors` [1, span] of the last node of a chain."""
+    def _last_of_chain(self, span: int) -> tuple[View, View]:
+        """`depths` [1] and `ancestors` [1, span] of the last node of a chain."""
         if span not in self._lines:
-            self._lines[span] = self._engine.constant(f"path.{span}.ancestors", np.ones((1, span), np.bool_))
+            self._lines[span] = (
+                self._engine.constant(f"path.{span}.depths", np.array([span - 1])),
+                self._engine.constant(f"path.{span}.ancestors", np.ones((1, span), np.bool_)),
+            )
         return self._lines[span]
 
     def _process(self) -> Processing:
-        """The graph that changes logits, which few requests ask for."""
+        """The graphs that change logits, which few requests ask for."""
         if self._processing is None:
             decoder = self._decoder
             vocabulary = decoder.manifest.tensors["embedding_table"].shape[0]
-            self._processing = Processing(self._engine, vocabulary, decoder.max_width)
+            self._processing = Processing(self._engine, decoder.manifest.limits, vocabulary)
         return self._processing
 
     def _numbers(self) -> View:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnxruntime as ort
 
+from ..bundle.interfaces import CHANGING
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..errors import DeviceError
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 
-REPEATABLE = ("embed", "segment", "head", "imitation", "mask", "process")
+REPEATABLE = ("embed", "segment", "head", "imitation", "mask", *CHANGING)
 """Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
 so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 
@@ -61,7 +62,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         super().__init__(manifest.graphs, cuda)
         self._folder = Path(folder)
         self._interfaces = {
-            name: answers(info) if info.role in ("head", "process") else info
+            name: answers(info) if info.role in ("head", *CHANGING) else info
             for name, info in self.graphs.items()
         }
         self._sessions: dict[str, ort.InferenceSession] = {}

@@ -20,6 +20,8 @@ def stand_in(
         return None if name == "banned" else np.ones(shape, bool)
     if name == "row_index":
         return np.arange(sizes["width"] - shape[0], sizes["width"], dtype=np.int64)
+    if name == "end":  # of a text that fills the cache
+        return np.full(shape, sizes["cache"] - sizes["width"], np.int64)
     if name == "positions":
         end = min(sizes["cache"], sizes.get("max_positions", sizes["cache"]))
         rows = np.arange(end - sizes["width"], end, dtype=np.int64).clip(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..bundle.folder import Bundle
-from ..bundle.interfaces import DRAFT_LAYERS
+from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import Manifest
 from ..families import get_family
 from ..images.synthetic import synthetic_image
@@ -97,7 +97,7 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found += [_at(name, "verify", width, fixed) for width in wide]
         else:
             found.append(_at(name, "token", 1, fixed))
-            if graph.role in ("mask", "process"):
+            if graph.role in ("mask", *CHANGING):
                 found += [_at(name, "verify", width, fixed) for width in wide]
     return found
 

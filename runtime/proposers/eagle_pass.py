@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..decode.kv import BATCH_BUCKET, BUCKET, KVArena
+from ..decode.masks import CausalMask
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
 
@@ -91,6 +92,8 @@ class EaglePass:
             engine.allocate(f"{name}.features.{index}", rows * self._size * item) for index in range(2)
         ]
         self._turn = 0
+        self._causal = CausalMask(self.arena.capacity, 1, np.dtype(np.bool_))
+        """What the rows of a chain see, bool [1, width, slots]."""
         found = batch * decoder.max_width * ranks
         self._ids = engine.allocate(f"{name}.token_ids", found * DTYPES["int64"].itemsize)
         self._scores = engine.allocate(f"{name}.log_probabilities", found * DTYPES["float32"].itemsize)
@@ -145,7 +148,7 @@ class EaglePass:
     ) -> dict[str, np.ndarray]:
         """What `chain` is sent for pairs of features `rows` int64 [n] with the `tokens` that follow, n ≤ width, the first in
         slot `start` at `position`; of the passes behind it, too."""
-        pairs, slots = len(rows), np.arange(self.arena.rows)
+        pairs, seen = len(rows), self._causal.seen
         found: dict[str, np.ndarray] = {}
         for step in range(count):
             wide, ahead = (width, 0) if step == 0 else (1, pairs - 1 + step)
@@ -153,7 +156,7 @@ class EaglePass:
             found |= {
                 f"positions.{step}": position + ahead + np.minimum(steps, pairs - 1)[None],
                 f"write_indices.{step}": np.array([start + ahead]),
-                f"attn_mask.{step}": (slots <= (start + ahead + steps)[:, None])[None, None],
+                f"attn_mask.{step}": seen(wide, self.arena.rows)[start + ahead][None],
             }
         ids = np.zeros((1, width), np.int64)
         ids[0, :pairs] = tokens

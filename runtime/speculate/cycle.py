@@ -131,7 +131,8 @@ class Cycle:
         (sequence,) = self.sequences
         if sequence.error is not None or not sequence.takes_the_best:
             return False
-        if sequence.processors is not None and not self.decoder.on_device.processes:
+        changes = sequence.changes
+        if changes is not None and not self.decoder.on_device.offers(changes):
             return False
         proposer, policy = sequence.proposer, sequence.policy
         if not budgets[0].nodes or proposer is None or proposer.cut is None:

@@ -40,17 +40,22 @@ class Processors:
         self._ends = np.asarray(ends, np.int64)
         self._always = _ids([*info.suppress_tokens, *(word[0] for word in words if len(word) == 1)])
         self._at_begin = _ids(info.begin_suppress_tokens)
-        self._words = [(word[:-1], word[-1]) for word in words if len(word) > 1]
+        # One with a negative number never comes anyway.
+        several = [word for word in words if len(word) > 1 and min(word) >= 0]
+        self._words = [(word[:-1], word[-1]) for word in several]
         self._history: list[int] = []
         self._distinct: set[int] = set()
         self._ids = np.empty(0, np.int64)
         self._ngrams: dict[tuple[int, ...], list[int]] = {}
         self.extend(prompt)
         self._begin = len(self._history)
-        self._changes = Changes(float(self._penalty), self._always, self._history)
         self._open = 0  # length of the first history that may end
         if ends:
             self._open = max(info.min_length, self._begin + info.min_new_tokens if info.min_new_tokens else 0)
+        changes = Changes(
+            float(self._penalty), self._always, self._history, self._ends, self._open, self._size, several
+        )
+        self._changes = changes if changes.fits else None
 
     @classmethod
     def from_info(
@@ -73,13 +78,10 @@ class Processors:
 
     @property
     def on_device(self) -> Changes | None:
-        """What is asked for where a device does all of it: repetition penalty and tokens that never come, but no n-grams,
-        no bad words of several tokens, and no limits on a length that is not reached yet."""
-        length = len(self._history)
-        begins = length == self._begin and self._at_begin.size > 0
-        if self._size > 0 or self._words or begins or length < self._open:
-            return None
-        return self._changes
+        """What is asked for where a device does all of it: not tokens that are suppressed at the beginning, nor n-grams and bad
+        words that it has no room for (`Changes.fits`)."""
+        begins = len(self._history) == self._begin and self._at_begin.size > 0
+        return None if begins else self._changes
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append emitted tokens to the history."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import onnxruntime as ort
 import pytest
 from vlmexport.runtime.engines import onnxruntime_cuda
-from vlmexport.runtime.engines.onnxruntime_cuda import NEVER
+from vlmexport.runtime.engines.base import View
+from vlmexport.runtime.engines.onnxruntime_cuda import NEVER, OnnxRuntimeCuda, _BoundCall
 
 Patch = pytest.MonkeyPatch
 
@@ -29,3 +31,34 @@ def _numbered(patch: Patch, number_of: Callable[[str], str]) -> None:
         return made(number_of(number))
 
     patch.setattr(onnxruntime_cuda, "run_options", wrong)
+
+
+def updated_cache_elsewhere(patch: Patch) -> None:
+    """An updated cache is bound to memory of its own."""
+    bind = OnnxRuntimeCuda._bind
+
+    def wrong(self: Any, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Any:
+        moved = {
+            name: self.allocate(name, view.nbytes, True).view(view.shape, view.dtype)
+            if name.startswith("updated_value_cache.")
+            else view
+            for name, view in outputs.items()
+        }
+        return bind(self, graph, inputs, moved)
+
+    patch.setattr(OnnxRuntimeCuda, "_bind", wrong)
+
+
+def nan_logits(patch: Patch) -> None:
+    """Every fourth call of the head is given rows that are not numbers."""
+    run, calls = _BoundCall.run, []
+
+    def wrong(self: Any) -> None:
+        if self._file.startswith("head"):
+            calls.append(self)
+            if len(calls) % 4 == 0:
+                hidden = self._keep[0]
+                self._engine.cuda.fill(hidden.address, 0xFF, 4, self._engine.stream)
+        run(self)
+
+    patch.setattr(_BoundCall, "run", wrong)

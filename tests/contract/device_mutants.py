@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import lossless
@@ -13,6 +14,8 @@ from engines.recording_device import RecordingDevice
 from engines.stream import Context
 from rig import Rig
 from vlmexport.runtime.bundle.manifest import GenerationInfo
+from vlmexport.runtime.bundle.told import CONTEXT
+from vlmexport.runtime.decode import processing
 from vlmexport.runtime.decode.embedding import Embedding
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.on_device import Answers, OnDevice
@@ -20,7 +23,7 @@ from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.processing import Processing
 from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.engines.base import Engine, View
+from vlmexport.runtime.engines.base import DTYPES, Engine, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.errors import NumericsError
@@ -72,26 +75,66 @@ def same_drafts(rig: Rig) -> None:
         assert runs[0].tokens == runs[1].tokens and counts[0] == counts[1], (draft, counts)
 
 
-def changed_logits(rig: Rig, host: Rig) -> None:
-    """Repetition penalty and tokens that never come: a device says what the host would choose, whichever request came
-    before."""
+@dataclass(frozen=True)
+class Asked:
+    """What a model's configuration asks of a request, and what ends it."""
+
+    info: GenerationInfo
+    eos: tuple[int, ...] = ()
+
+
+def changing(plain: tuple[int, ...], vocabulary: int) -> list[Asked]:
+    """Requests whose output is another than `plain`, which nothing changes."""
+    few, late = plain[:10], (plain[3], plain[5])
+    # Of few tokens n-grams come again soon.
+    narrow, narrower = ([token for token in range(vocabulary) if token not in few[:n]] for n in (10, 3))
+    return [
+        Asked(GenerationInfo(repetition_penalty=1.7)),
+        Asked(GenerationInfo(repetition_penalty=1.3, suppress_tokens=[plain[2], plain[9]])),
+        Asked(GenerationInfo(bad_words_ids=[[plain[0]], [plain[4]]])),
+        Asked(GenerationInfo(no_repeat_ngram_size=2, suppress_tokens=narrow)),
+        Asked(GenerationInfo(bad_words_ids=[list(plain[3:5]), list(plain[7:11])])),
+        Asked(GenerationInfo(min_new_tokens=11), late),
+        Asked(GenerationInfo(no_repeat_ngram_size=4, suppress_tokens=narrower)),
+        Asked(
+            GenerationInfo(
+                repetition_penalty=1.2, no_repeat_ngram_size=3, suppress_tokens=narrow, min_new_tokens=20,
+                bad_words_ids=[list(pair) for pair in zip(few, few[3:], strict=False)],
+            ),
+            late,
+        ),
+    ]  # fmt: skip
+
+
+def changed_logits(rig: Rig, host: Rig, every: int = 3, made: dict[str, Any] | None = None) -> None:
+    """Repetition penalty, tokens, words and n-grams that never come, ends that are held back: a device says what the host
+    would choose, whichever request came before. Each draft takes one request of `every`, each request some draft. `made`: drafts
+    of the bundle that were made before, to be gone on with."""
+    made = {} if made is None else made
     requests = [rig.request(seed) for seed in (54, 55)]
     plain = host.oracle.greedy(requests[0], 30)
-    asked = [
-        GenerationInfo(repetition_penalty=1.7),
-        GenerationInfo(repetition_penalty=1.3, suppress_tokens=[plain[2], plain[9]]),
-        GenerationInfo(bad_words_ids=[[plain[0]], [plain[4]]]),
-    ]
-    said = [lossless.generate(host, requests[0], 30, asked=info).tokens for info in asked]
+    asked = changing(plain, host.manifest.text.vocab_size)
+    said = [lossless.generate(host, requests[0], 30, asked=ask.info, eos=ask.eos).tokens for ask in asked]
     assert len({*said, plain}) == len(asked) + 1, "every one must change the output"
-    for number, (draft, length) in enumerate(
-        (("early-exit", 3), ("tree", 5), ("prompt-lookup", 4), (None, 0))
-    ):
-        info, request = asked[number % 3], requests[number % 2]
-        truth = lossless.generate(host, request, 30, asked=info).tokens
-        proposer = None if draft is None else lossless.DRAFTS[draft](rig, truth)
-        run = lossless.generate(rig, request, 30, proposer=proposer, length=length, asked=info)
-        assert run.tokens == truth, (draft, info)
+    drafts = [("early-exit", 3), ("tree", 5), ("prompt-lookup", 4), (None, 0)]
+    drafts += [("imitation", 5), *((draft, 3) for draft in layered(rig))]
+    truths: dict[tuple[int, int], Any] = {}
+    for place, (draft, length) in enumerate(drafts):
+        for number, ask in enumerate(asked):
+            if (number + place) % every:
+                continue
+            which = (place + number // every) % 2
+            request = requests[which]
+            if (number, which) not in truths:
+                truths[number, which] = lossless.generate(host, request, 30, asked=ask.info, eos=ask.eos)
+            truth = truths[number, which]
+            proposer = None if draft is None else made.get(draft) or lossless.DRAFTS[draft](rig, truth.tokens)
+            if draft in lossless.SHARED:
+                made[draft] = proposer
+            run = lossless.generate(
+                rig, request, 30, proposer=proposer, length=length, asked=ask.info, eos=ask.eos
+            )
+            assert (run.tokens, run.reason) == (truth.tokens, truth.reason), (draft, ask)
 
 
 def missing_synchronisation(patch: Patch) -> None:
@@ -255,9 +298,9 @@ def mask_of_the_first_step(patch: Patch) -> None:
     """Every drafted token sees what the pending one sees."""
     made = OnDevice._pass
 
-    def wrong(self: Any, run: Any, upload: Any, fields: Any, number: int, related: Any) -> list[Any]:
-        mask = made(self, run, upload, fields, 0, related)[0]
-        return [mask, *made(self, run, upload, fields, number, related)[1:]]
+    def wrong(self: Any, run: Any, up: Any, number: int, related: Any) -> list[Any]:
+        mask = made(self, run, up, 0, related)[0]
+        return [mask, *made(self, run, up, number, related)[1:]]
 
     patch.setattr(OnDevice, "_pass", wrong)
 
@@ -278,32 +321,119 @@ def positions_count_slots(patch: Patch) -> None:
     patch.setattr(Decoder, "position_of", lambda self, slot, row=0: slot)
 
 
-def marks_not_kept(patch: Patch) -> None:
+def text_not_kept(patch: Patch) -> None:
     """A device forgets after every cycle which tokens that one brought."""
-    patch.setattr(Processing, "keep", lambda self: self._engine.copy(self._now, self._seen))
+    patch.setattr(Processing, "keep", lambda self: self._engine.copy(self._now, self._kept["said"]))
 
 
-def marks_of_another_request(patch: Patch) -> None:
-    """A request finds the marks of the one before it."""
+def text_of_another_request(patch: Patch) -> None:
+    """A request finds the text of the one before it."""
     begin = Processing.begin
 
-    def wrong(self: Any, changes: Any) -> list[int]:
-        if self._marked is not None:
-            self._marked = changes, len(changes.history)
+    def wrong(self: Any, changes: Any) -> Any:
+        if self._known is not None:
+            self._known = changes, len(changes.history)
         return begin(self, changes)
 
     patch.setattr(Processing, "begin", wrong)
 
 
-def path_without_marks(patch: Patch) -> None:
-    """A drafted token is penalised by what was emitted, not by the drafts before it."""
+def _nodes(patch: Patch, name: str, value: Any) -> None:
+    """A graph that changes logits is told `value` of everything that it asks about the nodes by `name`."""
     call = Processing.call
 
-    def wrong(self: Any, recent: View, tokens: View, ancestors: View, best: View) -> Any:
-        nobody = self._engine.constant("nobody", np.zeros(ancestors.shape, np.bool_))
-        return call(self, recent, tokens, nobody, best)
+    def wrong(self: Any, graph: str, sent: Any, nodes: Any, best: View) -> Any:
+        right = nodes[name]
+        array = np.full(right.shape, value, DTYPES[right.dtype])
+        return call(self, graph, sent, nodes | {name: self._engine.constant("wrong", array)}, best)
 
     patch.setattr(Processing, "call", wrong)
+
+
+def path_without_tokens(patch: Patch) -> None:
+    """A drafted token is judged by what was emitted, not by the drafts before it."""
+    _nodes(patch, "ancestors", False)
+
+
+def depth_of_the_root(patch: Patch) -> None:
+    """What may follow a drafted token is looked up behind the pending one."""
+    _nodes(patch, "depths", 0)
+
+
+def drafts_at_one_place(patch: Patch) -> None:
+    """The drafts of a path lie at the place of the last emitted token."""
+    _nodes(patch, "token_depths", 0)
+
+
+def _of_cycle(patch: Patch, name: str, change: Any) -> None:
+    made = processing.of_cycle
+
+    def wrong(*args: Any) -> Any:
+        found = made(*args)
+        return found | {name: change(found[name])}
+
+    patch.setattr(processing, "of_cycle", wrong)
+
+
+def ends_open_early(patch: Patch) -> None:
+    """An end may come one token before the least length is reached."""
+    _of_cycle(patch, "held", lambda held: held - 1)
+
+
+def ends_open_late(patch: Patch) -> None:
+    """An end may come one token after the least length is reached."""
+    _of_cycle(patch, "held", lambda held: held + 1)
+
+
+def last_tokens_one_place_late(patch: Patch) -> None:
+    """The last tokens of a text are written one place behind their own."""
+    _of_cycle(patch, "recent", lambda recent: np.roll(recent, 1))
+
+
+def _needed(patch: Patch, change: Any) -> None:
+    made = processing.of_request
+
+    def wrong(changes: Any, layout: Any, vocabulary: int) -> Any:
+        found = made(changes, layout, vocabulary)
+        change(found["needed"], changes, layout)
+        return found
+
+    patch.setattr(processing, "of_request", wrong)
+
+
+def ngrams_of_the_prompt(patch: Patch) -> None:
+    """Only what the prompt says may not come twice."""
+
+    def change(needed: Any, changes: Any, layout: Any) -> None:
+        needed[len(changes.history) : layout.room] = processing.NEVER
+
+    _needed(patch, change)
+
+
+def ngrams_one_longer(patch: Patch) -> None:
+    """An n-gram may come twice, one that is a token longer may not."""
+    _needed(
+        patch, lambda needed, changes, layout: np.add(needed, needed < CONTEXT, out=needed, casting="unsafe")
+    )
+
+
+def words_by_their_last_token(patch: Patch) -> None:
+    """The last token of a word that must not come never comes."""
+
+    def change(needed: Any, changes: Any, layout: Any) -> None:
+        words = needed[layout.room :]
+        words[words < processing.NEVER] = 0
+
+    _needed(patch, change)
+
+
+def words_forgotten(patch: Patch) -> None:
+    """Words of several tokens may come."""
+
+    def change(needed: Any, changes: Any, layout: Any) -> None:
+        needed[layout.room :] = processing.NEVER
+
+    _needed(patch, change)
 
 
 def layer_reads_its_pending_token(patch: Patch) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import lossless
-import numpy as np
 import pytest
 from engines.fake_tensorrt import ExecutionContext
 from rig import Rig
 from vlmexport.runtime.engines.base import View
-from vlmexport.runtime.engines.device import DeviceEngine, _Captured
+from vlmexport.runtime.engines.device import _Captured
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine, _BoundCall, _Loaded
 
 Patch = pytest.MonkeyPatch
@@ -26,16 +25,6 @@ def a_longer_prompt(rig: Rig) -> None:
         run = lossless.generate(rig, request, limit, proposer=proposer, length=3)
         assert run.tokens == rig.oracle.greedy(request, limit)
     rig.settle()
-
-
-def missing_synchronisation(patch: Patch) -> None:
-    """Results are fetched while the work is still in the stream."""
-    patch.setattr(DeviceEngine, "synchronise", lambda self: None)
-
-
-def wait_forgotten(patch: Patch) -> None:
-    """What a program brings back is read before it is there."""
-    patch.setattr(_Captured, "wait", lambda self: None)
 
 
 def updated_cache_elsewhere(patch: Patch) -> None:
@@ -82,28 +71,6 @@ def context_of_a_graph(patch: Patch) -> None:
         return context
 
     patch.setattr(_Loaded, "context", wrong)
-
-
-def staging_memory_reused(patch: Patch) -> None:
-    """Every transfer goes through the same page-locked bytes."""
-    place = DeviceEngine._place
-
-    def wrong(self: Any, nbytes: int) -> np.ndarray:
-        self._staged = 0
-        return place(self, nbytes)
-
-    patch.setattr(DeviceEngine, "_place", wrong)
-
-
-def upload_reused(patch: Patch) -> None:
-    """The host prepares the next cycle in memory that the device has not fetched yet."""
-    launch = _Captured.launch
-
-    def wrong(self: Any) -> None:
-        launch(self)
-        self.upload[:8] ^= 1
-
-    patch.setattr(_Captured, "launch", wrong)
 
 
 def first_profile_always(patch: Patch) -> None:

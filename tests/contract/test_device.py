@@ -16,6 +16,7 @@ from engines.torch_reference import TorchReference
 from pairs import in_pairs
 from rig import ENGINES, FAMILIES, Rig
 from vlmexport.runtime.bundle.manifest import GenerationInfo
+from vlmexport.runtime.bundle.told import WORDS, TextLayout
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
 from vlmexport.runtime.session import Session
 
@@ -82,29 +83,33 @@ SOME = ("llama", "t5", "vit-gpt2")
 
 
 @pytest.mark.parametrize(
-    ("family", "engine"),
+    ("family", "engine", "every"),
     [
-        *((family, "device") for family in (*SOME, "qwen2.5-vl", "t5-float16")),
-        *((family, engine) for family in SOME for engine in ("tensorrt", "tensorrt-portable", "cuda")),
-        ("llama", "growing-device"),
+        *((family, "device", 3) for family in (*SOME, "qwen2.5-vl", "t5-float16")),
+        *((family, engine, 3) for family in SOME for engine in ("tensorrt", "tensorrt-portable", "cuda")),
+        ("llama", "growing-device", 3),
+        *(pytest.param(family, "device", 1, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
 def test_a_device_changes_logits_itself(
-    rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
+    rigs: Callable, family: str, engine: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Repetition penalty and tokens that never come: what the host would choose, and one wait for a cycle, whichever request
-    came before. What a device does not do itself goes token by token."""
+    """Penalties, tokens, words and n-grams that never come, ends that are held back: what the host would choose, and one wait
+    for a cycle, whichever request came before."""
     rig: Rig = rigs(family, engine)
     waited = _counted(rig, monkeypatch)
+    made: dict[str, Any] = {}
     for _ in range(2):  # programs of every length are captured in the first
         waited.clear()
-        changed_logits(rig, rigs(family, "onnxruntime"))
+        changed_logits(rig, rigs(family, "onnxruntime"), every, made)
     of_device = [counts for counts, _ in waited if counts.synchronisations]  # others are the host's
     assert len(of_device) > 40
+    first = 8 * TextLayout.of(rig.manifest.limits).places
     for counts in of_device:
-        # The first cycle of a request brings all its marks.
-        assert counts.synchronisations == 1 or counts.bytes_up > 4 * rig.manifest.text.vocab_size, counts
-        assert counts.bytes_down <= 4096 and counts.bytes_up <= 8192, counts
+        # The first cycle of a request brings its text, and the words that must not come.
+        whole = counts.bytes_up > first
+        assert counts.synchronisations == 1 or whole, counts
+        assert counts.bytes_down <= 4096 and counts.bytes_up <= (3 * first if whole else 8192), counts
 
 
 def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +140,16 @@ def test_forced_acceptance_is_that_of_whole_cycles(rigs: Callable, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_what_a_device_does_not_do_to_logits_the_host_does(rigs: Callable, family: str) -> None:
+def test_what_a_device_has_no_room_for_the_host_does(rigs: Callable, family: str) -> None:
     rig: Rig = rigs(family, "device")
     request = rig.request(54)
     plain = rig.oracle.greedy(request, 12)
-    for info in (GenerationInfo(no_repeat_ngram_size=2), GenerationInfo(bad_words_ids=[list(plain[3:5])])):
-        truth = lossless.generate(rigs(family, "onnxruntime"), request, 12, asked=info).tokens
-        proposer = lossless.DRAFTS["early-exit"](rig, ())
-        assert lossless.generate(rig, request, 12, proposer=proposer, length=3, asked=info).tokens == truth
+    many = [[3 + number, 2] for number in range(WORDS // 2)]
+    info = GenerationInfo(bad_words_ids=[list(plain[3:5]), *many])
+    truth = lossless.generate(rigs(family, "onnxruntime"), request, 12, asked=info).tokens
+    assert truth != plain
+    proposer = lossless.DRAFTS["early-exit"](rig, ())
+    assert lossless.generate(rig, request, 12, proposer=proposer, length=3, asked=info).tokens == truth
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,6 +13,7 @@ import cuda_mutants as provider
 import device_mutants as device
 import eagle3_mutants as eagle3
 import eagle_mutants as eagle
+import gpu_mutants as gpu
 import lossless
 import numpy as np
 import pytest
@@ -728,16 +729,6 @@ MUTANTS = {
     "finite not asked": Mutant(device.finite_not_asked, {"not finite": not_finite}),
     "finite not asked in cycles": Mutant(device.finite_not_asked_in_cycles, {"not finite": not_finite}),
     # The engine that runs TensorRT plans.
-    "plans: missing synchronisation": Mutant(
-        plans.missing_synchronisation,
-        {"table": on_plans("one_token"), "generation": generation("early-exit", 3, engine="tensorrt")},
-        refused_by=(NumericsError, PromptError),
-    ),
-    "plans: wait forgotten": Mutant(
-        plans.wait_forgotten,
-        {"draft": generation("early-exit", 3, engine="tensorrt")},
-        refused_by=(NumericsError,),
-    ),
     "plans: updated cache elsewhere": Mutant(
         plans.updated_cache_elsewhere, {"table": on_plans("one_token")}, refused_by=(ValueError,)
     ),
@@ -746,10 +737,6 @@ MUTANTS = {
         plans.context_of_a_graph,
         {"table": on_plans("chain"), "draft": generation("early-exit", 3, engine="tensorrt")},
         refused_by=(NumericsError,),
-    ),
-    "plans: staging memory reused": Mutant(plans.staging_memory_reused, {"table": on_plans("chain")}),
-    "plans: upload reused": Mutant(
-        plans.upload_reused, {"draft": generation("early-exit", 3, engine="tensorrt")}
     ),
     "plans: first profile always": Mutant(
         plans.first_profile_always,
@@ -771,6 +758,55 @@ MUTANTS = {
         {"table": on_plans("one_token"), "generation": generation("perfect", 3, engine="tensorrt")},
         refused_by=(NumericsError,),
     ),
+    # Both engines on a GPU.
+    "gpu: missing synchronisation": Mutant(
+        gpu.missing_synchronisation,
+        {
+            "plans": on_plans("one_token"),
+            "provider": on_cuda("one_token"),
+            "plans' cycles": generation("early-exit", 3, engine="tensorrt"),
+            "provider's cycles": generation("early-exit", 3, engine="cuda"),
+        },
+        refused_by=(NumericsError, PromptError),
+    ),
+    "gpu: wait forgotten": Mutant(
+        gpu.wait_forgotten,
+        {
+            "plans' cycles": generation("early-exit", 3, engine="tensorrt"),
+            "provider's cycles": generation("early-exit", 3, engine="cuda"),
+        },
+        refused_by=(NumericsError,),
+    ),
+    "gpu: staging memory reused": Mutant(
+        gpu.staging_memory_reused, {"plans": on_plans("chain"), "provider": on_cuda("chain")}
+    ),
+    "gpu: upload reused": Mutant(
+        gpu.upload_reused,
+        {
+            "plans' cycles": generation("early-exit", 3, engine="tensorrt"),
+            "provider's cycles": generation("early-exit", 3, engine="cuda"),
+        },
+    ),
+    "gpu: stale mask": Mutant(
+        device.stale_mask,
+        {"plans": on_plans("trunk_and_tail"), "provider": on_cuda("trunk_and_tail")},
+        refused_by=(NumericsError,),
+    ),
+    "gpu: stale mask in cycles": Mutant(
+        device.mask_of_the_first_step,
+        {
+            "plans' cycles": generation("early-exit", 3, engine="tensorrt"),
+            "provider's cycles": generation("early-exit", 3, engine="cuda"),
+        },
+    ),
+    "gpu: write beyond the cache": Mutant(
+        device.write_beyond_the_buffer,
+        {"plans": on_plans("last_positions"), "provider": on_cuda("last_positions")},
+        refused_by=(DeviceError, RuntimeError),  # ONNX Runtime looks at slots itself on a CPU
+    ),
+    "gpu: write beyond the buffer": Mutant(
+        gpu.memory_too_small, {"plans": on_plans("last_positions"), "provider": on_cuda("last_positions")}
+    ),
     # The engine of ONNX Runtime's CUDA provider.
     "cuda: one number for all calls": Mutant(
         provider.one_number_for_all_calls,
@@ -782,11 +818,33 @@ MUTANTS = {
         {"ragged": on_cuda("ragged_batch")},
         refused_by=(NumericsError,),
     ),
-    "marks not kept": Mutant(device.marks_not_kept, {"changed logits": changed_logits}, ("llama",)),
-    "marks of another request": Mutant(
-        device.marks_of_another_request, {"changed logits": changed_logits}, ("llama",)
+    "cuda: updated cache elsewhere": Mutant(
+        provider.updated_cache_elsewhere,
+        {"table": on_cuda("one_token"), "draft": generation("early-exit", 3, engine="cuda")},
     ),
-    "path without marks": Mutant(device.path_without_marks, {"changed logits": changed_logits}, ("llama",)),
+    "cuda: NaN logits": Mutant(
+        provider.nan_logits,
+        {"table": on_cuda("one_token"), "generation": generation("perfect", 3, engine="cuda")},
+        refused_by=(NumericsError,),
+    ),
+    # Logits that are changed where they lie.
+    **{
+        name: Mutant(plant, {"changed logits": changed_logits}, ("llama",))
+        for name, plant in {
+            "text not kept": device.text_not_kept,
+            "text of another request": device.text_of_another_request,
+            "path without tokens": device.path_without_tokens,
+            "depth of the root": device.depth_of_the_root,
+            "drafts at one place": device.drafts_at_one_place,
+            "ends open early": device.ends_open_early,
+            "ends open late": device.ends_open_late,
+            "last tokens one place late": device.last_tokens_one_place_late,
+            "n-grams of the prompt": device.ngrams_of_the_prompt,
+            "n-grams one longer": device.ngrams_one_longer,
+            "words by their last token": device.words_by_their_last_token,
+            "words forgotten": device.words_forgotten,
+        }.items()
+    },
     "best of the row before": Mutant(
         device.best_of_the_row_before,
         {

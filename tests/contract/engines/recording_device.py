@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.bundle.manifest import GraphInfo, ValueInfo
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 
@@ -71,7 +72,7 @@ class RecordingDevice(Engine):
         found = self._interfaces.get(graph)
         if found is None:
             found = self.backend.interface(graph)
-            if found.role in ("head", "process"):
+            if found.role in ("head", *CHANGING):
                 rows = [next(value for value in found.outputs if value.name == "logits").shape[0]]
                 extra = [ValueInfo(name=name, dtype=dtype, shape=rows) for name, dtype in EXTRA.items()]
                 found = replace(found, outputs=[*found.outputs, *extra])
@@ -354,7 +355,7 @@ class _Call:
             self._check_visible()
         device.runs.append(Recorded(graph, self._width, starts, self._addresses))
         self._compute.run()
-        if device.interface(graph).role in ("head", "process"):
+        if device.interface(graph).role in ("head", *CHANGING):
             self._judge()
         for name, view in self._outputs.items():
             if not name.startswith("updated_"):
