@@ -174,6 +174,28 @@ class OnDevice:
         finite = bool(cycle.came("drafts_finite", count, "bool").all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
+    def draft_apart(
+        self,
+        draft: DraftsOnDevice,
+        bind: Callable[[], Pass],
+        count: int,
+        token: int,
+        start: int,
+        changes: Changes | None = None,
+    ) -> Drafted:
+        """`count` tokens, drafted by a pass of its own for each (`Decoder.apart`, which `bind` asks for) behind the pending
+        `token`, which takes slot `start`, and verified by all segments, which write the rows of those passes anew."""
+        changed = changes is not None
+        cycle = self._cycle(
+            ("apart", draft.name, count, changed),
+            lambda: self._apart(draft.draft_step, bind(), count, changed),
+        )
+        cycle.send("tokens", [token] * cycle.width)
+        self._launch(cycle, start, changes)
+        tokens = cycle.came("drafted", count).tolist()
+        finite = bool(cycle.came("drafts_finite", count, "bool").all())
+        return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
+
     def verify_drafted(
         self, chain: DeviceChain, token: int, start: int, changes: Changes | None = None
     ) -> Drafted:
@@ -295,6 +317,45 @@ class OnDevice:
         tokens = _at(between, whole, (width,)) if changed else None
         calls += self._judge(run, width, upload, download, fields, tokens, self._chain(width)[1])
         return _Cycle(engine.program(calls, upload, download), [*passes, run], width, fields, steps)
+
+    def _apart(self, step: DraftStep, drafting: Pass, count: int, changed: bool) -> _Cycle:
+        decoder, engine, width = self._decoder, self._engine, self._decoder.padded(count + 1)
+        up, down, inner = (_Block(engine, f"cycle.{name}") for name in ("up", "down", "tokens"))
+        fields = {"tokens": up.place(width * _INT)}
+        for number in range(count):
+            fields |= {f"start.{number}": up.place(_INT), f"first.{number}": up.place(_INT)}
+        fields |= {"drafted": down.place(count * _INT), "drafts_finite": down.place(count)}
+        fields |= {"best": down.place(width * _INT), "finite": down.place(width)}
+        if changed:
+            fields["recent"] = up.place(self._process().recent * _INT)
+        places = [(inner.place(_INT), inner.place(1)) for _ in range(count)]
+        whole = inner.place(width * _INT)
+        upload, download, between = up.allocate(), down.allocate(), inner.allocate()
+        # The pending token everywhere; what is drafted takes its places from the second on.
+        calls = [engine.copy(_at(between, whole, (width,)), _at(upload, fields["tokens"], (width,)))]
+        token = _at(between, whole, (1, 1))
+        for number, (at, flag) in enumerate(places):
+            best, finite = _at(between, at, (1,)), _at(between, flag, (1,), "bool")
+            calls.append(decoder.embedding.bind(token))
+            calls += self._pass(drafting, upload, fields, number, self._chain(1))
+            calls += self._best(
+                partial(step, drafting.result), best, finite, upload, fields,
+                _at(between, whole, (number + 1,)) if changed else None, self._all_related(number + 1),
+            )  # fmt: skip
+            kept = _at(download, fields["drafted"] + number * _INT, (1,))
+            calls += [
+                engine.copy(_at(between, whole + (number + 1) * _INT, (1,)), best),
+                engine.copy(kept, best),
+                engine.copy(_at(download, fields["drafts_finite"] + number, (1,), "bool"), finite),
+            ]
+            token = _at(between, at, (1, 1))
+        run = decoder.prepared(0, decoder.segments, width, 0)
+        calls.append(decoder.embedding.bind(_at(between, whole, (1, width))))
+        calls += self._pass(run, upload, fields, 0, self._chain(width))
+        tokens = _at(between, whole, (width,)) if changed else None
+        calls += self._judge(run, width, upload, download, fields, tokens, self._chain(width)[1])
+        program = engine.program(calls, upload, download)
+        return _Cycle(program, [drafting, run], width, fields, count - 1)
 
     def _chaining(self, chain: DeviceChain, changed: bool) -> _Cycle:
         decoder, engine, count = self._decoder, self._engine, chain.length

@@ -71,6 +71,8 @@ class Language:
     """In a decoder layer, what attends: itself, and over the source where there is one."""
     attention_values: ClassVar[int] = 2
     """How many values each of those gives, its rows first."""
+    source_paths: ClassVar[tuple[str, ...]] = ()
+    """Of what attends over a source, what makes its keys and values, once in a request."""
     mlp_path: ClassVar[str] = "mlp"
     """In a decoder layer, what gives the MLP's part of the rows."""
     reads_image_rows: ClassVar[bool] = False
