@@ -7,7 +7,7 @@ side, and any policy's cycles follow from the chains exactly: no clock, and no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,30 +125,43 @@ def chains(
     text: Known,
     skip: Sublayers,
     depth: int,
+    least: float = 0.0,
     seen: Callable[[int, Tensor, Tensor], None] = lambda step, places, logits: None,
 ) -> Chains:
-    """Chains of the likeliest tokens, at most `depth` long. `seen(step, places, logits)` is told of the draft's logits
-    [n, V] behind the tokens at `places` int64 [n] and `step` drafted ones."""
-    count = len(text.tokens) - 1
+    """Chains of the likeliest tokens, at most `depth` long; none goes on behind an end token, or one that the draft finds
+    less likely than `least`. `seen(step, places, logits)` is told of the draft's logits [n, V] behind the tokens at `places`
+    int64 [n] and `step` drafted ones."""
+    count, eos = len(text.tokens) - 1, set(target.eos_token_ids)
     found = Chains(
         [[] for _ in range(count)],
         [[] for _ in range(count)],
         [[] for _ in range(count)],
-        text.tokens[-1] in target.eos_token_ids,
+        text.tokens[-1] in eos,
     )
     with target.family.language.hooks(), _exported(target):
         for begin in range(0, count, TOGETHER):
             places = torch.arange(begin, min(begin + TOGETHER, count), device=target.device)
-            for step, logits in enumerate(_drafted(target, text, skip, places, depth)):
-                seen(step, places, logits)
+            drafting = _Drafting(target, text, skip, places)
+            ids = torch.tensor(text.tokens, device=target.device)[places]
+            for step in range(depth):
+                logits = drafting.step(ids)
+                seen(step, drafting.places, logits)
                 shares, ids = logits.softmax(-1).max(-1)
-                for place, token, share in zip(places.tolist(), ids.tolist(), shares.tolist(), strict=True):
-                    if place + step + 1 < len(text.tokens):
-                        found.tokens[place].append(token)
-                        found.confidences[place].append(share)
-                        found.right[place].append(
-                            token == text.tokens[place + step + 1] and all(found.right[place])
-                        )
+                live = []
+                for place, token, share in zip(
+                    drafting.places.tolist(), ids.tolist(), shares.tolist(), strict=True
+                ):
+                    right = found.right[place]
+                    found.tokens[place].append(token)
+                    found.confidences[place].append(share)
+                    right.append(token == text.tokens[place + step + 1] and all(right))
+                    live.append(token not in eos and share >= least and place + step + 1 < count)
+                if not any(live):
+                    break
+                if not all(live):
+                    kept = torch.tensor(live, device=target.device)
+                    drafting.keep(kept)
+                    ids = ids[kept]
     return found
 
 
@@ -160,51 +173,60 @@ def _exported(target: Target) -> Any:
     return replaced(attention.config, "_attn_implementation", ATTENTION)
 
 
-def _drafted(target: Target, text: Known, skip: Sublayers, places: Tensor, depth: int) -> Iterator[Tensor]:
-    """Logits [n, V] behind the tokens at `places` int64 [n], and then behind the likeliest of those, depth after depth."""
-    language, count = target.family.language, len(places)
-    last, own = len(text.entering) - 1, {}
-    ids = torch.tensor(text.tokens, device=target.device)[places]
-    for step in range(depth):
-        slots = (text.first + places + step).clamp(max=last)
-        at = slots - text.first
+class _Drafting:
+    """Chains that begin at `places` int64 [n] of a text, with the keys and values that each has made."""
+
+    def __init__(self, target: Target, text: Known, skip: Sublayers, places: Tensor) -> None:
+        self.places, self._step = places, 0
+        self._target, self._text, self._skip = target, text, skip
+        self._own: dict[int, tuple[Tensor, ...]] = {}
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with those of the chains for which bool [n] says so."""
+        self.places = self.places[kept]
+        self._own = {index: tuple(each[kept] for each in rows) for index, rows in self._own.items()}
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Logits [n, V] behind the next token int64 [n] of every chain."""
+        target, text, skip = self._target, self._text, self._skip
+        language, count, slots = (
+            target.family.language,
+            len(self.places),
+            text.first + self.places + self._step,
+        )
+        self._step += 1
         # What positions add to a row is what they added to the text's own token there.
-        hidden = (target.embed(ids) + (text.entering[slots] - text.embedded[at]))[:, None]
-        given: dict[str, Tensor] = {
+        added = text.entering[slots] - text.embedded[slots - text.first]
+        hidden = (target.embed(ids) + added)[:, None]
+        given: dict[str, Any] = {
             "write_indices": slots,
             "attn_mask": text.mask[:, slots].transpose(0, 1)[:, :, None],
         }
         if text.angles is not None:
-            given |= {
-                name: each[slots][:, None] for name, each in zip(("cos", "sin"), text.angles, strict=True)
-            }
+            cos, sin = text.angles
+            given |= {"cos": cos[slots][:, None], "sin": sin[slots][:, None]}
         if text.cross:
-            source = text.cross[0][0].shape[2]
-            given["cross_mask"] = torch.ones(count, 1, 1, source, dtype=torch.bool, device=target.device)
+            shape = (count, 1, 1, text.cross[0][0].shape[2])
+            given["cross_mask"] = torch.ones(shape, dtype=torch.bool, device=target.device)
         for index, layer in enumerate(target.layers):
-            without = {"attention": index in skip.attention, "mlp": index in skip.mlp}
-            if all(without.values()):
+            attention, mlp = index in skip.attention, index in skip.mlp
+            if attention and mlp:
                 continue
-            mine: dict[str, Any] = {**given, "hidden": hidden}
-            names = [("cross_key", "cross_value", text.cross[index])] if text.cross else []
-            if not without["attention"]:
-                rows = own.get(index) or tuple(_each(cache, count) for cache in text.caches[index])
-                mine |= {"key_cache": rows[0], "value_cache": rows[1]}
-            else:
-                mine |= {"key_cache": None, "value_cache": None}
-            for key, value, (keys, values) in names:
-                mine |= {key: _each(keys, count), value: _each(values, count)}
-            with left_out(language, layer, **without):
-                hidden, *updated = language.run_layer(layer, mine)
-            if not without["attention"]:
-                own[index] = tuple(updated)
-        logits = target.head(hidden[:, 0])
-        yield logits
-        ids = logits.argmax(-1)
+            caches = (None, None) if attention else self._own.get(index) or _each(text.caches[index], count)
+            given |= {"hidden": hidden, "key_cache": caches[0], "value_cache": caches[1]}
+            if text.cross:
+                given["cross_key"], given["cross_value"] = _each(text.cross[index], count)
+            with left_out(language, layer, attention=attention, mlp=mlp):
+                hidden, *updated = language.run_layer(layer, given)
+            if not attention:
+                self._own[index] = tuple(updated)
+        return target.head(hidden[:, 0])
 
 
-def _each(rows: Tensor, count: int) -> Tensor:
-    return rows.expand(count, *rows.shape[1:])
+def _each(caches: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """[1, …] for each of `count` chains, without copies."""
+    keys, values = (each.expand(count, *each.shape[1:]) for each in caches)
+    return keys, values
 
 
 def replay(found: Chains, policy: DraftPolicy, end_tokens: Collection[int]) -> Stats:
@@ -250,7 +272,7 @@ class SkippedCount(Counted):
                 self.shared += overlap(logits, own).sum().item()
                 self._rank(0, likeliest(logits), own.argmax(-1))
 
-        found = chains(self._target, text, self._skip, self.draft_length, compare)
+        found = chains(self._target, text, self._skip, self.draft_length, seen=compare)
         one = chain_cycles(found.right, self.draft_length, found.ended)
         self.cycles = Stats.total([self.cycles, one])
         self.tokens += count

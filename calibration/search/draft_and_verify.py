@@ -18,7 +18,7 @@ from typing import Any
 from ...exporter.drafts.draft_and_verify import DraftAndVerify
 from ...exporter.families.skipping import Sublayers
 from ...runtime.errors import InputError, OptionError
-from ...runtime.speculate.adaptive_threshold import FIRST, LONGEST, AdaptiveThreshold
+from ...runtime.speculate.adaptive_threshold import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
 from ...runtime.speculate.stats import Stats
 from ..data.records import RecordSet
 from ..evaluation.skipped import Known, chains, known, replay
@@ -28,6 +28,9 @@ from .weights import Weights
 
 SHORTEST_ANSWER = 2
 """Tokens: prefill gives the first, a draft may propose from the second on."""
+
+MARGIN = 1e-6
+"""Of rounding."""
 
 Report = Callable[[str], None]
 
@@ -96,7 +99,9 @@ class Answers:
         """What decoding these answers would do without `skip`."""
         eos, found = self.target.eos_token_ids, []
         for text in self.texts:
-            drafted = chains(self.target, text, skip, options.draft_length)
+            # What no threshold lets pass in so many cycles need not be followed: each moves it by a thousandth at most.
+            least = options.confidence_threshold - len(text.tokens) * STEP * (1 - KEPT) - MARGIN
+            drafted = chains(self.target, text, skip, options.draft_length, least)
             found.append(replay(drafted, options.policy(), eos))
         return Measured(skip, Stats.total(found), self.weights.share(skip))
 

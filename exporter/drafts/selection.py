@@ -79,7 +79,8 @@ def select_drafts(
     selection = DraftSelection(speculative=True)
     drafts = [_wanted(value, model, shipped, n, skip).fitted(num_layers) for value in wanted]
     if skip is not None and not any(value in KINDS and draft_kind(value).searched for value in wanted):
-        raise OptionError("--skip-attention and --skip-mlp need --draft draft-and-verify")
+        kinds = " or ".join(kind.name for kind in draft_kinds() if kind.searched)
+        raise OptionError(f"--skip-attention and --skip-mlp need --draft {kinds}")
     if not wanted:
         drafts = _shipped_for(shipped, layer)
         if not drafts:
