@@ -205,7 +205,8 @@ class MeasuredSelfDraft:
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
         self.layer, self._target, self._network = draft.layer, target, draft.network.to(target.device).eval()
-        self.name, self.layers = draft.name, draft.layer
+        self.name = draft.name
+        self.layers: float = draft.layer
         self._count = Count(draft_length, target.eos_token_ids)
         self.result = self._count.result
 
@@ -226,7 +227,8 @@ class MeasuredHeads:
             target,
             draft.network.to(target.device).eval(),
         )
-        self.name, self.layers = draft.name, 0
+        self.name = draft.name
+        self.layers: float = 0
         self._count = HeadCount(draft_length, target.eos_token_ids)
         self.result = self._count.result
 
@@ -249,7 +251,8 @@ class MeasuredLayer:
 
     def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
         self._target, self.taps = target, draft.cuts
-        self.name, self.layers = draft.name, 1
+        self.name = draft.name
+        self.layers: float = 1
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
         self.result = self._count.result
@@ -269,7 +272,7 @@ class MeasuredSkipped:
     def __init__(self, target: Target, draft: DraftAndVerify, draft_length: int) -> None:
         weights = Weights.of(target)
         self.name = draft.name
-        self.layers = target.num_layers * weights.kept(draft.skip) / weights.kept(Sublayers())
+        self.layers: float = target.num_layers * weights.kept(draft.skip) / weights.kept(Sublayers())
         self._count = SkippedCount(target, draft.skip, draft_length)
         self.result = self._count.result
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import nn
 
 from ...exporter.families.skipping import Sublayers, attention_of
 from ..targets.target import Target
@@ -20,16 +23,16 @@ class Weights:
     def of(cls, target: Target) -> Weights:
         """Of a target's decoder. What makes keys and values of an encoder's rows is read once in a request: it does not
         count."""
-        language, attention, rest = target.family.language, [], []
+        language = target.family.language
+        attention: list[int] = []
+        rest: list[int] = []
         for layer in target.layers:
-            whole = sum(value.numel() for value in layer.parameters())
-            own = sum(p.numel() for module in attention_of(language, layer) for p in module.parameters())
-            once = sum(
-                p.numel() for path in language.source_paths for p in layer.get_submodule(path).parameters()
-            )
+            whole = _numbers([layer])
+            own = _numbers(attention_of(language, layer))
+            once = _numbers([layer.get_submodule(path) for path in language.source_paths])
             attention.append(own - once)
             rest.append(whole - own)
-        return cls(tuple(attention), tuple(rest), target.lm_head.weight.numel())
+        return cls(tuple(attention), tuple(rest), _numbers([target.lm_head]))
 
     def kept(self, skip: Sublayers) -> int:
         """Numbers that are left of the layers without `skip`."""
@@ -44,3 +47,8 @@ class Weights:
         """`share` of an early exit after `count` layers."""
         rest = tuple(range(count, len(self.mlp)))
         return self.share(Sublayers(rest, rest))
+
+
+def _numbers(modules: Sequence[nn.Module]) -> int:
+    """How many parameters these have together."""
+    return sum(value.numel() for module in modules for value in module.parameters())
