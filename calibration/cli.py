@@ -1,10 +1,11 @@
-"""`vlmexport train`, `generate-data` and `eval`; mounted by the command line when the training extra is installed."""
+"""`vlmexport train`, `search`, `generate-data` and `eval`; mounted by the command line when the training extra is installed."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from ..runtime.commands.output import print_json
 from ..runtime.extras import need_extra
 from . import forms
 from .calibrate import calibrate
+from .search import KINDS as SEARCHED
 from .training.flags import read_flags, with_option_flags
 from .training.objectives import KINDS
 
@@ -106,6 +108,77 @@ def train(
     typer.echo(f"draft: {out / 'best'}")
     if found.trained_from is not None:
         typer.echo(f"its target, which changed: {out / 'best' / MODEL}")
+
+
+def search(
+    model: Model,
+    data: Data,
+    out: Out,
+    draft: Annotated[str, typer.Option("--draft", help=f"Draft kind: {', '.join(SEARCHED)}.")] = next(
+        iter(SEARCHED)
+    ),
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Candidates that are looked at.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the candidates that are drawn.")] = 0,
+    draft_length: Annotated[
+        int, typer.Option("--draft-length", min=1, help="Most drafted tokens of a cycle.")
+    ] = 8,
+    confidence_threshold: Annotated[
+        float,
+        typer.Option(
+            "--confidence-threshold", help="Of a request's first cycle; it then follows what was accepted."
+        ),
+    ] = 0.8,
+    validation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--validation", help="Data to measure the result on (default: last quarter). Repeatable."
+        ),
+    ] = None,
+    max_new_tokens: NewTokens = 96,
+    limit: Limit = None,
+    prompt: Prompt = "",
+    strict: Strict = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search a draft out of what a target has: the sublayers that it can leave out."""
+    need_extra("search", "`vlmexport search`")
+    use_large_pages()
+    _quiet(threads)
+    from .data import load_records
+    from .evaluation.run import answered
+    from .report import search_report
+    from .search import search_of
+    from .search.draft_and_verify import SearchOptions
+    from .targets.target import load_target
+    from .training.run import check_writer
+
+    run = search_of(draft)
+    options = SearchOptions(trials, seed, draft_length, confidence_threshold)
+    target = load_target(model, device)
+    sets = []
+    for names in (data, validation):
+        records = load_records(names, strict, prompt, limit) if names else None
+        if records is not None:
+            check_writer(target, records)
+            records = answered(target, records, max_new_tokens, _say)
+        sets.append(records)
+    found = run(target, *sets, options, out, _say)
+    report = search_report(target, sets[0], sets[1], found, out)
+    if as_json:
+        print_json(report)
+        return
+    held = report["held_out"]
+    typer.echo(f"left out: attention {_numbers(found.skip.attention)}; MLP {_numbers(found.skip.mlp)}")
+    typer.echo(
+        f"on held-out answers: tau {held['tau']:.2f}, {held['speedup_by_weights']:.2f} times plain decoding by weights"
+    )
+    typer.echo(f"draft: {out}")
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers)) or "none"
 
 
 def generate_data(
@@ -236,6 +309,7 @@ def evaluate(
 def register(app: typer.Typer) -> None:
     """Mounts the commands of this room."""
     app.command("train")(train)
+    app.command("search")(search)
     app.command("generate-data")(generate_data)
     app.command("eval")(evaluate)
     app.command("calibrate")(calibrate)

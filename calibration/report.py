@@ -1,4 +1,5 @@
-"""The JSON of `train` and `generate-data` (schemas: `schemas/train-1.json`, `schemas/generate-data-1.json`)."""
+"""The JSON of `train`, `search` and `generate-data` (schemas: `schemas/train-1.json`, `schemas/search-1.json`,
+`schemas/generate-data-1.json`)."""
 
 from __future__ import annotations
 
@@ -39,6 +40,24 @@ def training_report(
         "steps": steps,
         "best": document.get("evaluation") or {},
         "seconds": seconds,
+    }
+
+
+def search_report(
+    target: Target, records: RecordSet, held: RecordSet | None, draft: Draft, folder: Path
+) -> dict[str, Any]:
+    """Of a search that is complete; its draft is in `folder`. `validation` is null where a part of the records was kept for
+    it. `searched` and `held_out` are the counts on the answers that chose the draft, and on the others."""
+    document = read_document(folder)
+    return {
+        "schema_version": 1,
+        "status": "searched",
+        "target": {"name": target.name, "fingerprint": target.fingerprint},
+        "draft": {"name": draft.name, "fingerprint": draft.fingerprint, "folder": str(folder)},
+        "records": _records(records),
+        "validation": None if held is None else _records(held),
+        "found": document["network"],
+        **document["evaluation"],
     }
 
 

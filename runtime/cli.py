@@ -42,6 +42,10 @@ MOUNTED_COMMANDS = {
     ),
     "export-draft": ("exporter", "Write a trained draft as a checkpoint that other programs read."),
     "train": ("calibration", "Train a draft for a frozen target; the same command continues a killed run."),
+    "search": (
+        "calibration",
+        "Search a draft out of what a target has: the sublayers that it can leave out.",
+    ),
     "generate-data": (
         "calibration",
         "Write a target's own answers, to train drafts on; the same command continues a killed run.",

@@ -11,9 +11,9 @@ from .errors import OptionError
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Of typical acceptance, as Medusa's authors have them."""
 
-ADAPTIVE = ("off", "request", "session", "logistic")
-"""What the draft length depends on: nothing, the request so far, every request of the session so far, or FastVLM's
-function of the position."""
+ADAPTIVE = ("off", "request", "session", "logistic", "confidence")
+"""What the draft length depends on: nothing, the request so far, every request of the session so far, FastVLM's
+function of the position, or how sure the draft is, by Draft & Verify's threshold."""
 
 CHANNELS = ("rgb", "bgr")
 """Orders of an image array's last axis; bgr is OpenCV's."""

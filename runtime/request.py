@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .options import ADAPTIVE, CHANNELS, integer, number
+from .speculate.adaptive_threshold import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
 from .speculate.drawing import WAYS
 from .speculate.policy import DraftPolicy, FixedLength, LogisticLength
 from .speculate.sampling import Sampling
@@ -171,7 +172,12 @@ def resolve(
         return Settings(**request, draft=chosen, policy=options.policy)
     if length is None and nodes is None and learn == "logistic":
         return Settings(**request, draft=chosen, policy=LogisticLength.of(options.max_new_tokens, widest - 1))
-    if length is None and nodes is None and learn != "off":
+    if learn == "confidence" and nodes is None and (length is None or options.adaptive is not None):
+        longest = min(LONGEST if length is None else length, widest - 1)
+        first = FIRST if sampling.greedy else FIRST_SAMPLED
+        policy = AdaptiveThreshold(longest, first if threshold is None else threshold)
+        return Settings(**request, draft=chosen, policy=policy)
+    if length is None and nodes is None and learn not in ("off", "confidence"):
         return Settings(**request, draft=chosen, policy=controller(learn, threshold))
     if length is None and nodes is None and chosen.name == defaults.draft:
         nodes = None if defaults.draft_nodes is None else min(defaults.draft_nodes, widest - 1)

@@ -14,6 +14,7 @@ import tiny_models
 import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
 from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
 from vlmexport.exporter.drafts.eagle3_network import Eagle3Config, Eagle3Network
@@ -25,6 +26,7 @@ from vlmexport.exporter.drafts.trained import TrainedDraft
 from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
 from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime.bundle.folder import Bundle
 
 kept_traces.install()
@@ -37,7 +39,7 @@ class Recipe:
 
     At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, and
     three Medusa heads, random too, with a projection as `head` says; an EAGLE layer as well, with the same `head`, and
-    where the decoder reads pictures among its rows a ViSpec layer.
+    where the decoder reads pictures among its rows a ViSpec layer. The target without two of its sublayers drafts, too.
     """
 
     checkpoint: str
@@ -141,6 +143,7 @@ class TinyBundle:
     eagle: Path
     vispec: Path
     eagle3: Path
+    skipping: Path
 
     @cached_property
     def bundle(self) -> Bundle:
@@ -274,6 +277,14 @@ def untrained_vispec(checkpoint: Path, folder: Path, head: str = "shared", seed:
     return folder
 
 
+def without_sublayers(checkpoint: Path, folder: Path) -> Path:
+    """Writes a Draft & Verify draft for `checkpoint`: no attention in the first layer and no MLP in the second, so that
+    what it drafts has other rows than the target's in the caches that it does write."""
+    target = described(open_checkpoint(str(checkpoint)), checkpoint)
+    DraftAndVerify(skip=Sublayers((0,), (1,)), target=target).save(folder)
+    return folder
+
+
 def load(name: str, folder: Path) -> TinyBundle | None:
     """The bundle that `build` left in `folder`, or None when there is none."""
     drafts = {n: folder / f"draft-{n}" for n in BUNDLES[name].draft_layers}
@@ -286,6 +297,7 @@ def load(name: str, folder: Path) -> TinyBundle | None:
         folder / "eagle",
         folder / "vispec",
         folder / "eagle3",
+        folder / "draft-and-verify",
     )
     return made if (made.path / "manifest.json").is_file() else None
 
@@ -300,6 +312,7 @@ def build(name: str, folder: Path) -> TinyBundle:
     drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head)))
+    drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))
     if recipe.sees:
         drafts.append(str(untrained_vispec(checkpoint, folder / "vispec", recipe.head)))
     if recipe.taps is not None:

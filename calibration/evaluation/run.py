@@ -12,13 +12,16 @@ from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
 from ...exporter.drafts.base import SelfDraft
+from ...exporter.drafts.draft_and_verify import DraftAndVerify
 from ...exporter.drafts.layer import LayerDraft
 from ...exporter.drafts.medusa import MedusaDraft
+from ...exporter.families.skipping import Sublayers
 from ...runtime.errors import InputError, OptionError
 from ...runtime.speculate.stats import Stats
-from ..data.records import RecordSet
+from ..data.records import Record, RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
+from ..search.weights import Weights
 from ..targets.target import Rows, Target, Texts
 from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
@@ -27,6 +30,7 @@ from .heads import HeadCount
 from .layers import LayerCount
 from .quality import Score, Told, open_task
 from .ranking import rank_choices
+from .skipped import SkippedCount
 from .speed import Machine, bound
 
 _BATCH = 64
@@ -115,6 +119,7 @@ def _measured(
     """The figures of every draft over the records; the target runs once for all."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
     by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredLayer)]
+    by_record = [measured for measured in drafts.values() if isinstance(measured, MeasuredSkipped)]
     layers = sorted({measured.layer for measured in by_row})
     taps = sorted({tap for measured in by_text for tap in measured.taps})
     for at in range(0, len(records) if drafts else 0, _BATCH):
@@ -125,6 +130,9 @@ def _measured(
             texts = target.texts(chunk, taps)
             for measured in by_text:
                 measured.add(texts)
+        for measured in by_record:
+            for record in chunk:
+                measured.add(record)
         say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
     return {name: _with_speed(target, measured, machine) for name, measured in drafts.items()}
 
@@ -169,7 +177,7 @@ class Measured(Protocol):
     drafted token (heads are not counted)."""
 
     name: str
-    layers: int
+    layers: float
 
     @property
     def cycles(self) -> Stats:
@@ -197,7 +205,8 @@ class MeasuredSelfDraft:
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
         self.layer, self._target, self._network = draft.layer, target, draft.network.to(target.device).eval()
-        self.name, self.layers = draft.name, draft.layer
+        self.name = draft.name
+        self.layers: float = draft.layer
         self._count = Count(draft_length, target.eos_token_ids)
         self.result = self._count.result
 
@@ -218,7 +227,8 @@ class MeasuredHeads:
             target,
             draft.network.to(target.device).eval(),
         )
-        self.name, self.layers = draft.name, 0
+        self.name = draft.name
+        self.layers: float = 0
         self._count = HeadCount(draft_length, target.eos_token_ids)
         self.result = self._count.result
 
@@ -241,7 +251,8 @@ class MeasuredLayer:
 
     def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
         self._target, self.taps = target, draft.cuts
-        self.name, self.layers = draft.name, 1
+        self.name = draft.name
+        self.layers: float = 1
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
         self.result = self._count.result
@@ -253,6 +264,25 @@ class MeasuredLayer:
     def add(self, texts: Texts) -> None:
         """Whole texts."""
         self._count.add(texts, self._target.features)
+
+
+class MeasuredSkipped:
+    """A target without some of its sublayers, which drafts record by record."""
+
+    def __init__(self, target: Target, draft: DraftAndVerify, draft_length: int) -> None:
+        weights = Weights.of(target)
+        self.name = draft.name
+        self.layers: float = target.num_layers * weights.kept(draft.skip) / weights.kept(Sublayers())
+        self._count = SkippedCount(target, draft.skip, draft_length)
+        self.result = self._count.result
+
+    @property
+    def cycles(self) -> Stats:
+        return self._count.cycles
+
+    def add(self, record: Record) -> None:
+        """A record with its answer."""
+        self._count.add(record)
 
 
 def open_measured(target: Target, name: str, draft_length: int) -> Measured:
@@ -276,6 +306,8 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
         return MeasuredHeads(target, draft, draft_length)
     if isinstance(draft, LayerDraft):
         return MeasuredLayer(target, draft, draft_length)
+    if isinstance(draft, DraftAndVerify):
+        return MeasuredSkipped(target, draft, draft_length)
     if isinstance(draft, SelfDraft):
         return MeasuredSelfDraft(target, draft, draft_length)
     raise OptionError(

@@ -76,7 +76,12 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
             f"give at least {rows + 2}, and more for text"
         )
     selection = select_drafts(
-        request.model, checkpoint.alias, request.drafts, request.draft_layer, family.decoder.num_layers
+        request.model,
+        checkpoint.alias,
+        request.drafts,
+        request.draft_layer,
+        family.decoder.num_layers,
+        request.skip,
     )
     set_precisions(selection, request.draft_precision)
     plans = _plan_options(request, family, selection)

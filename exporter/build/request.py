@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...runtime.errors import OptionError
+from ..families.skipping import Sublayers
 from ..graphs.precision import precision_name
 
 TEXT, ROUND = 512, 64
@@ -29,7 +30,7 @@ RANGES = {
 
 class BuildRequest(BaseModel):
     """What to build. Lengths are in tokens; `max_length` None is `TEXT` and room for a picture, as far as the model's
-    positions go. `draft_precision` is as `drafts.selection.set_precisions` takes it. `link_weights` leaves the checkpoint's tensors in its own files. `parity_memory` is in bytes, None follows the memory that is available."""
+    positions go. `skip_attention` and `skip_mlp` are layers, from 0, that a draft leaves out. `draft_precision` is as `drafts.selection.set_precisions` takes it. `link_weights` leaves the checkpoint's tensors in its own files. `parity_memory` is in bytes, None follows the memory that is available."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,6 +38,8 @@ class BuildRequest(BaseModel):
     output: Path
     draft_layer: int | None = None
     drafts: list[str] = Field(default_factory=list)
+    skip_attention: list[int] | None = None
+    skip_mlp: list[int] | None = None
     draft_precision: list[str] = Field(default_factory=list)
     max_length: int | None = None
     max_batch: int = 16
@@ -54,6 +57,13 @@ class BuildRequest(BaseModel):
     target: str = "sm86"
     plan_precision: str = "auto"
     lowering: str = "auto"
+
+    @property
+    def skip(self) -> Sublayers | None:
+        """What a draft is to leave out of the target. OptionError for what names no layers."""
+        if self.skip_attention is None and self.skip_mlp is None:
+            return None
+        return Sublayers.of(self.skip_attention or [], self.skip_mlp or [])
 
     @property
     def length(self) -> int:

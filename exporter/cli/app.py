@@ -105,6 +105,15 @@ def build(
         metavar="KIND|PATH",
         help=f"{', '.join(KINDS)}, none, or a draft's folder; the first is the default. Repeatable.",
     ),
+    skip_attention: str = typer.Option(
+        None,
+        "--skip-attention",
+        metavar="N,N,…",
+        help="Of --draft draft-and-verify: layers, from 0, without whose attention it drafts.",
+    ),
+    skip_mlp: str = typer.Option(
+        None, "--skip-mlp", metavar="N,N,…", help="Likewise, layers without whose MLP it drafts."
+    ),
     draft_precision: list[str] = typer.Option(
         None,
         "--draft-precision",
@@ -190,6 +199,7 @@ def build(
     with quiet_torch():
         request = _request(
             model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []),
+            skip_attention=_layers(skip_attention, "--skip-attention"), skip_mlp=_layers(skip_mlp, "--skip-mlp"),
             draft_precision=list(draft_precision or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, verify_width=verify_width, max_pixels=max_pixels, precision=precision,
             link_weights=link_weights, default_prompt=default_prompt, force=force,
@@ -284,6 +294,18 @@ def parse_size(text: str, option: str) -> int:
     if match is None:
         raise OptionError(f"{option} {text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * _SIZE[match[2]])
+
+
+def _layers(text: str | None, option: str) -> list[int] | None:
+    """`3,5,8` → numbers of layers. Raises OptionError."""
+    from ...runtime.errors import OptionError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise OptionError(f"{option} {text!r:.80} is no list of layers; write 3,5,8")
+    return [int(part) for part in parts]
 
 
 def _optional_size(text: str | None, option: str) -> int | None:

@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "eagle": ("eagle", "EagleKind"),
     "eagle3": ("eagle3", "Eagle3Kind"),
     "vispec": ("vispec", "VispecKind"),
+    "draft-and-verify": ("draft_and_verify", "DraftAndVerifyKind"),
     "early-exit": ("early_exit", "EarlyExitKind"),
     "prompt-lookup": ("prompt_lookup", "PromptLookupKind"),
 }

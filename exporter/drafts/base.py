@@ -15,6 +15,7 @@ from .files import draft_name
 
 if TYPE_CHECKING:
     from ..families.base import Family, GraphSpec
+    from ..families.skipping import Sublayers
     from ..graphs.weights import WeightRef, WeightStore
     from ..parity.capture import Captured
 
@@ -137,6 +138,8 @@ class DraftKind(ABC):
     """What it is, in a few words for `vlmexport models`."""
     trained: ClassVar[bool]
     """Whether its drafts are trained, and therefore folders."""
+    searched: ClassVar[bool] = False
+    """Whether a search makes those folders, out of what the target has, in place of training."""
     has_layer: ClassVar[bool]
     """Whether its drafts branch off the decoder after a layer, which is a cut of the bundle."""
     draft_length: ClassVar[int] = 5
@@ -149,6 +152,10 @@ class DraftKind(ABC):
     @abstractmethod
     def at(self, layer: int | None) -> Draft:
         """The untrained draft at `layer` (None for a kind without one). Raises ExportError for a trained kind."""
+
+    def skipping(self, skip: Sublayers) -> Draft:
+        """The draft that leaves out these sublayers of the target. OptionError for a kind that leaves out none."""
+        raise OptionError(f"--skip-attention and --skip-mlp are not for {self.name}; leave them out")
 
     def recognises(self, folder: Path) -> bool:
         """Whether `folder` holds a draft of this kind in somebody else's format, which `load` reads too."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...runtime.errors import OptionError
 from ..checkpoint.aliases import Alias
+from ..families.skipping import Sublayers
 from ..graphs.quantize import LIMITS
 from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts
 from .base import Draft, DraftKind
@@ -52,14 +53,19 @@ def check_layer(layer: int, num_layers: int) -> None:
 
 
 def select_drafts(
-    model: str, alias: Alias | None, wanted: Sequence[str], layer: int | None, num_layers: int
+    model: str,
+    alias: Alias | None,
+    wanted: Sequence[str],
+    layer: int | None,
+    num_layers: int,
+    skip: Sublayers | None = None,
 ) -> DraftSelection:
     """Resolves what the user asked for.
 
     `wanted` holds kinds or draft folders, the default first; a folder brings its own layer, kinds that need one use
     `layer`. Without `wanted` the default is a draft that comes with the model: at `layer`, if given, else one that needs
     no cut, else the shallowest; or else the first kind that needs neither training nor a layer. Untrained kinds join the list beside those asked for: they need
-    nothing but, for those with a layer, the cut. Raises OptionError naming the value.
+    nothing but, for those with a layer, the cut. `skip` is what a kind that leaves sublayers out is to leave out. Raises OptionError naming the value.
     """
     if layer is not None:
         check_layer(layer, num_layers)
@@ -71,7 +77,10 @@ def select_drafts(
     usual = layer if layer is not None else min((d.layer for d in shipped if d.layer), default=None)
     n = usual if usual is not None else max(1, num_layers // 3)
     selection = DraftSelection(speculative=True)
-    drafts = [_wanted(value, model, shipped, n).fitted(num_layers) for value in wanted]
+    drafts = [_wanted(value, model, shipped, n, skip).fitted(num_layers) for value in wanted]
+    if skip is not None and not any(value in KINDS and draft_kind(value).searched for value in wanted):
+        kinds = " or ".join(kind.name for kind in draft_kinds() if kind.searched)
+        raise OptionError(f"--skip-attention and --skip-mlp need --draft {kinds}")
     if not wanted:
         drafts = _shipped_for(shipped, layer)
         if not drafts:
@@ -146,7 +155,9 @@ def _shipped_for(shipped: Sequence[Draft], layer: int | None) -> list[Draft]:
     return sorted(shipped, key=lambda draft: draft.layer or 0)[:1]
 
 
-def _wanted(value: str, model: str, shipped: Sequence[Draft], layer: int) -> Draft:
+def _wanted(
+    value: str, model: str, shipped: Sequence[Draft], layer: int, skip: Sublayers | None = None
+) -> Draft:
     """The draft that one `--draft` names."""
     if value not in KINDS:
         if Path(value).is_dir():
@@ -158,10 +169,17 @@ def _wanted(value: str, model: str, shipped: Sequence[Draft], layer: int) -> Dra
     place = layer if kind.has_layer else None
     if not kind.trained:
         return kind.at(place)
+    if kind.searched and skip is not None:
+        return kind.skipping(skip)
     for draft in shipped:
         if (draft.kind, draft.layer) == (kind.name, place):
             return draft
     where = "" if place is None else f" at layer {place}"
+    if kind.searched:
+        raise OptionError(
+            f"{kind.name} needs the sublayers that it leaves out: --skip-attention and --skip-mlp, or the folder of a search: "
+            f"{kind.train_command(model, place)}"
+        )
     raise OptionError(
         f"no trained {kind.name} draft for {model}{where} comes with this version; train one: "
         f"{kind.train_command(model, place)}, then give its folder to --draft"

@@ -126,8 +126,6 @@ class TrainedDraft(Draft):
     def check_target(self, name: str, fingerprint: str, num_layers: int, hidden_size: int) -> None:
         """Raises ExportError, naming both targets, unless the draft was trained for this one; one of a published
         checkpoint, which does not know its target's weights, must fit its width only."""
-        from . import draft_kind
-
         origin = self.trained_from
         if origin is not None and origin.get("fingerprint") == fingerprint:
             raise ExportError(
@@ -135,12 +133,7 @@ class TrainedDraft(Draft):
                 f"longer {name!r} ({_short(fingerprint)}), where that came from; give --model the folder {MODEL!r} beside "
                 f"the draft's {DESCRIPTION}"
             )
-        if self.target.get("fingerprint", "") not in (fingerprint, None):
-            raise ExportError(
-                f"this draft was trained for {self.target.get('name')!r:.80} ({_short(self.target.get('fingerprint'))}), "
-                f"not for {name!r} ({_short(fingerprint)}); train one with: "
-                f"{draft_kind(self.kind).train_command(name, self.layer)}"
-            )
+        check_identity(self, self.target, name, fingerprint)
         if self.target.get("fingerprint", "") is None:
             _check_name(self.target.get("name"), name)
         outside = self.layer is not None and not 0 < self.layer < num_layers
@@ -191,6 +184,18 @@ class TrainedDraft(Draft):
         whole = {} if self.precision is None else dequantized(network.state_dict(), self.precision, kind)
         rounded(network, kind).load_state_dict(whole, strict=False)
         return replace(self, network=network)
+
+
+def check_identity(draft: Draft, target: Mapping[str, Any], name: str, fingerprint: str) -> None:
+    """ExportError unless `target`, of a draft's folder, has this fingerprint, or knows none."""
+    from . import draft_kind
+
+    if target.get("fingerprint", "") not in (fingerprint, None):
+        kind = draft_kind(draft.kind)
+        raise ExportError(
+            f"this draft was trained for {target.get('name')!r:.80} ({_short(target.get('fingerprint'))}), "
+            f"not for {name!r} ({_short(fingerprint)}); get one with: {kind.train_command(name, draft.layer)}"
+        )
 
 
 def check_width(what: str, width: object) -> None:

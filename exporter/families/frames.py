@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,9 +55,36 @@ def build_segment(
     """One segment [first, last). `layer(i)` gives a layer's template and its checkpoint names; `prologue` is computed
     from `positions` in every segment that takes them (`positions_shape`)."""
     graph = Composer(f"segment.{index}", store, "segment", (first, last))
+    _compose_layers(graph, shape, range(first, last), range(first, last), layer, prologue)
+    return GraphSpec(f"segment.{index}", "segment", graph.model(), (first, last))
+
+
+def build_skipped(
+    store: WeightStore,
+    shape: DecoderShape,
+    layer: Callable[[int], tuple[Template, Named] | None],
+    attention: Sequence[int],
+    prologue: Prologue | None = None,
+) -> GraphSpec:
+    """The graph `skipped`: what is left of all layers where sublayers are left out. `layer(i)` is as of a segment, None
+    where nothing is left; a template without attention takes `hidden` alone. `attention` are the layers that attend."""
+    graph = Composer("skipped", store, "skipped")
+    _compose_layers(graph, shape, range(shape.num_layers), attention, layer, prologue)
+    return GraphSpec("skipped", "skipped", graph.model())
+
+
+def _compose_layers(
+    graph: Composer,
+    shape: DecoderShape,
+    layers: Sequence[int],
+    attention: Sequence[int],
+    layer: Callable[[int], tuple[Template, Named] | None],
+    prologue: Prologue | None,
+) -> None:
+    """Inputs, nodes and outputs of `layers` one after the other; those of `attention` have keys and values."""
     hidden = graph.input("hidden")
     shared: dict[str, ir.Value] = {}
-    if positions_shape(shape.position, first) is not None:
+    if positions_shape(shape.position, layers[0]) is not None:
         assert prologue is not None, f"position kind {shape.position!r} needs a prologue"
         template, names = prologue
         given = {"hidden": hidden, "positions": graph.input("positions")}
@@ -69,21 +96,24 @@ def build_segment(
     if shape.cross_attention:
         shared["cross_mask"] = graph.input("cross_mask")
         kinds += ["cross_key", "cross_value"]
-    layers = range(first, last)
-    per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in layers} for kind in kinds}
+    per_layer = {kind: {i: graph.input(f"{kind}.{i}") for i in attention} for kind in kinds}
     updated: dict[str, dict[int, ir.Value]] = {"key_cache": {}, "value_cache": {}}
     for i in layers:
-        template, names = layer(i)
-        inputs = {"hidden": hidden, **shared, **{kind: values[i] for kind, values in per_layer.items()}}
+        found = layer(i)
+        if found is None:
+            continue
+        template, names = found
+        inputs = {"hidden": hidden, **shared}
+        inputs |= {kind: values[i] for kind, values in per_layer.items() if i in values}
         result = graph.call(template, f"layer.{i}", inputs, names)
         hidden = result["hidden_out"]
         for kind, values in updated.items():
-            values[i] = result[f"updated_{kind}"]
+            if i in attention:
+                values[i] = result[f"updated_{kind}"]
     graph.output("hidden_out", hidden)
     for kind, values in updated.items():
         for i, value in values.items():
             graph.output(f"updated_{kind}.{i}", value)
-    return GraphSpec(f"segment.{index}", "segment", graph.model(), (first, last))
 
 
 def build_cross_kv(

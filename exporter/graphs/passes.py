@@ -123,8 +123,12 @@ def _scalar(value: ir.Value | None) -> float | None:
     return float(value.const_value.numpy().reshape(()))
 
 
+_NEUTRAL = {"Mul": 1.0, "Add": 0.0}
+"""Operator → the operand that changes nothing."""
+
+
 def remove_no_ops(graph: ir.Graph) -> None:
-    """Removes Cast to the same type, Identity, and multiplication by one."""
+    """Removes Cast to the same type, Identity, multiplication by one and addition of zero."""
     for node in list(graph):
         source = node.inputs[0] if node.inputs else None
         keep = source
@@ -132,10 +136,12 @@ def remove_no_ops(graph: ir.Graph) -> None:
             no_op = source is not None and source.dtype == ir.DataType(node.attributes["to"].as_int())
         elif node.op_type == "Identity":
             no_op = True
-        elif node.op_type == "Mul" and node.outputs[0].shape is not None:
+        elif node.op_type in _NEUTRAL and node.outputs[0].shape is not None:
             left, right = node.inputs
-            ones = [(a, b) for a, b in ((left, right), (right, left)) if _scalar(b) == 1.0]
-            keep = ones[0][0] if ones else None
+            found = [
+                (a, b) for a, b in ((left, right), (right, left)) if _scalar(b) == _NEUTRAL[node.op_type]
+            ]
+            keep = found[0][0] if found else None
             no_op = keep is not None and keep.shape == node.outputs[0].shape
         else:
             no_op = False

@@ -48,6 +48,8 @@ class Captured:
     lm_head: Array | None = None
     """[V, E], where it was asked for."""
     positions: Array | None = None
+    without: Captured | None = None
+    """What the same inputs give in a decoder without the sublayers that a draft leaves out."""
     first_rows: Array | None = None
     """[B, N, E] what enters layer 0, positions included where the decoder has a table of them."""
     error: Captured | None = None

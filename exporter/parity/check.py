@@ -16,9 +16,10 @@ from ..checkpoint import Checkpoint
 from ..drafts.base import Draft
 from ..families.base import Family
 from ..families.registry import family_for
+from ..families.skipping import Sublayers, disregarded
 from ..graphs.quantize import LIMITS
 from ..memory import fits_whole, whole_parity_bytes
-from .capture import capture
+from .capture import Captured, capture
 from .compare import compare_graphs
 from .errors import float32_errors
 from .generation import compare_generation
@@ -68,6 +69,7 @@ def check_parity(
     for kind, inputs in compared_inputs(family, rows, streamed=streamed):
         captured = capture(model, family, kind, manifest.decoder.cuts, inputs, lm_head)
         captured.error = float32_errors(exact, family, manifest.decoder.cuts, inputs, captured)
+        captured.without = _without(model, exact, family, manifest, kind, inputs)
         captures.append(captured)
     runner = GraphRunner(bundle.path, piecewise=streamed)
     found = compare_graphs(bundle, runner, captures, stored, whole, progress)
@@ -91,6 +93,21 @@ def check_parity(
         for entry in entries:
             entry["streamed"] = True
     return entries
+
+
+def _without(
+    model: Any, exact: Any, family: Family, manifest: Manifest, kind: str, inputs: Any
+) -> Captured | None:
+    """`Captured.without`, of the decoder in one piece; None where no draft leaves anything out."""
+    skipped = next((draft.skipped for draft in manifest.drafts if draft.skipped is not None), None)
+    if skipped is None:
+        return None
+    skip, ends = Sublayers.of(skipped.attention, skipped.mlp), (0, manifest.decoder.num_layers)
+    with disregarded(family.language, family.parts(model).layers, skip):
+        found = capture(model, family, kind, ends, inputs)
+    with disregarded(family.language, family.parts(exact).layers, skip):
+        found.error = float32_errors(exact, family, ends, inputs, found)
+    return found
 
 
 def _precision(manifest: Manifest, draft: Draft) -> str | None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.bundle.interfaces import positions_shape
+from ...runtime.bundle.interfaces import kept_attention, positions_shape
 from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
 from ...runtime.bundle.told import NOTHING, TextLayout
 from ...runtime.decode.masks import CausalMask, encoder_mask, relations
@@ -51,7 +51,7 @@ def compare_graphs(
         if graph.role in _WITHOUT_MODEL:
             reference = "numpy"
             _WITHOUT_MODEL[graph.role](bundle, runner, graph, tally)
-        elif name in owners:
+        elif name in owners and graph.role not in _COMPARERS:
             run = partial(_run_with_tensors, bundle, runner, graph)
             for compared in owners[name].parity(name, run, captures):
                 tally.add(*compared)
@@ -64,7 +64,7 @@ def compare_graphs(
         exact = graph.role == "embed" or graph.role in _WITHOUT_MODEL
         limits = {} if exact else {"share": SHARE, "floor": FLOOR}
         row = tally.row(name, reference, inputs, **limits)
-        if name in unrounded:
+        if name in unrounded and graph.role not in _COMPARERS:
             row.quantization_difference = _distance(unrounded[name].parity(name, run, captures))
         rows.append(row)
         log.debug("%s: %d values, largest difference %.2g", name, row.values, row.max_abs_difference)
@@ -124,16 +124,35 @@ def _embed(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, t
 
 
 def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    """The reference runs all rows at once; the graph runs them as prefill, one token, and the rest."""
-    decoder, error = bundle.manifest.decoder, _error(c)
     assert graph.layers is not None
-    first, last = graph.layers
+    _layers(bundle, runner, graph, c, tally, graph.layers, range(*graph.layers))
+
+
+def _skipped(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
+    assert c.without is not None
+    ends = (0, bundle.manifest.decoder.num_layers)
+    _layers(bundle, runner, graph, c.without, tally, ends, kept_attention(bundle.manifest))
+
+
+def _layers(
+    bundle: Bundle,
+    runner: GraphRunner,
+    graph: GraphInfo,
+    c: Captured,
+    tally: Tally,
+    ends: Sequence[int],
+    attention: Sequence[int],
+) -> None:
+    """Rows after layers [first, end), and keys and values of those that attend. The reference runs all rows at once; the
+    graph runs them as prefill, one token, and the rest."""
+    decoder, error = bundle.manifest.decoder, _error(c)
+    first, last = ends
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
     cache_rows = count + SPARE
     noise = np.random.default_rng(3)
     shape = (batch, decoder.num_kv_heads, cache_rows, decoder.head_dim)
-    layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in range(first, last)]
+    layers = [f"{kind}_cache.{i}" for kind in ("key", "value") for i in attention]
     stale = noise.standard_normal(shape, np.float32)  # one for all layers: they may be many and large
     masks = _masks(bundle, cache_rows)
     positions = positions_shape(decoder.position, first)
@@ -155,14 +174,14 @@ def _segment(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
                 np.broadcast_to(places[..., start:end], sizes)  # type: ignore[arg-type]
             )
         if decoder.cross_attention:
-            feeds |= _cross(c, range(first, last), end - start)
+            feeds |= _cross(c, attention, end - start)
         runs.append(feeds)
     runs[0] |= dict.fromkeys(layers, stale)
     found = runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in layers})
     for (start, end), outputs in zip(steps, found, strict=True):
         expected = (x.residuals[last][:, start:end] for x in (c, error))
         tally.add("hidden", outputs["hidden_out"], *expected)
-    for i in range(first, last):
+    for i in attention:
         for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
             rows = found[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
             tally.add(f"{kind}s", rows, expected[i], differs[i])
@@ -173,7 +192,7 @@ def _error(c: Captured) -> Captured:
     return c.error
 
 
-def _cross(c: Captured, layers: range, width: int) -> dict[str, np.ndarray]:
+def _cross(c: Captured, layers: Sequence[int], width: int) -> dict[str, np.ndarray]:
     """Cross-attention's keys, values and mask: a source row is visible when it is no padding."""
     source = c.cross_keys[0].shape[2]
     visible = np.arange(source) < np.array(c.source_lengths)[:, None]
@@ -293,4 +312,5 @@ _WITHOUT_MODEL = {"commit": _commit, "mask": _mask, "penalties": _process, "repe
 
 _COMPARERS = {
     "vision": _vision, "encoder": _encoder, "cross_kv": _cross_kv, "embed": _embed, "segment": _segment, "head": _head,
+    "skipped": _skipped,
 }  # fmt: skip

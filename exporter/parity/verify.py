@@ -123,7 +123,7 @@ def _drafts(
                 f"({draft.name}, {str(draft.fingerprint)[:19]})"
             )
     for name, entry in wanted.items():
-        if name not in found:
+        if name not in found and entry.skipped is None:  # of which the manifest says all
             graphs = ", ".join(entry.graphs.values())
             report.notes.append(f"{graphs} was not compared: give its draft's folder with --draft")
     return list(found.values())

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import FileInfo
+from ...runtime.bundle.plans import planned
 from ...runtime.errors import ExportError
 from ..graphs.retype import WIDE_RESIDUAL
 from . import api
@@ -88,9 +89,10 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
     made = scratch / "plans"
     made.mkdir()
     try:
-        for done, (name, graph) in enumerate(sorted(manifest.graphs.items())):
+        graphs = sorted(planned(manifest).items())
+        for done, (name, graph) in enumerate(graphs):
             if progress:
-                progress(name, done, len(manifest.graphs))
+                progress(name, done, len(graphs))
             profiles = profiles_for(graph.role, sizes)
             copies = scratch / name
             source = folder / graph.file
@@ -115,7 +117,7 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
     manifest.plans += report.entries
     manifest.files |= files
     if progress:
-        progress("", len(manifest.graphs), len(manifest.graphs))
+        progress("", len(graphs), len(graphs))
     return report
 
 

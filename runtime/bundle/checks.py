@@ -10,7 +10,7 @@ from .interfaces import ROLES, check_interfaces
 from .schema import ITEM_SIZES, failure
 
 if TYPE_CHECKING:
-    from .manifest import Manifest, TextInfo
+    from .manifest import Manifest, SkippedInfo, TextInfo
 
 NUMBERED = ("segment", "imitation")
 """Roles of graphs named `role.number`; the other known ones carry the name of their role."""
@@ -110,6 +110,8 @@ def check_description(manifest: Manifest) -> None:
             raise failure(f"{where}.layer", draft.layer, f"one of the cuts {cuts[1:-1]}")
         if draft.taps is not None and not (len(draft.taps) == 3 and set(draft.taps) <= set(cuts[1:-1])):
             raise failure(f"{where}.taps", draft.taps, f"three of the cuts {cuts[1:-1]}")
+        if draft.skipped is not None:
+            _check_skipped(f"{where}.skipped", draft.skipped, decoder.num_layers)
         if draft.vocabulary is not None:
             d2t = manifest.tensors.get(draft.vocabulary.d2t)
             if d2t is None or d2t.dtype != "int64" or d2t.shape != [draft.vocabulary.size]:
@@ -122,6 +124,15 @@ def check_description(manifest: Manifest) -> None:
     if manifest.policy.draft is not None and manifest.policy.draft not in names:
         raise failure("policy.draft", manifest.policy.draft, f"one of the drafts {names}")
     check_interfaces(manifest)
+
+
+def _check_skipped(where: str, skipped: SkippedInfo, num_layers: int) -> None:
+    """Layers that the decoder has, each once, and not the attention of all."""
+    for name, layers in (("attention", skipped.attention), ("mlp", skipped.mlp)):
+        if layers != sorted(set(layers)) or (layers and layers[-1] >= num_layers):
+            raise failure(f"{where}.{name}", layers, f"rising numbers below num_layers ({num_layers})")
+    if len(skipped.attention) == num_layers:
+        raise failure(f"{where}.attention", skipped.attention, "fewer than all layers")
 
 
 def check_tokens(text: TextInfo, rows: int) -> None:

@@ -6,7 +6,7 @@ before it is loaded. Symbolic dimensions may have any name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import BundleError
@@ -25,6 +25,7 @@ ROLES = (
     "cross_kv",
     "embed",
     "segment",
+    "skipped",
     "head",
     "imitation",
     "medusa",
@@ -87,7 +88,7 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             "encoder_states": (dtype, rows)
         }
     if role == "cross_kv":
-        return {"encoder_states": (dtype, rows)}, _cross(manifest, (0, decoder.num_layers))
+        return {"encoder_states": (dtype, rows)}, _cross(manifest, range(decoder.num_layers))
     if role == "embed":
         tokens = {"token_ids": ("int64", ("batch", "width"))}
         return (
@@ -99,6 +100,8 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
             {"hidden": (dtype, hidden), "row_index": ("int64", ("rows",))},
             {"logits": ("float32", ("rows", table.shape[0]))},
         )
+    if role == "skipped":
+        return _rows_of(manifest, 0, kept_attention(manifest))
     if role == "medusa":
         draft = _draft_with(manifest, role)
         if draft is None or draft.heads is None or draft.ranks is None:
@@ -126,20 +129,41 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
         return _process(manifest, role)
     if role == "imitation":
         return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}
-    first, end = layers or (0, decoder.num_layers)
-    inputs: Values = {"write_indices": ("int64", ("batch",)), **_caches(manifest, (first, end), "")}
-    outputs = _caches(manifest, (first, end), "updated_")
+    own = range(*(layers or (0, decoder.num_layers)))
     if role == "commit":
-        return inputs | {"source_rows": ("int64", ("batch", "width"))}, outputs
-    inputs["hidden"] = (dtype, hidden)
-    inputs["attn_mask"] = (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache"))
+        inputs: Values = {
+            "write_indices": ("int64", ("batch",)),
+            "source_rows": ("int64", ("batch", "width")),
+        }
+        return inputs | _caches(manifest, own, ""), _caches(manifest, own, "updated_")
+    return _rows_of(manifest, own[0], own)
+
+
+def _rows_of(manifest: Manifest, first: int, attention: Iterable[int]) -> tuple[Values, Values]:
+    """Of a graph that computes rows from layer `first` on, with keys and values of the layers `attention`."""
+    decoder, attention = manifest.decoder, list(attention)
+    hidden = (manifest.compute_dtype, ("batch", "width", decoder.hidden_size))
+    inputs: Values = {
+        "hidden": hidden,
+        "write_indices": ("int64", ("batch",)),
+        "attn_mask": (decoder.mask_dtype, ("batch", decoder.mask_heads, "width", "cache")),
+        **_caches(manifest, attention, ""),
+    }
     positions = positions_shape(decoder.position, first)
     if positions is not None:
         inputs["positions"] = ("int64", positions)
     if decoder.cross_attention:
         inputs["cross_mask"] = ("bool", ("batch", 1, "width", "source"))
-        inputs |= _cross(manifest, (first, end))
-    return inputs, outputs | {"hidden_out": (dtype, hidden)}
+        inputs |= _cross(manifest, attention)
+    return inputs, _caches(manifest, attention, "updated_") | {"hidden_out": hidden}
+
+
+def kept_attention(manifest: Manifest) -> list[int]:
+    """Layers whose attention the graph `skipped` has. Raises `BundleError` where no draft says which it has not."""
+    draft = _draft_with(manifest, "skipped")
+    if draft is None or draft.skipped is None:
+        raise BundleError("manifest field 'drafts': no draft names what the graph 'skipped' leaves out")
+    return [layer for layer in range(manifest.decoder.num_layers) if layer not in draft.skipped.attention]
 
 
 def _draft_with(manifest: Manifest, role: str) -> DraftInfo | None:
@@ -261,23 +285,23 @@ def _check_vision(manifest: Manifest, name: str, graph: GraphInfo) -> None:
         )
 
 
-def _caches(manifest: Manifest, layers: Sequence[int], prefix: str) -> Values:
+def _caches(manifest: Manifest, layers: Iterable[int], prefix: str) -> Values:
     decoder = manifest.decoder
     shape: Shape = ("batch", decoder.num_kv_heads, "cache", decoder.head_dim)
     return {
         f"{prefix}{kind}_cache.{layer}": (manifest.cache_dtype, shape)
         for kind in ("key", "value")
-        for layer in range(*layers)
+        for layer in layers
     }
 
 
-def _cross(manifest: Manifest, layers: Sequence[int]) -> Values:
+def _cross(manifest: Manifest, layers: Iterable[int]) -> Values:
     decoder = manifest.decoder
     shape: Shape = ("batch", decoder.num_heads, "source", decoder.head_dim)
     return {
         f"cross_{kind}.{layer}": (manifest.cache_dtype, shape)
         for kind in ("key", "value")
-        for layer in range(*layers)
+        for layer in layers
     }
 
 

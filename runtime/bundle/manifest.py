@@ -277,13 +277,21 @@ class DraftVocabulary(Part):
 
 
 @dataclass(kw_only=True)
+class SkippedInfo(Part):
+    """Layers, from 0, whose attention and whose MLP a draft leaves out of the target's decoder."""
+
+    attention: list[int] = checked(list_of(integer(0, 1023), 1024))
+    mlp: list[int] = checked(list_of(integer(0, 1023), 1024))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class DraftInfo(Part):
     """A proposer of the bundle. `layer` is the cut after which it branches off, or null. `graphs` maps the role of
     each of its graphs to the graph's name, `weights_dtype` is what its matrices are stored as, `fingerprint` is that of the trained network. `cache`, `vocabulary`, `tree`
     (parents of the nodes of a static tree in its order of growth, −1 below the root), `heads` (most tokens that it looks
-    ahead), `ranks` (proposals of each head), `queries` (rows that the graph `adaptor` makes of a picture) and `taps` (cuts
-    whose rows it reads) are null where
-    the kind has none; kinds that this version does not know are listed and cannot be chosen."""
+    ahead), `ranks` (proposals of each head), `queries` (rows that the graph `adaptor` makes of a picture), `taps` (cuts
+    whose rows it reads) and `skipped` (what it leaves out of the target) are null where the kind has none; kinds that this version does not know are listed and cannot be chosen."""
 
     name: str = checked(string(100))
     kind: str = checked(string(40))
@@ -299,13 +307,15 @@ class DraftInfo(Part):
     ranks: int | None = checked(optional(integer(1, 64)), default=None)
     queries: int | None = checked(optional(integer(2, 256)), default=None)
     taps: list[int] | None = checked(optional(list_of(integer(1, 1024), 3)), default=None)
+    skipped: SkippedInfo | None = checked(optional(SkippedInfo.parse), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class PolicyInfo(Part):
     """Defaults of a request: which draft, how many tokens (more `draft_nodes` than `draft_length` ask for a tree), when
-    to stop drafting, and over what acceptance is learned; "logistic": FastVLM's length by position (`LogisticLength`)."""
+    to stop drafting, and over what acceptance is learned; "logistic": FastVLM's length by position (`LogisticLength`);
+    "confidence": Draft & Verify's threshold (`AdaptiveThreshold`)."""
 
     draft: str | None = checked(optional(string(100)), default=None)
     speculative: bool = checked(boolean, default=False)

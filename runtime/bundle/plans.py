@@ -27,10 +27,20 @@ from .schema import (
 )
 
 if TYPE_CHECKING:
-    from .manifest import Manifest
+    from .manifest import GraphInfo, Manifest
 
 BACKENDS = ("tensorrt", "tensorrt-rtx")
 """The full library, and the one that compiles for other GPUs than that of the machine."""
+
+
+WITHOUT_PLAN = ("skipped",)
+"""Roles of graphs that hold weights of the target a second time, which plans cannot share: they get none, and drafts that
+need them do not run on plans."""
+
+
+def planned(manifest: Manifest) -> dict[str, GraphInfo]:
+    """The graphs of a bundle that have plans where it has any."""
+    return {name: graph for name, graph in manifest.graphs.items() if graph.role not in WITHOUT_PLAN}
 
 
 @dataclass(kw_only=True)
@@ -94,7 +104,7 @@ def compile_command(bundle: Path | str, backend: str | None, target: str, lean: 
 def choose_plans(
     manifest: Manifest, bundle: Path | str, target: str, installed: Callable[[str], bool]
 ) -> dict[str, Plan]:
-    """The plan of every graph for the GPU `target`, of one TensorRT: an `installed` one where there are several.
+    """The plan of every graph that has one for the GPU `target`, of one TensorRT: an `installed` one where there are several.
 
     Raises `BundleError` for entries that are none and for graphs without a plan, `OptionError` where there is no plan for
     that GPU; both name the command that builds them.
@@ -110,7 +120,7 @@ def choose_plans(
     backends = sorted({plan.backend for plan in plans}, key=lambda name: (not installed(name), name))
     found = {plan.graph: plan for plan in plans if plan.backend == backends[0]}
     command = compile_command(bundle, backends[0], target)
-    missing = sorted(manifest.graphs.keys() - found.keys())
+    missing = sorted(planned(manifest).keys() - found.keys())
     if missing:
         raise BundleError(
             f"{bundle}: no {backends[0]} plan for {target} of {', '.join(missing)[:200]}; build them again with {command}"

@@ -167,6 +167,28 @@ class OnDevice:
         finite = bool(cycle.came("drafts_finite", count, "bool").all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
+    def draft_apart(
+        self,
+        draft: DraftsOnDevice,
+        bind: Callable[[], Pass],
+        count: int,
+        token: int,
+        start: int,
+        changes: Changes | None = None,
+    ) -> Drafted:
+        """`count` tokens, drafted by a pass of its own for each (`Decoder.apart`, which `bind` asks for) behind the pending
+        `token`, which takes slot `start`, and verified by all segments, which write the rows of those passes anew."""
+        graph = changes and changes.graph
+        cycle = self._cycle(
+            ("apart", draft.name, count, graph),
+            lambda: self._apart(draft.draft_step, bind(), count, graph),
+        )
+        cycle.send("tokens", [token] * cycle.width)
+        self._launch(cycle, start, changes)
+        tokens = cycle.came("drafted", count).tolist()
+        finite = bool(cycle.came("drafts_finite", count, "bool").all())
+        return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
+
     def verify_drafted(
         self, chain: DeviceChain, token: int, start: int, changes: Changes | None = None
     ) -> Drafted:
@@ -311,6 +333,44 @@ class OnDevice:
         calls += self._pass(run, up, 0, self._chain(width))
         calls += self._judge(run, width, transfers, between.view("all", width), self._chain(width))
         return self._done(calls, [*passes, run], width, transfers, steps)
+
+    def _apart(self, step: DraftStep, drafting: Pass, count: int, graph: str | None) -> _Cycle:
+        decoder, engine, width = self._decoder, self._engine, self._decoder.padded(count + 1)
+        transfers = self._transfers(
+            width,
+            graph,
+            {"tokens": width * INT},
+            {"drafted": count * INT, "drafts_finite": count * FLAG},
+            count - 1,
+        )
+        up, down = transfers.up, transfers.down
+        sizes = {"all": width * INT}
+        for number in range(count):
+            sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
+        between = Fields(engine, "cycle.tokens", sizes)
+        # The pending token everywhere; what is drafted takes its places from the second on.
+        calls = [engine.copy(between.view("all", width), up.view("tokens", width))]
+        token = between.view("all", 1, 1)
+        for number in range(count):
+            best = between.view(f"token.{number}", 1)
+            finite = between.view(f"finite.{number}", 1, dtype="bool")
+            calls.append(decoder.embedding.bind(token))
+            calls += self._pass(drafting, up, number, self._chain(1))
+            calls += self._best(
+                partial(step, drafting.result), best, finite, transfers,
+                between.view("all", number + 1), self._last_of_chain(number + 1),
+            )  # fmt: skip
+            calls += [
+                engine.copy(between.view("all", 1, offset=number + 1), best),
+                engine.copy(down.view("drafted", 1, offset=number), best),
+                engine.copy(down.view("drafts_finite", 1, dtype="bool", offset=number), finite),
+            ]
+            token = between.view(f"token.{number}", 1, 1)
+        run = decoder.prepared(0, decoder.segments, width, 0)
+        calls.append(decoder.embedding.bind(between.view("all", 1, width)))
+        calls += self._pass(run, up, 0, self._chain(width))
+        calls += self._judge(run, width, transfers, between.view("all", width), self._chain(width))
+        return self._done(calls, [drafting, run], width, transfers, count - 1)
 
     def _chaining(self, chain: DeviceChain, graph: str | None) -> _Cycle:
         decoder, engine, count = self._decoder, self._engine, chain.length

@@ -174,7 +174,7 @@ class Decoder:
         self.embedding = Embedding(
             engine, tensor("embedding_table"), self._work[0], rows, min(rows, PREFILL_WIDTH, capacity)
         )
-        self._passes: dict[tuple[int, ...], Pass] = {}
+        self._passes: dict[tuple[object, ...], Pass] = {}
         self._heads: dict[tuple[object, ...], TargetRows] = {}
         self._commits: dict[tuple[int, int], Call] = {}
         """What moves [batch, width] rows of all layers."""
@@ -556,20 +556,10 @@ class Decoder:
         if key in self._passes:
             return self._passes[key]
         shape = (count, width, self._size)
-        mask_shape = (count, info.mask_heads, width, arena.rows)
-        run = Pass(count, width, row)
-        run.mask = self._mask.host(mask_shape)
-        run.indices = self._indices.host((count,))
-        shared = {"attn_mask": self._mask.view(mask_shape), "write_indices": self._indices.view((count,))}
-        run.pushes = [(self._mask, mask_shape), (self._indices, (count,))]
+        run, shared = self._new_pass(count, width, row)
         padded = self.verify_width is not None and batch is None
         in_place = first > 0 and not padded and (width == 1 or self._align(count * self._size) == self._size)
-        if in_place:
-            source = self._exits[first].view(shape, self.dtype)
-        else:
-            run.hidden = self._work[0].host(shape)
-            run.embedded = run.hidden.reshape(count * width, self._size)
-            source = self._work[0].view(shape)
+        source = self._exits[first].view(shape, self.dtype) if in_place else self._enters(run)
         trunk = end < self._end
         for number in range(first, end):
             if trunk and not padded:
@@ -592,11 +582,61 @@ class Decoder:
             source = target
             if trunk and padded:
                 run.calls += self._node_copies(number + 1, step, target)
-        run.result = source
-        if self._direct and row == 0 and count == arena.batch == 1 and self.embedding.lookup:
+        return self._keep(key, run, source)
+
+    def _new_pass(self, count: int, width: int, row: int) -> tuple[Pass, dict[str, View]]:
+        """A pass without calls, and what all of its graphs are told of where its rows stand."""
+        mask_shape = (count, self._info.mask_heads, width, self.arena.rows)
+        run = Pass(count, width, row)
+        run.mask = self._mask.host(mask_shape)
+        run.indices = self._indices.host((count,))
+        run.pushes = [(self._mask, mask_shape), (self._indices, (count,))]
+        return run, {
+            "attn_mask": self._mask.view(mask_shape),
+            "write_indices": self._indices.view((count,)),
+        }
+
+    def _enters(self, run: Pass) -> View:
+        """Where the rows of tokens enter a pass."""
+        shape = (run.batch, run.width, self._size)
+        run.hidden = self._work[0].host(shape)
+        run.embedded = run.hidden.reshape(run.batch * run.width, self._size)
+        return self._work[0].view(shape)
+
+    def _keep(self, key: tuple[object, ...], run: Pass, result: View) -> Pass:
+        """A pass that is whole, to be found again by `key`."""
+        run.result = result
+        if self._direct and run.row == 0 and run.batch == self.arena.batch == 1 and self.embedding.lookup:
             run.step = self._chain_step(run)
         self._passes[key] = run
         return run
+
+    def apart(self, graph: str, attention: Sequence[int]) -> Pass:
+        """Bind `graph`, a decoder that has the attention of these layers only, over one row of every sequence: from
+        `hidden.0` to `hidden.1`, beside the rows that `prepared` passes leave. It reads and writes their keys and values."""
+        batch = self.arena.batch
+        key = (graph, batch)
+        if key in self._passes:
+            return self._passes[key]
+        run, inputs = self._new_pass(batch, 1, 0)
+        inputs["hidden"], result = self._enters(run), self._work[1].view((batch, 1, self._size))
+        outputs = {"hidden_out": result}
+        for layer in attention:
+            caches, updated = self.arena.bindings(layer, layer + 1, 0, batch)
+            inputs |= caches
+            outputs |= updated
+            if self._encoder is not None:
+                inputs |= self._encoder.bindings(1, layer, layer + 1, 0, batch)
+        place = self._positions_for(0, run)
+        if place is not None:
+            inputs["positions"] = place
+        run.calls.append(self.engine.bind(graph, inputs, outputs))
+        return self._keep(key, run, result)
+
+    def ahead(self, run: Pass, tokens: Sequence[int], step: int) -> None:
+        """Run a pass of `apart` over the next token of every sequence, `step` rows behind what is valid of it. What it
+        writes is scratch: a pass over all segments must follow that writes these rows of every layer anew."""
+        self._pass(run, tokens, None, step)
 
     def _chain_step(self, run: Pass) -> ChainStep:
         """What `_embed_tokens`, `_place` and `_run` do for a chain of one sequence."""

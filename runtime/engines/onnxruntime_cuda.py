@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 
-REPEATABLE = ("embed", "segment", "head", "imitation", "mask", *CHANGING)
+REPEATABLE = ("embed", "segment", "skipped", "head", "imitation", "mask", *CHANGING)
 """Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
 so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..bundle.manifest import GraphInfo, ValueInfo
-from ..bundle.plans import Plan, choose_plans, compile_command
+from ..bundle.plans import Plan, choose_plans, compile_command, planned
 from ..decode.appending import MASK, NEW_MASK, START, new_name
 from ..decode.floats import widen
 from ..errors import BundleError, CapacityError, DeviceError
@@ -61,13 +61,13 @@ class TensorRTEngine(DeviceEngine):
         cuda: Cuda,
         kernels: KernelCache | None = None,
     ):
-        """`plans` has one of every graph, `library` is the module of their TensorRT; `kernels`: where TensorRT-RTX keeps
+        """`plans` has one of every graph that may have one, `library` is the module of their TensorRT; `kernels`: where TensorRT-RTX keeps
         what it compiles. Raises `BundleError` for plans of another version."""
         first = next(iter(plans.values()))
         self._command = compile_command(bundle.path, first.backend, first.target, first.lean)
         _check_version(plans, str(library.__version__), self._command)
         _check_driver(plans, cuda.versions().driver, self._command)
-        super().__init__(bundle.manifest.graphs, cuda)
+        super().__init__(planned(bundle.manifest), cuda)
         self._bundle, self._plans, self._library, self._kernels = bundle, plans, library, kernels
         if first.precision != bundle.manifest.compute_dtype:
             self.note = (

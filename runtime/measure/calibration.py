@@ -145,7 +145,11 @@ class Calibration:
         self._session, self._data, self._least, self._by = session, data, least, by
         self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
         self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
-        self._drafts = check_calibration(manifest, data, by)
+        self._drafts = [
+            draft
+            for draft in check_calibration(manifest, data, by)
+            if session.decoder.engine.graphs.keys() >= {*draft.graphs.values()}
+        ]
         widest = manifest.widest_tree - 1
         self._plain = Arm()
         self._arms = [Arm(draft.name, budget) for draft in self._drafts for budget in budgets(draft, widest)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..bundle.interfaces import kept_attention
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..errors import BundleError, OptionError
@@ -84,6 +85,8 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]
         layers = info.layers[1] - info.layers[0] if info.layers else 0
+        if info.role == "skipped":
+            layers = len(kept_attention(manifest))
         floats = (info.parameters or 0) - (
             info.integers or 0
         )  # scales, a number for every 32 integers, are left out

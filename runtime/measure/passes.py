@@ -20,7 +20,7 @@ def passes(
     """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
     Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle, a layer with
-    a cache of its own once per drafted token; a draft without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
+    a cache of its own once per drafted token, and so does the decoder with sublayers left out, and its head; a draft without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
     graphs.
     """
     segments = manifest.segments
@@ -40,11 +40,13 @@ def passes(
             found["once", draft.name, 1] = list(draft.graphs.values())
         elif draft.cache is not None:
             found["propose", draft.name, 1] = [draft.graphs[draft.kind]]  # an adaptor runs once per picture
+        elif draft.skipped is not None:
+            found["propose", draft.name, 1] = [*first, *draft.graphs.values(), "head"]
     return found
 
 
 def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> CostTable:
-    """The table of these passes. A draft that neither branches off, nor has heads or a cache, but has graphs, is left out:
+    """The table of these passes. A draft of a kind that is not known here, but has graphs, is left out:
     its default share stands."""
 
     def curve(what: str, which: int | str | None) -> Curve:
@@ -57,6 +59,6 @@ def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> Co
             costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose)
         elif draft.heads:
             costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
-        elif draft.cache is not None:
+        elif draft.cache is not None or draft.skipped is not None:
             costs[draft.name] = DraftCosts(propose=seconds["propose", draft.name, 1])
     return CostTable(curve("plain", None), costs)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..speculate.proposer import Proposer
 
 KINDS = {
+    "draft-and-verify": ("skipped_layers", "SkippedLayers"),
     "eagle": ("eagle", "Eagle"),
     "eagle3": ("eagle3", "Eagle3"),
     "early-exit": ("self_draft", "SelfDraft"),

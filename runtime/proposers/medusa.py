@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from math import isfinite
+from math import exp, isfinite
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -106,6 +106,8 @@ class Medusa(Proposer):
             mine = scores[row].tolist()
             # NaN or +inf anywhere in a head's logits makes the sum of its exponentials that, and all its values NaN.
             if all(isfinite(head[0]) for head in mine):
+                if budget.nodes <= budget.depth:
+                    budget = Budget.chain(_sure(sequence, mine[: budget.nodes]))
                 if sequence.drawing is not None and budget.nodes <= budget.depth:
                     trees.append(
                         self._drawn(sequence, sequence.drawing, tokens[row], scores[row], budget.nodes)
@@ -118,8 +120,9 @@ class Medusa(Proposer):
         return trees
 
     def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
-        """A chain of the heads' best tokens; trees take shape on the host."""
-        if budget.nodes > budget.depth:
+        """A chain of the heads' best tokens; trees take shape on the host, and a threshold is asked there."""
+        policy = sequence.policy
+        if budget.nodes > budget.depth or (policy is not None and policy.needs_confidence):
             return super().propose_on_device(sequence, budget)
         count = min(budget.nodes, self._heads)
         index = np.array([self._places[sequence]], np.int64)
@@ -201,6 +204,17 @@ class Medusa(Proposer):
         inputs = {"hidden": self._rows.view((self._batch, 1, self._size), self._dtype), "row_index": index}
         call = self._engine.bind(self._graph, inputs, {"token_ids": tokens, "log_probabilities": scores})
         return call, tokens, scores
+
+
+def _sure(sequence: Sequence, heads: list[list[float]]) -> int:
+    """How many of these heads draft, by their log-probabilities [heads, ranks]: none behind one that is less sure of its
+    best token than the policy asks for."""
+    policy = sequence.policy
+    if policy is not None and policy.needs_confidence:
+        for head, ranked in enumerate(heads, 1):
+            if not policy.keep_drafting(exp(ranked[0])):
+                return head
+    return len(heads)
 
 
 def _best(ranked: View, head: int) -> View:

@@ -135,9 +135,12 @@ class Cycle:
         if changes is not None and not self.decoder.on_device.offers(changes):
             return False
         proposer, policy = sequence.proposer, sequence.policy
-        if not budgets[0].nodes or proposer is None or proposer.cut is None:
+        asks = policy is not None and policy.needs_confidence
+        if not budgets[0].nodes or proposer is None:
             return True
-        return proposer.drafts_on_device and not (policy is not None and policy.needs_confidence)
+        if proposer.cut is None and not proposer.drafts_on_device:
+            return True  # it knows itself what the host must see
+        return proposer.drafts_on_device and not asks
 
     def _on_device(self, budget: Budget) -> tuple[list[TokenTree], Answers]:
         """A cycle of the only sequence: its tree, and what the target says of it."""
@@ -150,6 +153,8 @@ class Cycle:
             found = device.verify(TokenTree.chain([pending]), start, changes)
         elif proposer.cut is not None:
             found = device.draft(proposer, proposer.cut, budget.depth, pending, start, changes)
+        elif proposer.drafts_on_device:
+            found = device.draft_apart(proposer, proposer.pass_apart, budget.depth, pending, start, changes)
         elif isinstance(proposal := proposer.propose_on_device(sequence, budget), TokenTree):
             self._check(sequence, budget, proposal)
             found = device.verify(proposal, start, changes)

@@ -7,15 +7,13 @@ pass the trunk beside the others with the tokens of their trees, so that one tai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 from ..decode.tree import TokenTree
 from ..errors import NumericsError
 from .budget import Budget
+from .ending import ending
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def draft_on_trunk(
     cut = max(proposer.cut or 0 for proposer in proposers.values())
     others = any(tree is not None and not tree.is_chain for tree in trees)
     chains = {row: [sequences[row].tokens[-1]] for row in missing}
-    endings = {row: _ending(sequences[row]) for row in missing}
+    endings = {row: ending(sequences[row]) for row in missing}
     drafting, steps = set(missing), max([1, *(len(tree) for tree in trees if tree is not None)])
     step = 0
     while drafting or step < steps:
@@ -91,7 +89,7 @@ def _one(
 ) -> TokenTree:
     """`draft_on_trunk` for a single sequence, without its bookkeeping."""
     tokens, drafted = sequence.tokens[-1:], []
-    pending, ends = tokens[0], _ending(sequence)
+    pending, ends = tokens[0], ending(sequence)
     for step in range(budget.depth):
         decoder.trunk(cut, tokens)
         rows = proposer.rows(step)
@@ -106,18 +104,3 @@ def _one(
             break
     decoder.trunk(cut, tokens)  # the last draft passes the trunk too: d + 1 exit rows
     return sequence.drafted([pending, *drafted])
-
-
-def _ending(sequence: Sequence) -> Callable[[TargetRows, int, int], bool]:
-    """`ends(rows, row, token)`: whether drafting stops after `token`, which was chosen from that row: an end token, or
-    one that is less likely than the policy asks for."""
-    eos, policy = sequence.limits.eos_token_ids, sequence.policy
-    if policy is None or not policy.needs_confidence:
-        return lambda rows, row, token: token in eos
-    keep_drafting = policy.keep_drafting
-    return lambda rows, row, token: token in eos or not keep_drafting(_confidence(rows.logits(row), token))
-
-
-def _confidence(logits: np.ndarray, token: int) -> float:
-    """Probability of `token` under a softmax of logits [V], in float32."""
-    return float(1.0 / np.exp(logits - logits[token]).sum())

@@ -16,6 +16,7 @@ from .budget import Budget
 
 if TYPE_CHECKING:
     from ..decode.device_chain import DeviceChain
+    from ..decode.passes import Pass
     from ..engines.base import Call, View
     from .sequence import Sequence
 
@@ -46,7 +47,7 @@ class Proposer:
     needs_rows: ClassVar[bool] = False
     """Whether `advance` gets rows."""
     drafts_on_device: ClassVar[bool] = False
-    """Whether a proposer with a `cut` has a `draft_step`."""
+    """Whether it has a `draft_step`, behind the trunk's row or, without a `cut`, behind that of its `pass_apart`."""
     draft_graph: str = "head"
     """The graph that is named where its logits are not finite."""
 
@@ -81,6 +82,11 @@ class Proposer:
         Every budget allows at least one token. Proposers with a `cut` draft on the trunk instead (`on_trunk.py`).
         """
         return [self.propose_one(*pair) for pair in zip(sequences, budgets, strict=True)]
+
+    def pass_apart(self) -> Pass:
+        """Proposers that draft on a device without a `cut`: the pass over one token of every sequence that they draft
+        with (`Decoder.apart`)."""
+        raise NotImplementedError
 
     def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]:
         """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, to write `outputs` of the

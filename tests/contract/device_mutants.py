@@ -56,7 +56,12 @@ def not_finite(rig: Rig) -> None:
 
 def layered(rig: Rig) -> list[str]:
     """Drafts with graphs of their own that a device runs before it verifies."""
-    return [draft for draft in ("medusa", "eagle", "eagle3", "vispec") if lossless.fits(rig.tiny.name, draft)]
+    drafts = ("draft-and-verify", "medusa", "eagle", "eagle3", "vispec")
+    return [
+        draft
+        for draft in drafts
+        if lossless.fits(rig.tiny.name, draft) and lossless.runs_on(rig.column, draft)
+    ]
 
 
 def same_drafts(rig: Rig) -> None:

@@ -168,6 +168,11 @@ def fits(family: str, draft: str) -> bool:
     return not draft.startswith("vispec") or BUNDLES[family].sees
 
 
+def runs_on(engine: str, draft: str) -> bool:
+    """Whether an engine of the contract table has such a draft: plans cannot share the target's weights."""
+    return draft != "draft-and-verify" or not engine.startswith("tensorrt")
+
+
 def _wrong(rig: Rig, truth: Items[int]) -> Any:
     return Wrong(_early_exit(rig), rig.manifest.text.vocab_size)
 
@@ -179,6 +184,7 @@ def _at(truth: Items[int], index: int) -> int:
 DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "early-exit": _bundled("early-exit"),
     "imitation": _bundled("imitation"),
+    "draft-and-verify": _bundled("draft-and-verify"),
     "medusa": _bundled("medusa"),
     "medusa-tree": _branching(tree=True),
     "medusa-likeliest": _branching(tree=False),
@@ -206,6 +212,7 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
 SHARED = (
     "early-exit",
     "imitation",
+    "draft-and-verify",
     "medusa",
     "medusa-tree",
     "medusa-likeliest",
@@ -391,7 +398,9 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
     """Requests of a batch get what each gets alone: greedy ones equal `generate`, sampled ones their own stream."""
     made: dict[str, Any] = {}
     asked, wanted = [], []
-    names = [name for name in DRAFTS if fits(rig.tiny.name, name)] if draft == "mixed" else [draft]
+    names = [draft]
+    if draft == "mixed":
+        names = [name for name in DRAFTS if fits(rig.tiny.name, name) and runs_on(rig.column, name)]
     for number in range(count):
         request = rig.request(60 + number, 1 + 3 * number % 17)
         limit, eos = 5 + 7 * number % 23, ()
@@ -428,6 +437,7 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     for name in (
         "early-exit",
         "imitation",
+        "draft-and-verify",
         "medusa-tree",
         "medusa-likeliest",
         "eagle",

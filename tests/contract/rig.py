@@ -87,7 +87,7 @@ class Rig:
     """See the module."""
 
     def __init__(self, tiny: TinyBundle, engine: str, oracle: Oracle) -> None:
-        self.tiny, self.oracle = tiny, oracle
+        self.tiny, self.oracle, self.column = tiny, oracle, engine
         self.manifest = tiny.bundle.manifest
         self.engine = ENGINES[engine](tiny, oracle)
         self.fresh()

@@ -16,11 +16,12 @@ import torch
 from eagle_oracle import EagleOracle, Growing, WideOracle, paths_of
 from oracle import Request
 from rig import Rig, close
+from skipped_oracle import drafted
 from tiny_bundles import BUNDLES
 from vispec_oracle import behind
 from vlmexport.runtime import proposers
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import CapacityError, PromptError
+from vlmexport.runtime.errors import CapacityError, OptionError, PromptError
 from vlmexport.runtime.proposers.rank_tree import grow, within
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget
@@ -226,6 +227,55 @@ def medusa(rig_for: RigFor, family: str) -> None:
     (found,) = likeliest.propose([alone], [Budget(6, 3)])
     assert found.tokens[1:] == ids[depths, ranks].tolist()
     assert found.parents[1:] == [parent + 1 for parent in parents]
+
+
+@row
+def draft_and_verify(rig_for: RigFor, family: str) -> None:
+    """Without its sublayers the target drafts what transformers' own layers do, behind the exact rows of what was accepted
+    and its own rows of what it drafted; of a batch each sequence, also where others are not asked."""
+    rig = rig_for(family)
+    asked = next(draft for draft in rig.manifest.drafts if draft.kind == "draft-and-verify")
+    if rig.column.startswith("tensorrt"):
+        with pytest.raises(OptionError, match="TensorRT plans share none"):
+            proposers.create(asked, rig.decoder)
+        return
+    proposer = proposers.create(asked, rig.decoder)
+    requests = [rig.request(seed, length) for seed, length in ((56, 5), (57, 11), (58, 8))]
+    want = [rig.oracle.greedy(request, 30) for request in requests]
+    sequences = [
+        Sequence(rig.first_ids(request), SequenceLimits(40), Stats(), proposer=proposer)
+        for request in requests
+    ]
+    rig.decoder.reset(0)
+    for row, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+        rig.join(request, sequence)
+        sequence.row = row
+        sequence.tokens.append(want[row][0])
+    for keep, lengths in ((0, (3, 4, 2)), (3, (0, 5, 1)), (4, (6, 0, 0)), (1, (2, 3, 4))):
+        drafting = [(sequence, length) for sequence, length in zip(sequences, lengths, strict=True) if length]
+        rig.decoder.begin_cycle(9)
+        proposed = proposer.propose(
+            *zip(*((one, Budget.chain(length)) for one, length in drafting), strict=True)
+        )
+        for (sequence, length), tree in zip(drafting, proposed, strict=True):
+            behind = drafted(
+                rig.oracle,
+                asked.skipped,
+                requests[sequence.row],
+                want[sequence.row][: len(sequence.tokens)],
+                length,
+            )
+            assert tree.tokens == [sequence.tokens[-1], *behind], f"sequence {sequence.row}"
+        trees, paths = [], []
+        for i, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+            done = len(sequence.tokens) - 1
+            nodes, path = branching(rig, request, want[i][:done], want[i][done])
+            trees.append(nodes)
+            paths.append(path[: max(0, keep - i)])
+        rig.full(*trees)
+        for i, sequence in enumerate(sequences):
+            sequence.tokens += want[i][len(sequence.tokens) :][: len(paths[i]) + 1]
+        rig.decoder.accept_all(trees, paths)
 
 
 @row

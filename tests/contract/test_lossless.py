@@ -22,7 +22,8 @@ GRID = {"onnxruntime": WHOLE}
 
 def there(case: dict[str, Any]) -> bool:
     """Whether there is the draft of a case for its family."""
-    return lossless.fits(case["family"], case["draft"])
+    runs = lossless.runs_on(case.get("engine", ""), case["draft"])
+    return runs and lossless.fits(case["family"], case["draft"])
 
 
 @in_pairs(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)

@@ -17,6 +17,7 @@ import gpu_mutants as gpu
 import lossless
 import numpy as np
 import pytest
+import skipped_mutants as skipped
 import tensorrt_mutants as plans
 import vispec_mutants as vispec
 import vispec_sessions as sessions
@@ -555,6 +556,20 @@ MUTANTS = {
     ),
     "heads read another sequence's row": Mutant(heads_of_another_sequence, {"medusa": table("medusa")}),
     "siblings in another order": Mutant(siblings_in_another_order, {"medusa": table("medusa")}),
+    "drafted rows kept": Mutant(
+        skipped.drafted_rows_kept,
+        {
+            "generation": generation("draft-and-verify", 3),
+            "long": generation("draft-and-verify", 8),
+        },
+        ("t5", "llama", "vit-gpt2", "qwen2.5-vl"),
+    ),
+    "drafts one slot late": Mutant(
+        skipped.drafts_one_slot_late, {"draft and verify": table("draft_and_verify")}, ("t5", "llama")
+    ),
+    "drafts in one slot": Mutant(
+        skipped.every_step_in_the_first_slot, {"draft and verify": table("draft_and_verify")}, ("t5", "llama")
+    ),
     "rows of rejected nodes in the layer's cache": Mutant(
         eagle.rows_of_rejected_nodes, {"eagle": table("eagle")}, ("t5", "llama", "qwen2.5-vl")
     ),

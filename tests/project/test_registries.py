@@ -6,6 +6,7 @@
 | family of the runtime | an exporter, a bundle in the contract table, a target in the training table |
 | draft kind of the exporter | a proposer of the runtime, a row in the contract table, a line in the docs |
 | draft kind that is trained | an objective, a row in the training table, a line in docs/training.md |
+| draft kind that is searched | a search, a line in docs/training.md |
 | engine | a column of the contract table |
 """
 
@@ -23,6 +24,7 @@ import rig
 import tiny_bundles
 import tiny_models
 import training_targets
+from vlmexport.calibration import search
 from vlmexport.calibration.training import objectives
 from vlmexport.exporter import drafts
 from vlmexport.exporter.families import registry
@@ -67,7 +69,11 @@ def _exported_families() -> list[str]:
 
 
 def _trained_kinds() -> list[str]:
-    return [kind.name for kind in drafts.draft_kinds() if kind.trained]
+    return [kind.name for kind in drafts.draft_kinds() if kind.trained and not kind.searched]
+
+
+def _searched_kinds() -> list[str]:
+    return [kind.name for kind in drafts.draft_kinds() if kind.searched]
 
 
 def _engines() -> list[str]:
@@ -110,6 +116,10 @@ TRAINED: Tables = {
     "the training table (tests/calibration/training_targets.py)": lambda: training_targets.TRAINED,
     "docs/training.md": lambda: _words("docs/training.md"),
 }
+SEARCHED: Tables = {
+    "the searches (search.KINDS)": lambda: search.KINDS,
+    "docs/training.md": lambda: _words("docs/training.md"),
+}
 ENGINES: Tables = {"the contract table (tests/contract/rig.py)": _engine_columns}
 
 
@@ -121,6 +131,8 @@ def complaints() -> list[str]:
         *missing(drafts.KINDS, DRAFTED),
         *missing(_trained_kinds(), TRAINED),
         *missing(objectives.KINDS, {"the exporter's trained kinds": _trained_kinds}),
+        *missing(_searched_kinds(), SEARCHED),
+        *missing(search.KINDS, {"the exporter's searched kinds": _searched_kinds}),
         *missing(_engines(), ENGINES),
     ]
 

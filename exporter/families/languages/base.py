@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import itertools
@@ -19,7 +20,17 @@ from ...graphs.retype import WIDE_RESIDUAL
 from ...graphs.template import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
 from ..base import DecoderShape, GraphSpec, Parts, check_common
-from ..frames import FinalNorm, Named, Prologue, build_embed, build_head, build_segment, layer_inputs
+from ..frames import (
+    FinalNorm,
+    Named,
+    Prologue,
+    build_embed,
+    build_head,
+    build_segment,
+    build_skipped,
+    layer_inputs,
+)
+from ..skipping import Sublayers, left_out
 from ..tables import embedding_tensor, head_tensor
 
 SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
@@ -56,6 +67,14 @@ class Language:
     layers_path: ClassVar[str]
     norm_path: ClassVar[str]
     embed_path: ClassVar[str]
+    attention_paths: ClassVar[tuple[str, ...]] = ("self_attn",)
+    """In a decoder layer, what attends: itself, and over the source where there is one."""
+    attention_values: ClassVar[int] = 2
+    """How many values each of those gives, its rows first."""
+    source_paths: ClassVar[tuple[str, ...]] = ()
+    """Of what attends over a source, what makes its keys and values, once in a request."""
+    mlp_path: ClassVar[str] = "mlp"
+    """In a decoder layer, what gives the MLP's part of the rows."""
     reads_image_rows: ClassVar[bool] = False
     """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
     decoder: DecoderShape
@@ -160,21 +179,49 @@ class Language:
         """Source graphs, embed, segments, head."""
         yield from self.source_graphs(store)
         yield build_embed(store)
+        layer = per_layer(self._layer, self._trace_layer)
+        prologue = self.prologue()
+        for index, (first, last) in enumerate(itertools.pairwise(cuts)):
+            yield build_segment(store, index, first, last, self.decoder, layer, prologue)
+        yield build_head(store, self.final_norm, self.head)
+
+    def skipped(self, store: WeightStore, skip: Sublayers) -> GraphSpec:
+        """The graph `skipped`: all layers without the sublayers `skip`. Ask for it inside `hooks`."""
+        traced: dict[tuple[bool, bool], Callable[[int], tuple[Template, Named]]] = {}
+
+        def layer(i: int) -> tuple[Template, Named] | None:
+            without = {"attention": i in skip.attention, "mlp": i in skip.mlp}
+            if all(without.values()):
+                return None
+            make = self._trace_mlp if without["attention"] else self._trace_layer
+            kept = traced.setdefault(tuple(without.values()), per_layer(self._layer, make))  # type: ignore[arg-type]
+            with left_out(self, self._layer(i)[0], **without):
+                return kept(i)
+
+        attention = skip.kept_attention(self.decoder.num_layers)
+        return build_skipped(store, self.decoder, layer, attention, self.prologue())
+
+    def _layer(self, i: int) -> tuple[nn.Module, Named]:
+        """Decoder layer i of the hollow model, and what the checkpoint calls its parameters."""
         layers = self.model.get_submodule(self.layers_path)
+        return layers[i], self.named(f"{self.layers_path}.{i}.")
+
+    def _trace_layer(self, module: nn.Module) -> Template:
         inputs = layer_inputs(self.decoder)
         names = [item.name for item in inputs]
 
         def run(module: nn.Module, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.run_layer(module, dict(zip(names, tensors, strict=True)))
 
-        layer = per_layer(
-            lambda i: (layers[i], self.named(f"{self.layers_path}.{i}.")),
-            lambda module: trace(module, run, inputs, SEGMENT_OUTPUTS),
-        )
-        prologue = self.prologue()
-        for index, (first, last) in enumerate(itertools.pairwise(cuts)):
-            yield build_segment(store, index, first, last, self.decoder, layer, prologue)
-        yield build_head(store, self.final_norm, self.head)
+        return trace(module, run, inputs, SEGMENT_OUTPUTS)
+
+    def _trace_mlp(self, module: nn.Module) -> Template:
+        """A decoder layer whose attention is left out: it sees each row alone."""
+
+        def run(module: nn.Module, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (self.run_layer(module, collections.defaultdict(lambda: None, hidden=hidden))[0],)  # type: ignore[arg-type]
+
+        return trace(module, run, layer_inputs(self.decoder)[:1], SEGMENT_OUTPUTS[:1])
 
     @functools.cached_property
     def final_norm(self) -> FinalNorm:

@@ -41,6 +41,8 @@ class GPT2Language(Language):
     layers_path: ClassVar[str] = "transformer.h"
     norm_path: ClassVar[str] = "transformer.ln_f"
     embed_path: ClassVar[str] = "transformer.wte"
+    attention_paths: ClassVar[tuple[str, ...]] = ("attn", "crossattention")
+    source_paths: ClassVar[tuple[str, ...]] = ("crossattention.c_attn",)
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
         super().__init__(checkpoint, config, prefix)

@@ -51,6 +51,10 @@ class T5Language(Language):
     layers_path: ClassVar[str] = "decoder.block"
     norm_path: ClassVar[str] = "decoder.final_layer_norm"
     embed_path: ClassVar[str] = "shared"
+    attention_paths: ClassVar[tuple[str, ...]] = ("layer.0.SelfAttention", "layer.1.EncDecAttention")
+    source_paths: ClassVar[tuple[str, ...]] = ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v")
+    attention_values: ClassVar[int] = 3
+    mlp_path: ClassVar[str] = "layer.2.DenseReluDense"
     reads_image_rows: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from skipped_oracle import without
 from transformers import EncoderDecoderCache
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.base import Buffer, Engine, View
@@ -75,11 +76,12 @@ def _additive(mask: torch.Tensor) -> torch.Tensor:
 class _Model:
     """What every family shares: embed, head, commit, drafts."""
 
-    def __init__(self, model: Any, networks: Mapping[str, torch.nn.Module]) -> None:
-        self.model, self.networks = model.eval(), dict(networks)
+    def __init__(self, model: Any, networks: Mapping[str, torch.nn.Module], left_out: Any = None) -> None:
+        """`left_out`: sublayers that the graph `skipped` has not."""
+        self.model, self.networks, self.left_out = model.eval(), dict(networks), left_out
 
     def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
-        if name in ("medusa", "eagle", "eagle3", "fusion", "vispec", "adaptor"):
+        if name in ("medusa", "eagle", "eagle3", "fusion", "vispec", "adaptor", "skipped"):
             return getattr(self, name)
         if name in self.networks:
             network = self.networks[name]
@@ -107,6 +109,20 @@ class _Model:
     def eagle3(self, io: Tensors) -> Tensors:
         network: Any = self.networks["eagle3"]
         return self._layer(io, network, network.joined(*self._pairs(io)))
+
+    def skipped(self, io: Tensors) -> Tensors:
+        """All layers, with what some sublayers give set to zero; caches that the graph has not are made up."""
+        assert self.left_out is not None
+        rows = next(value for name, value in io.items() if name.startswith("key_cache."))
+        kinds = {"key_cache": rows, "value_cache": rows}
+        if "cross_mask" in io:
+            source = next(value for name, value in io.items() if name.startswith("cross_key."))
+            kinds |= {"cross_key": source, "cross_value": source}
+        unused = {
+            f"{kind}.{i}": torch.zeros_like(v) for kind, v in kinds.items() for i in range(len(self.layers))
+        }
+        with without(self.layers, self.left_out.attention, self.left_out.mlp):
+            return self.segment({**unused, **io}, 0, len(self.layers))
 
     def fusion(self, io: Tensors) -> Tensors:
         return {"hidden_out": self.networks["eagle3"].fused(io["low"], io["middle"], io["high"])}
@@ -163,6 +179,11 @@ class _Model:
                 cache[sequence, :, start : start + rows.shape[1]] = rows
         return {}
 
+    @property
+    def layers(self) -> Any:
+        """Of the decoder."""
+        raise NotImplementedError
+
     def segment(self, io: Tensors, first: int, last: int) -> Tensors:
         raise NotImplementedError
 
@@ -173,6 +194,10 @@ class LlamaModel(_Model):
     @property
     def body(self) -> Any:
         return self.model.model
+
+    @property
+    def layers(self) -> Any:
+        return self.body.layers
 
     def segment(self, io: Tensors, first: int, last: int) -> Tensors:
         hidden, cache = io["hidden"], _Rows(io)
@@ -193,6 +218,10 @@ class T5Model(_Model):
     @property
     def text(self) -> Any:
         return self.model
+
+    @property
+    def layers(self) -> Any:
+        return self.text.decoder.block
 
     def encoder(self, io: Tensors) -> Tensors:
         hidden = io["encoder_rows"]
@@ -254,6 +283,10 @@ class Blip2T5Model(_Blip2Vision, T5Model):
 class Blip2OptModel(_Blip2Vision, _Model):
     """Graphs of a `blip2` bundle with OPT."""
 
+    @property
+    def layers(self) -> Any:
+        return self.text.model.decoder.layers
+
     def segment(self, io: Tensors, first: int, last: int) -> Tensors:
         decoder, hidden, cache = self.text.model.decoder, io["hidden"], _Rows(io)
         if first == 0:
@@ -269,6 +302,10 @@ class Blip2OptModel(_Blip2Vision, _Model):
 
 class ViTGPT2Model(_Model):
     """Graphs of a `vit-gpt2` bundle."""
+
+    @property
+    def layers(self) -> Any:
+        return self.model.decoder.transformer.h
 
     @property
     def lm_head(self) -> torch.nn.Module:
@@ -381,7 +418,9 @@ class TorchReference(Engine):
         self, manifest: Any, model: Any, networks: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
         super().__init__(widened(manifest).graphs)
-        self._model = FAMILIES[manifest.model.family, manifest.model.decoder](model, networks or {})
+        left_out = next((draft.skipped for draft in manifest.drafts if draft.skipped is not None), None)
+        kind = FAMILIES[manifest.model.family, manifest.model.decoder]
+        self._model = kind(model, networks or {}, left_out)
 
     def allocate(self, name: str, nbytes: int, zeroed: bool = False) -> Buffer:
         return memory.allocate(name, nbytes, zeroed)

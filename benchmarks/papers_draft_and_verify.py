@@ -1,0 +1,175 @@
+"""Draft & Verify beside early exit and imitation drafts on one frozen target, by counts alone.
+
+    python benchmarks/papers_draft_and_verify.py --model tiny-blip2-flant5
+    python benchmarks/papers_draft_and_verify.py --model tiny-vit-gpt2
+
+Searches sublayers to leave out on some of the target's own answers, once freely and once for each layer n of the shipped
+imitation drafts, with no more weights than an exit after n layers reads; measures what was found on other answers. Every
+draft has the fixed chain length that is best for it there, and the free search the paper's threshold, too. What a speed-up
+by weights is: tokens per cycle over 1 + share x drafted, the share of the target's weights that a drafted token reads,
+its head included. No clock. Writes results/papers-draft-and-verify-MODEL.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import save
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
+from vlmexport.calibration.evaluation.skipped import chains, replay
+from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, starts
+from vlmexport.calibration.targets.target import load_target
+from vlmexport.exporter.drafts import shipped_drafts
+from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.families.skipping import Sublayers
+from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.speculate.stats import Stats
+
+LONGEST = 8
+TOLD = 64_000  # scenes of `train` that the targets have learned from
+
+
+@dataclass
+class Row:
+    """One draft at one way of ending chains."""
+
+    draft: str
+    length: int | str
+    share: float
+    alpha: float
+    tau: float
+    drafted: float
+    """A cycle."""
+    skip: Sublayers | None = None
+
+    @property
+    def speedup(self) -> float:
+        return self.tau / (1 + self.share * self.drafted)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "speedup_by_weights": round(self.speedup, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="tiny-blip2-flant5")
+    parser.add_argument("--searched", type=int, default=8, help="answers that choose")
+    parser.add_argument("--heldout", type=int, default=24, help="answers that measure")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--trials", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    target = load_target(options.model)
+    kind = "scenes" if "t5" in options.model else "scenes-captions"
+    sets = [
+        answered(target, load_records(data), options.max_new_tokens, print)
+        for data in (f"{kind}:train:{options.searched}:offset={TOLD}", f"{kind}:heldout:{options.heldout}")
+    ]
+    told, held = (Answers(target, records) for records in sets)
+    layers, weights = target.num_layers, told.weights
+    rows: list[Row] = []
+    shipped = [
+        draft for draft in shipped_drafts(target.checkpoint.alias) if isinstance(draft, ImitationDraft)
+    ]
+    limits: list[tuple[str, float]] = [("free", 1.0)]
+    for draft in sorted(shipped, key=lambda draft: draft.layer):
+        share = weights.first_layers(draft.layer)
+        extra = sum(p.numel() for p in draft.network.parameters())
+        folder = next(f for f in target.checkpoint.alias.draft_folders() if f.name == f"n{draft.layer}")
+        limits.append((f"as n = {draft.layer}", share))
+        for name, own in (
+            (f"early-exit@{draft.layer}", share),
+            (str(folder), share + extra / whole(weights)),
+        ):
+            rows.append(best(name, folder, own, target, sets[1]))
+            print(line(rows[-1]), flush=True)
+    search = SearchOptions(options.trials, options.seed, LONGEST)
+    for name, limit in limits:
+
+        def worth(skip: Sublayers, limit: float = limit) -> float:
+            over = weights.share(skip) - limit
+            return -over if over > 1e-9 else told.measure(skip, search).speedup
+
+        found = best_set(worth, layers, options.trials, options.seed, starts(layers), print)
+        share = weights.share(found)
+        drafted = [chains(target, text, found, LONGEST) for text in held.texts]
+        eos = target.eos_token_ids
+        rows.append(
+            max(
+                (
+                    of(f"draft-and-verify, {name}", length, share, found, [replay(each, FixedLength(length), eos) for each in drafted])
+                    for length in range(1, LONGEST + 1)
+                ),
+                key=lambda row: row.speedup,
+            )
+        )  # fmt: skip
+        adapted = [replay(each, search.policy(), eos) for each in drafted]
+        rows.append(of(f"draft-and-verify, {name}", "threshold", share, found, adapted))
+        for row in rows[-2:]:
+            print(line(row), flush=True)
+    result = {
+        "script": "benchmarks/papers_draft_and_verify.py",
+        "model": {"name": target.name, "fingerprint": target.fingerprint, "layers": layers},
+        "weights": asdict(weights),
+        "answers": {"searched": len(told.texts), "heldout": len(held.texts)},
+        "tokens": {"searched": count(told), "heldout": count(held)},
+        "trials": options.trials,
+        "seed": options.seed,
+        "rows": [row.to_dict() for row in rows],
+    }
+    print(
+        "| draft | chains | left out | reads | alpha | tau | drafted a cycle | by weights |\n|---|---|---|---|---|---|---|---|"
+    )
+    for row in rows:
+        print(line(row))
+    print(save(f"papers-draft-and-verify-{target.name}", result, "torch", "transformers", "optuna"))
+
+
+def whole(weights: Any) -> int:
+    """Numbers that a token of the target reads."""
+    return weights.kept(Sublayers()) + weights.head
+
+
+def count(answers: Answers) -> int:
+    return sum(len(text.tokens) for text in answers.texts)
+
+
+def best(name: str, folder: Path, share: float, target: Any, records: Any) -> Row:
+    """A draft on the trunk with the fixed length that is worth most by weights."""
+    found = []
+    for length in range(1, LONGEST + 1):
+        one = evaluate_drafts(target, records, [name], length)[name]
+        shown = name if name.startswith("early") else f"imitation@{folder.name.removeprefix('n')}"
+        found.append(Row(shown, length, share, one.alpha, one.tau, one.proposed / one.cycles))
+    return max(found, key=lambda row: row.speedup)
+
+
+def of(name: str, length: int | str, share: float, skip: Sublayers, stats: list[Stats]) -> Row:
+    total = Stats.total(stats)
+    return Row(name, length, share, total.alpha or 0.0, total.tau, total.proposed / total.cycles, skip)
+
+
+def line(row: Row) -> str:
+    out = "" if row.skip is None else f"attention {numbers(row.skip.attention)}; MLP {numbers(row.skip.mlp)}"
+    chain = row.length if isinstance(row.length, str) else f"d = {row.length}"
+    return (
+        f"| {row.draft} | {chain} | {out} | {row.share:.0%} | {row.alpha:.3f} | {row.tau:.2f} | {row.drafted:.2f} "
+        f"| {row.speedup:.2f} × |"
+    )
+
+
+def numbers(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers)) or "none"
+
+
+if __name__ == "__main__":
+    main()

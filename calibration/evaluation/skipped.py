@@ -1,0 +1,280 @@
+"""Chains that a target drafts without some of its sublayers, on texts that it wrote greedily.
+
+What such a draft looks at when a chain begins are the target's own keys and values of the text before, whatever was
+drafted there; behind them it looks at its own. So from every place of a text one chain can be drafted, all places side by
+side, and any policy's cycles follow from the chains exactly: no clock, and no cache that is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...exporter.families.base import Family
+from ...exporter.families.reference import collate, decoder_prefix
+from ...exporter.families.skipping import Sublayers, attention_of, left_out
+from ...exporter.parity.capture import caches
+from ...runtime.speculate.acceptance import Verdict
+from ...runtime.speculate.policy import DraftPolicy
+from ...runtime.speculate.stats import Stats
+from ..data.records import Record
+from ..targets.target import Target
+from ..training.losses import overlap
+from .acceptance import Counted, chain_cycles, likeliest
+
+TOGETHER = 64
+"""Chains of a text that are drafted side by side: each has keys and values of its own."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the target made of one text of n tokens behind a prompt: all that a draft reads.
+
+    `entering` [N, E] are rows that enter layer 0, positions included, `embedded` the embeddings of those of the text's
+    tokens that were read, [n − 1, E]; `angles` (cos, sin) [N, D / 2] where positions are rotary; `mask` [heads, N, N] as a
+    graph takes it; `caches` and `cross` (keys, values) [1, heads, rows, D] by layer. `first` is the slot of the first token.
+    """
+
+    tokens: tuple[int, ...]
+    first: int
+    entering: Tensor
+    embedded: Tensor
+    angles: tuple[Tensor, Tensor] | None
+    mask: Tensor
+    caches: list[tuple[Tensor, Tensor]]
+    cross: list[tuple[Tensor, Tensor]]
+    logits: Tensor
+    """[n − 1, V] the target's own behind each token but the last."""
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Drafted tokens [n − 1][depth] behind each token of a text but the last, with how likely the draft found them.
+    A chain is no longer than what is left of the text, and ends where it leaves it."""
+
+    tokens: list[list[int]]
+    confidences: list[list[float]]
+    right: list[list[bool]]
+    ended: bool
+    """Whether the text ends in an end token."""
+
+
+@torch.no_grad()
+def known(target: Target, record: Record) -> Known:
+    """The target's own pass over the text of a record."""
+    prompt, answer, family = target.prompt(record), target.answer(record), target.family
+    inputs = target._moved(collate(family, [prompt], [answer[:-1]]))
+    seen: dict[str, Any] = {}
+
+    def enters(_layer: Any, args: Any, kwargs: Any) -> None:
+        seen["rows"] = args[0] if args else kwargs["hidden_states"]
+        seen["angles"] = kwargs.get("position_embeddings")
+
+    def biased(_layer: Any, _args: Any, output: Any) -> None:
+        seen["bias"] = output[1] if isinstance(output, tuple) else None
+
+    hooks = [
+        target.layers[0].register_forward_pre_hook(enters, with_kwargs=True),
+        target.layers[0].register_forward_hook(biased),
+    ]
+    try:
+        output = target.model(**inputs, use_cache=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own, cross = caches(output, family.decoder.cross_attention)
+    first = len(decoder_prefix(prompt))
+    return Known(
+        answer,
+        first,
+        seen["rows"][0],
+        target.embed(torch.tensor(answer[:-1], device=target.device)),
+        _halves(seen["angles"]),
+        _mask(family, seen["rows"].shape[1], seen.get("bias")).to(target.device),
+        [(layer.keys, layer.values) for layer in own.layers],
+        [] if cross is None else [(layer.keys, layer.values) for layer in cross.layers],
+        output.logits[0, first:],
+    )
+
+
+def _halves(angles: Any) -> tuple[Tensor, Tensor] | None:
+    """Angles as the hooked layers take them: transformers writes each twice."""
+    if angles is None:
+        return None
+    cos, sin = (each[0, :, : each.shape[-1] // 2] for each in angles)
+    return cos, sin
+
+
+def _mask(family: Family, rows: int, bias: Tensor | None) -> Tensor:
+    """[heads, rows, rows]: a row sees itself and what is before it, with T5's bias on top."""
+    seen = torch.ones(rows, rows, dtype=torch.bool).tril()[None]
+    if family.decoder.mask_dtype == "bool":
+        return seen
+    assert bias is not None
+    return bias[0].masked_fill(~seen.to(bias.device), torch.finfo(bias.dtype).min)
+
+
+@torch.no_grad()
+def chains(
+    target: Target,
+    text: Known,
+    skip: Sublayers,
+    depth: int,
+    least: float = 0.0,
+    seen: Callable[[int, Tensor, Tensor], None] = lambda step, places, logits: None,
+) -> Chains:
+    """Chains of the likeliest tokens, at most `depth` long; none goes on behind an end token, or one that the draft finds
+    less likely than `least`. `seen(step, places, logits)` is told of the draft's logits [n, V] behind the tokens at `places`
+    int64 [n] and `step` drafted ones."""
+    count, eos = len(text.tokens) - 1, set(target.eos_token_ids)
+    found = Chains(
+        [[] for _ in range(count)],
+        [[] for _ in range(count)],
+        [[] for _ in range(count)],
+        text.tokens[-1] in eos,
+    )
+    with target.family.language.hooks(), _exported(target):
+        for begin in range(0, count, TOGETHER):
+            places = torch.arange(begin, min(begin + TOGETHER, count), device=target.device)
+            drafting = _Drafting(target, text, skip, places)
+            ids = torch.tensor(text.tokens, device=target.device)[places]
+            for step in range(depth):
+                logits = drafting.step(ids)
+                seen(step, drafting.places, logits)
+                shares, ids = logits.softmax(-1).max(-1)
+                live = []
+                for place, token, share in zip(
+                    drafting.places.tolist(), ids.tolist(), shares.tolist(), strict=True
+                ):
+                    right = found.right[place]
+                    found.tokens[place].append(token)
+                    found.confidences[place].append(share)
+                    right.append(token == text.tokens[place + step + 1] and all(right))
+                    live.append(token not in eos and share >= least and place + step + 1 < count)
+                if not any(live):
+                    break
+                if not all(live):
+                    kept = torch.tensor(live, device=target.device)
+                    drafting.keep(kept)
+                    ids = ids[kept]
+    return found
+
+
+def _exported(target: Target) -> Any:
+    """Lets the target's layers attend as graphs do, where the caches that they are given are."""
+    from ...exporter.graphs.hooks import ATTENTION, replaced
+
+    attention: Any = attention_of(target.family.language, target.layers[0])[0]
+    return replaced(attention.config, "_attn_implementation", ATTENTION)
+
+
+class _Drafting:
+    """Chains that begin at `places` int64 [n] of a text, with the keys and values that each has made."""
+
+    def __init__(self, target: Target, text: Known, skip: Sublayers, places: Tensor) -> None:
+        self.places, self._step = places, 0
+        self._target, self._text, self._skip = target, text, skip
+        self._own: dict[int, tuple[Tensor, ...]] = {}
+
+    def keep(self, kept: Tensor) -> None:
+        """Go on with those of the chains for which bool [n] says so."""
+        self.places = self.places[kept]
+        self._own = {index: tuple(each[kept] for each in rows) for index, rows in self._own.items()}
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Logits [n, V] behind the next token int64 [n] of every chain."""
+        target, text, skip = self._target, self._text, self._skip
+        language, count, slots = (
+            target.family.language,
+            len(self.places),
+            text.first + self.places + self._step,
+        )
+        self._step += 1
+        # What positions add to a row is what they added to the text's own token there.
+        added = text.entering[slots] - text.embedded[slots - text.first]
+        hidden = (target.embed(ids) + added)[:, None]
+        given: dict[str, Any] = {
+            "write_indices": slots,
+            "attn_mask": text.mask[:, slots].transpose(0, 1)[:, :, None],
+        }
+        if text.angles is not None:
+            cos, sin = text.angles
+            given |= {"cos": cos[slots][:, None], "sin": sin[slots][:, None]}
+        if text.cross:
+            shape = (count, 1, 1, text.cross[0][0].shape[2])
+            given["cross_mask"] = torch.ones(shape, dtype=torch.bool, device=target.device)
+        for index, layer in enumerate(target.layers):
+            attention, mlp = index in skip.attention, index in skip.mlp
+            if attention and mlp:
+                continue
+            caches = (None, None) if attention else self._own.get(index) or _each(text.caches[index], count)
+            given |= {"hidden": hidden, "key_cache": caches[0], "value_cache": caches[1]}
+            if text.cross:
+                given["cross_key"], given["cross_value"] = _each(text.cross[index], count)
+            with left_out(language, layer, attention=attention, mlp=mlp):
+                hidden, *updated = language.run_layer(layer, given)
+            if not attention:
+                self._own[index] = tuple(updated)
+        return target.head(hidden[:, 0])
+
+
+def _each(caches: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """[1, …] for each of `count` chains, without copies."""
+    keys, values = (each.expand(count, *each.shape[1:]) for each in caches)
+    return keys, values
+
+
+def replay(found: Chains, policy: DraftPolicy, end_tokens: Collection[int]) -> Stats:
+    """The cycles that `policy` makes of the chains of one text, as the runtime counts them. A draft that goes on beyond
+    the end of the text is counted as far as that."""
+    count = len(found.tokens)
+    stats, at = Stats(tokens=1 + count), 0
+    while at < count:
+        left = count - at
+        depth = min(policy.allot([None])[0].depth, left if found.ended else left - 1)  # type: ignore[list-item]
+        drafted = 0
+        while drafted < depth:
+            token, confidence = found.tokens[at][drafted], found.confidences[at][drafted]
+            drafted += 1
+            if token in end_tokens or (policy.needs_confidence and not policy.keep_drafting(confidence)):
+                break
+        right = sum(found.right[at][:drafted])
+        evaluated = min(right + 1, drafted)
+        stats.count(drafted, right, evaluated)
+        stats.discarded += max(0, right + 1 - left)
+        policy.observe(None, drafted, Verdict(list(range(1, right + 1)), -1, evaluated))  # type: ignore[arg-type]
+        at += right + 1
+    return stats
+
+
+class SkippedCount(Counted):
+    """Collects the acceptance of a target without sublayers; `agreement`, ranks and overlap are of the first drafted token."""
+
+    def __init__(self, target: Target, skip: Sublayers, draft_length: int) -> None:
+        super().__init__(draft_length, target.eos_token_ids)
+        self._target, self._skip = target, skip
+
+    def add(self, record: Record) -> None:
+        """The text of a record."""
+        text = known(self._target, record)
+        count = len(text.tokens) - 1
+        if count < 1:
+            return
+
+        def compare(step: int, places: Tensor, logits: Tensor) -> None:
+            if step == 0:
+                own = text.logits[places]
+                self.shared += overlap(logits, own).sum().item()
+                self._rank(0, likeliest(logits), own.argmax(-1))
+
+        found = chains(self._target, text, self._skip, self.draft_length, seen=compare)
+        one = chain_cycles(found.right, self.draft_length, found.ended)
+        self.cycles = Stats.total([self.cycles, one])
+        self.tokens += count
+        first = np.array([right[0] for right in found.right if right])
+        self._place(np.arange(1, 1 + len(first)), first)
