@@ -9,7 +9,8 @@ from ....runtime.errors import OptionError
 from ..options import Options, option
 
 DISTANCES = ("forward", "reverse", "tv")  # of losses.distillation
-FUSIONS = ("average", "last", "concat-frozen", "concat-stopped")
+FUSIONS = ("average", "last", "concat", "attention")
+LEARNING = ("own", "cosine", "frozen")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,12 @@ class ImitationOptions(Options):
     cosine: float = option(0.0, "Weight of 1 - cos to the fused residuals.")
     kd: float = option(1.0, "Weight of the distance to the target's distribution.")
     kd_distance: str = option("forward", f"{', '.join(DISTANCES)}.")
-    fusion: str = option("average", f"{', '.join(FUSIONS)}.")
+    fusion: str = option("average", f"How the target's last residuals are fused: {', '.join(FUSIONS)}.")
+    fusion_learning: str = option(
+        "own",
+        "What trains a fusion with weights. own: the cross entropy of its row; cosine: the cosine, as published; frozen: "
+        "nothing (concat only).",
+    )
     num_linear: int = option(2, "1 or 2.")
     activation: str = option("gelu", "gelu, silu, relu or none.")
     norm: str = option("layer_norm", "layer_norm, rms_norm or none.")
@@ -56,3 +62,14 @@ class ImitationOptions(Options):
             )
         if self.fusion not in FUSIONS:
             raise OptionError(f"unknown --fusion {self.fusion!r}; choose one of {', '.join(FUSIONS)}")
+        if self.fusion_learning not in LEARNING:
+            raise OptionError(
+                f"unknown --fusion-learning {self.fusion_learning!r}; choose one of {', '.join(LEARNING)}"
+            )
+        if self.fusion_learning != "own" and self.fusion not in ("concat", "attention"):
+            raise OptionError(
+                f"--fusion-learning {self.fusion_learning} is for a --fusion with weights, concat or attention, not for "
+                f"{self.fusion}"
+            )
+        if self.fusion_learning == "frozen" and self.fusion == "attention":
+            raise OptionError("an attention that does not learn is the average: give --fusion average")
