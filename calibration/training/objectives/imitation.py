@@ -19,6 +19,17 @@ from .base import Counts, LearnedTarget, Objective, identity_of
 from .imitation_options import ImitationOptions
 
 
+def imitation_objective(
+    options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
+) -> ImitationObjective:
+    """For a frozen target, or one that learns at first."""
+    from .imitation_joint import JointImitationObjective
+
+    return (JointImitationObjective if options.changes_target else ImitationObjective)(
+        options, target, counts
+    )
+
+
 class ImitationObjective(Objective):
     """Losses of a draft's rows against a target's rows."""
 
