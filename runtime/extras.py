@@ -23,6 +23,7 @@ _EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensor
 MODULES = {
     "export": _EXPORT,
     "train": (*_EXPORT, "accelerate"),
+    "search": (*_EXPORT, "accelerate", "optuna"),
     "eval": ("matplotlib",),
     "captions": ("pycocoevalcap",),
     "data": ("datasets",),
