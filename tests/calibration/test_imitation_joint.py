@@ -32,7 +32,7 @@ LAYER = 2
 STAGES = {"fine_tune": 2, "joint": True, "joint_steps": 2}
 
 
-@pytest.fixture(scope="module", params=["blip2-t5", "llama"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("blip2-t5", marks=pytest.mark.slow)])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     return make_place(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -118,14 +118,27 @@ def test_the_loss_is_the_targets_own_and_the_drafts(one: Place) -> None:
         torch.testing.assert_close(found, a + 0.5 * b, rtol=1e-4, atol=1e-6)
 
 
+RESUMED = options(**STAGES, fusion="concat"), LoopOptions(steps=7, batch_size=5, lr=5e-3, warmup=1)
+OFTEN = {"eval_every": 2, "save_every": 1}
+
+
+@pytest.fixture(scope="module")
+def whole(one: Place, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ImitationDraft]:
+    """A run that nothing killed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    draft = trainer(one, folder, *RESUMED, **OFTEN).train()
+    assert isinstance(draft, ImitationDraft)
+    return folder, draft
+
+
 @pytest.mark.parametrize("stop", [1, 3, 5], ids=["target alone", "both", "network alone"])
-def test_a_killed_run_ends_with_the_same_bits(one: Place, tmp_path: Path, stop: int) -> None:
-    own, loop = options(**STAGES, fusion="concat"), LoopOptions(steps=7, batch_size=5, lr=5e-3, warmup=1)
-    often = {"eval_every": 2, "save_every": 1}
-    draft = trainer(one, tmp_path / "whole", own, loop, **often).train()
-    trainer(one, tmp_path / "killed", own, loop, **often).train(stop_after=stop)
-    again = trainer(one, tmp_path / "killed", own, loop, **often).train()
-    a, b = (torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("whole", "killed"))
+def test_a_killed_run_ends_with_the_same_bits(
+    one: Place, whole: tuple[Path, ImitationDraft], tmp_path: Path, stop: int
+) -> None:
+    folders, draft = (whole[0], tmp_path), whole[1]
+    trainer(one, tmp_path, *RESUMED, **OFTEN).train(stop_after=stop)
+    again = trainer(one, tmp_path, *RESUMED, **OFTEN).train()
+    a, b = (torch.load(folder / "state.pt", weights_only=True) for folder in folders)
     assert a["objective"].keys() == b["objective"].keys() and a["best"] == b["best"]
     for name, value in a["objective"].items():
         assert torch.equal(value, b["objective"][name]), name
@@ -133,7 +146,7 @@ def test_a_killed_run_ends_with_the_same_bits(one: Place, tmp_path: Path, stop: 
         assert torch.equal(x["exp_avg"], y["exp_avg"]) and torch.equal(x["exp_avg_sq"], y["exp_avg_sq"])
     for which in ("best", "last"):
         for file in ("model/model.safetensors", "draft.safetensors"):
-            assert len({(tmp_path / run / which / file).read_bytes() for run in ("whole", "killed")}) == 1
+            assert len({(folder / which / file).read_bytes() for folder in folders}) == 1, (which, file)
     assert (draft.fingerprint, draft.target) == (again.fingerprint, again.target)
 
 

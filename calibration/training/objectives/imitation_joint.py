@@ -35,6 +35,8 @@ class JointImitationObjective(JointObjective, ImitationObjective):
         self, options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
     ) -> None:
         super().__init__(options, target, counts)
+        base = {id(p) for p in self.base}
+        self._drafting = [p for p in self.parameters() if p.requires_grad and id(p) not in base]
         self.step = 0
 
     @property
@@ -49,9 +51,15 @@ class JointImitationObjective(JointObjective, ImitationObjective):
     def begin(self, step: int) -> None:
         super().begin(step)
         self.step = step
+        self._draft_learns(step >= self.options.fine_tune)
+
+    def _draft_learns(self, now: bool) -> None:
+        for parameter in self._drafting:
+            parameter.requires_grad_(now)
 
     def groups(self) -> list[dict[str, Any]]:
         """The network's rate begins where it does."""
+        self._draft_learns(True)
         *draft, base = super().groups()
         return [*({**group, "start": self.options.fine_tune} for group in draft), base]
 
