@@ -31,13 +31,14 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=3)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target = prepare(MODEL, options.work, options.captions, options.heldout).target
     place = options.work / target.fingerprint.removeprefix("sha256:")[:12]
-    loop = LoopOptions(options.steps, seed=options.seed)
+    loop = LoopOptions(options.steps, options.batch_size, seed=options.seed)
     found = search_shapes(
         target,
         load_records(str(place / "captions")),

@@ -44,9 +44,9 @@ FUSIONS: dict[str, dict[str, object]] = {
     f"Our+CS, {name}": {**PRESETS["our+cs"], **fusion}
     for name, fusion in (
         ("concat", {"fusion": "concat"}),
-        ("concat by the cosine", {"fusion": "concat", "fusion_learning": "cosine"}),
+        ("concat by the cosine", {"fusion": "concat", "fusion_loss": "cosine"}),
         ("attention", {"fusion": "attention"}),
-        ("attention by the cosine", {"fusion": "attention", "fusion_learning": "cosine"}),
+        ("attention by the cosine", {"fusion": "attention", "fusion_loss": "cosine"}),
     )
 }
 """The paper's other fusions, trained apart from the cosine and, as published, by it."""

@@ -63,8 +63,8 @@ class Attention(nn.Module):
         return losses.attention_fusion(residuals, self.query, self.key)
 
 
-def fusion_for(kind: str, learning: str, count: int, width: int) -> nn.Module:
-    """A new fusion of `count` residuals of width E, by the values of `--fusion` and `--fusion-learning`."""
+def fusion_for(kind: str, loss: str, count: int, width: int) -> nn.Module:
+    """A new fusion of `count` residuals of width E, by the values of `--fusion` and `--fusion-loss`."""
     if kind == "concat":
-        return Concatenation(count, width, frozen=learning == "frozen")
+        return Concatenation(count, width, frozen=loss == "none")
     return {"average": Average, "last": Last, "attention": lambda: Attention(width)}[kind]()

@@ -267,7 +267,7 @@ def test_the_cosine_cannot_move_its_target_unless_it_is_asked_to(
     def learned(learning: str) -> tuple[ImitationObjective, list[torch.Tensor]]:
         torch.manual_seed(3)
         own = ImitationOptions(
-            LAYER, ce=0.0, kd=0.0, cosine=5.0, fusion=fusion, fusion_learning=learning, residual=False
+            LAYER, ce=0.0, kd=0.0, cosine=5.0, fusion=fusion, fusion_loss=learning, residual=False
         )
         objective = ImitationObjective(own, target)
         objective.loss(rows, target)[0].backward()
@@ -297,7 +297,7 @@ def test_a_cosine_that_moves_its_target_leaves_the_last_rows(
     for learning in ("own", "cosine"):
         config = options(
             LAYER, steps=60, batch_size=12, lr=1e-2, warmup=1, ce=0.0, kd=0.0, cosine=1.0, fusion="concat",
-            fusion_learning=learning,
+            fusion_loss=learning,
         )  # fmt: skip
         run = trainer(target, records, tmp_path / learning, config, eval_every=60)
         run.train()
@@ -328,7 +328,7 @@ def test_a_fusion_begins_as_the_average_and_is_no_part_of_the_draft(
         assert set(ImitationDraft.load(tmp_path / fusion).network.state_dict()) == set(
             ImitationNetwork(target.hidden_size).state_dict()
         )
-    frozen = ImitationObjective(replace(own, fusion="concat", fusion_learning="frozen"), target)
+    frozen = ImitationObjective(replace(own, fusion="concat", fusion_loss="none"), target)
     assert frozen.fusion is not None and not any(p.requires_grad for p in frozen.fusion.parameters())
     weight = next(frozen.fusion.parameters())
     torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)))
@@ -412,9 +412,9 @@ def test_bad_options_are_named(target: Target, records: RecordSet, tmp_path: Pat
     for values, match in (
         ({"ce": 0.0, "kd": 0.0}, "every loss weight is 0"),
         ({"fusion": "sum"}, "sum"),
-        ({"fusion_learning": "us"}, "unknown --fusion-learning 'us'"),
-        ({"fusion_learning": "cosine"}, "for a --fusion with weights, concat or attention, not for average"),
-        ({"fusion": "attention", "fusion_learning": "frozen"}, "give --fusion average"),
+        ({"fusion_loss": "us"}, "unknown --fusion-loss 'us'"),
+        ({"fusion_loss": "cosine"}, "for a --fusion with weights, concat or attention, not for average"),
+        ({"fusion": "attention", "fusion_loss": "none"}, "give --fusion average"),
         ({"kd_distance": "js"}, "js"),
         ({"lr": 0.0}, "--lr"),
         ({"steps": 0}, "--steps"),

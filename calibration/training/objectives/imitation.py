@@ -49,7 +49,7 @@ class ImitationObjective(Objective):
         self.fusion: nn.Module | None = None
         if options.cosine:
             count = min(FUSED, target.num_layers)
-            self.fusion = fusion_for(options.fusion, options.fusion_learning, count, width)
+            self.fusion = fusion_for(options.fusion, options.fusion_loss, count, width)
 
     def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum; parts also have `overlap` and `agreement`."""
@@ -85,8 +85,8 @@ class ImitationObjective(Objective):
         """(what the cosine looks at [N, E], the fusion's own loss). The cosine has no gradient there, unless the fusion is to
         learn from it, and neither has one to the target, also where that learns."""
         assert self.fusion is not None
-        fused, learning = self.fusion(batch.residuals.detach()), self.options.fusion_learning
-        if learning == "cosine":
+        fused = self.fusion(batch.residuals.detach())
+        if self.options.fusion_loss == "cosine":
             return fused, fused.new_zeros(())
         if not any(p.requires_grad for p in self.fusion.parameters()):
             return fused.detach(), fused.new_zeros(())

@@ -10,7 +10,7 @@ from ..options import FASTEST, LoopOptions, Options, option
 
 DISTANCES = ("forward", "reverse", "tv")  # of losses.distillation
 FUSIONS = ("average", "last", "concat", "attention")
-LEARNING = ("own", "cosine", "frozen")
+FUSION_LOSSES = ("own", "cosine", "none")
 BASE_LR = 2.5e-4
 """Highest default rate of a target; a network may learn faster."""
 
@@ -32,9 +32,9 @@ class ImitationOptions(Options):
     kd: float = option(1.0, "Weight of the distance to the target's distribution.")
     kd_distance: str = option("forward", f"{', '.join(DISTANCES)}.")
     fusion: str = option("average", f"How the target's last residuals are fused: {', '.join(FUSIONS)}.")
-    fusion_learning: str = option(
+    fusion_loss: str = option(
         "own",
-        "What trains a fusion with weights. own: the cross entropy of its row; cosine: the cosine, as published; frozen: "
+        "What trains a fusion with weights. own: the cross entropy of its row; cosine: the cosine, as published; none: "
         "nothing (concat only).",
     )
     num_linear: int = option(2, "1 or 2.")
@@ -111,14 +111,14 @@ class ImitationOptions(Options):
             )
         if self.fusion not in FUSIONS:
             raise OptionError(f"unknown --fusion {self.fusion!r}; choose one of {', '.join(FUSIONS)}")
-        if self.fusion_learning not in LEARNING:
+        if self.fusion_loss not in FUSION_LOSSES:
             raise OptionError(
-                f"unknown --fusion-learning {self.fusion_learning!r}; choose one of {', '.join(LEARNING)}"
+                f"unknown --fusion-loss {self.fusion_loss!r}; choose one of {', '.join(FUSION_LOSSES)}"
             )
-        if self.fusion_learning != "own" and self.fusion not in ("concat", "attention"):
+        if self.fusion_loss != "own" and self.fusion not in ("concat", "attention"):
             raise OptionError(
-                f"--fusion-learning {self.fusion_learning} is for a --fusion with weights, concat or attention, not for "
+                f"--fusion-loss {self.fusion_loss} is for a --fusion with weights, concat or attention, not for "
                 f"{self.fusion}"
             )
-        if self.fusion_learning == "frozen" and self.fusion == "attention":
+        if self.fusion_loss == "none" and self.fusion == "attention":
             raise OptionError("an attention that does not learn is the average: give --fusion average")
