@@ -264,8 +264,11 @@ def _stored(out: Path, identity: Mapping[str, Any]) -> list[Trial]:
         return []
     try:
         document = json.loads(path.read_text("utf-8"))
-        held = document["search"]
-        trials = [Trial(t["shape"], float(t["agreement"]), int(t["flops"])) for t in document["trials"]]
+        held = dict(document["search"])
+        trials = [
+            Trial({name: t["shape"][name] for name in SPACE}, float(t["agreement"]), int(t["flops"]))
+            for t in document["trials"]
+        ]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise OptionError(
             f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"

@@ -156,9 +156,13 @@ def test_what_does_not_fit_is_refused(llama: tuple[Target, RecordSet, Path], tmp
         run(llama, tmp_path / "c", 1, loop=replace(LOOP, steps=4))
     with pytest.raises(OptionError, match=r"holds a search with given = \{\}"):
         run(llama, tmp_path / "c", 1, fixed={"num_linear": 1})
-    (tmp_path / "c" / "search.json").write_text("[]")
-    with pytest.raises(OptionError, match=r"search\.json cannot be read \(TypeError\)"):
-        run(llama, tmp_path / "c", 1)
+    for text, error in (
+        ("[]", "TypeError"), ("{", "JSONDecodeError"), ('{"search": 7, "trials": []}', "TypeError"),
+        ('{"search": {}, "trials": [{"shape": {}, "agreement": 1, "flops": 1}]}', "KeyError"),
+    ):  # fmt: skip
+        (tmp_path / "c" / "search.json").write_text(text)
+        with pytest.raises(OptionError, match=rf"search\.json cannot be read \({error}\)"):
+            run(llama, tmp_path / "c", 1)
     assert len(run(llama, tmp_path / "c", 1, restart=True)["trials"]) == 1
 
 
