@@ -8,7 +8,9 @@ is weighed: the result is the front of the shapes that no other one beats in bot
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     import optuna
 
 FILE = "search.json"
+ASKED = 20
+"""Times that the estimator is asked for a shape that was not tried, before one is drawn of those that are left."""
 SPACE: dict[str, tuple[Any, ...]] = {
     "num_linear": (1, 2),
     "norm": NORMS,
@@ -55,16 +59,15 @@ class Trial:
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that no other one beats, as good in both objectives and better in one; each shape once, cheapest first."""
-    distinct = {json.dumps(t.shape, sort_keys=True): t for t in trials}.values()
+    """The trials that no other one beats, as good in both objectives and better in one; cheapest first."""
     kept = [
         t
-        for t in distinct
+        for t in trials
         if not any(
             o.agreement >= t.agreement
             and o.flops <= t.flops
             and (o.agreement, o.flops) != (t.agreement, t.flops)
-            for o in distinct
+            for o in trials
         )
     ]
     return sorted(kept, key=lambda t: (t.flops, -t.agreement))
@@ -76,10 +79,26 @@ def searched(shape: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
     return [name for name in SPACE if name not in fixed and not (name == "activation" and linear == 1)]
 
 
-def propose(trials: Sequence[Trial], fixed: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The shape to try after `trials`, with the options `fixed`."""
+def shapes(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All that have the options `fixed`."""
+    found: list[dict[str, Any]] = []
+    for values in itertools.product(*SPACE.values()):
+        shape = dict(zip(SPACE, values, strict=True)) | fixed
+        if "activation" not in searched(shape, fixed):
+            shape["activation"] = fixed.get("activation", "none")
+        if shape not in found:
+            found.append(shape)
+    return found
+
+
+def propose(trials: Sequence[Trial], fixed: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """The shape to try after `trials`, with the options `fixed`: one that was not tried; None where all were."""
     import optuna
 
+    tried = [trial.shape for trial in trials]
+    left = [shape for shape in shapes(fixed) if shape not in tried]
+    if not left:
+        return None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         directions=["maximize", "minimize"],
@@ -96,7 +115,11 @@ def propose(trials: Sequence[Trial], fixed: Mapping[str, Any], seed: int) -> dic
                 values=[past.agreement, float(past.flops)],
             )
         )
-    return _suggested(study.ask(), fixed)
+    for _ in range(ASKED):
+        shape = _suggested(study.ask(), fixed)
+        if shape not in tried:
+            return shape
+    return random.Random(_mixed(seed, len(trials))).choice(left)
 
 
 def _suggested(trial: optuna.Trial, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,9 +156,9 @@ def search_shapes(
     Args:
         target: frozen. own: layer and losses; its shape is not looked at. loop: of each trial.
         fixed: options of `SPACE` that every shape has.
-        trials: in all, those of a search that is continued among them.
+        trials: in all, those of a search that is continued among them; fewer where there are no more shapes.
         cache: of the target's rows (default: in `out`). The rest as `train_draft`, which trains each shape in
-            `out/trials/SHAPE`; a shape that comes again is trained once.
+            `out/trials/SHAPE`.
 
     Raises:
         OptionError: the options let the target learn, nothing is left to search, or `out` holds another search.
@@ -160,21 +183,16 @@ def search_shapes(
             if PartialState().is_main_process:
                 with replacing(out / FILE) as file:
                     file.write((json.dumps(document, indent=1) + "\n").encode())
-            if len(found) >= trials:
+            shape = propose(found, fixed, loop.seed) if len(found) < trials else None
+            if shape is None:
                 return document
-            shape = propose(found, fixed, loop.seed)
-            known = next((t for t in found if t.shape == shape), None)
-            found.append(
-                known
-                or _trained(
-                    target, records, replace(own, **shape), loop, out, validation, cache, cache_dtype,
-                    eval_every, save_every, restart,
-                )
+            last = _trained(
+                target, records, replace(own, **shape), loop, out, validation, cache, cache_dtype, eval_every,
+                save_every, restart,
             )  # fmt: skip
-            last = found[-1]
+            found.append(last)
             report(
                 f"trial {len(found)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
-                + (" (as before)" if known else "")
             )
 
 

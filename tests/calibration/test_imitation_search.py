@@ -17,7 +17,15 @@ from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import imitation_search
 from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.imitation_search import SPACE, Trial, front, propose, search_shapes, told
+from vlmexport.calibration.training.imitation_search import (
+    SPACE,
+    Trial,
+    front,
+    propose,
+    search_shapes,
+    shapes,
+    told,
+)
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
@@ -50,7 +58,7 @@ def trial(number: int, agreement: float, flops: int) -> Trial:
 
 def test_the_front_is_what_no_other_trial_beats():
     trials = [trial(0, 0.5, 10), trial(1, 0.7, 20), trial(2, 0.6, 20), trial(3, 0.7, 30), trial(4, 0.4, 10)]
-    assert front([*trials, trials[1]]) == [trials[0], trials[1]]
+    assert front(trials) == [trials[0], trials[1]]
     equal = replace(trials[1], shape=trials[5 - 1].shape)
     assert front([trials[1], equal]) == [trials[1], equal]
     assert front([]) == []
@@ -61,30 +69,33 @@ def test_a_proposal_follows_from_the_seed_and_the_trials_before_it():
     seen = []
     for number in range(16):
         shape = propose(past, {}, seed=3)
-        assert shape == propose(list(past), {}, seed=3)
+        assert shape is not None and shape == propose(list(past), {}, seed=3)
         assert list(shape) == list(SPACE) and all(shape[name] in SPACE[name] for name in SPACE)
         assert shape["num_linear"] == 2 or shape["activation"] == "none"
         seen.append(shape)
         past.append(Trial(shape, 0.01 * number, ImitationConfig(16, **shape).flops))
-    assert len({json.dumps(s) for s in seen}) > 4
+    assert len({json.dumps(s) for s in seen}) == 16, "none is tried twice"
     assert [propose(past[:n], {}, seed=4) for n in range(16)] != seen
     # From the eleventh on it is no chance, but what the trials showed.
     other = [replace(t, agreement=float(t.shape["residual"])) for t in past]
     changed = [propose(other[:n], {}, seed=3) for n in range(16)]
     assert changed[:10] == seen[:10]
     fixed = {"num_linear": 1, "residual": False}
-    shapes = [propose([], fixed, seed) for seed in range(8)]
-    assert all(s == {**s, **fixed} and s["activation"] == "none" for s in shapes)
-    assert len({s["norm"] for s in shapes}) > 1
+    firsts = [propose([], fixed, seed) for seed in range(8)]
+    assert all(s is not None and s == {**s, **fixed} and s["activation"] == "none" for s in firsts)
+    assert {s["norm"] for s in firsts if s} == set(SPACE["norm"])
+    assert len(shapes({})) == 2 * 3 * (1 + 4) and len(shapes(fixed)) == 3
+    assert propose([Trial(s, 0.5, 1) for s in shapes(fixed)], fixed, 0) is None
 
 
 def test_later_proposals_learn_from_the_trials_before_them():
     """Where only networks without a residual agree, they are proposed more often than by chance."""
     past: list[Trial] = []
-    for _ in range(40):
+    for _ in range(20):
         shape = propose(past, {}, seed=0)
+        assert shape is not None
         past.append(Trial(shape, 0.1 + 0.8 * (not shape["residual"]), 100))
-    assert sum(not t.shape["residual"] for t in past[10:]) > 20
+    assert sum(not t.shape["residual"] for t in past[10:]) >= 7
 
 
 def test_flops_are_those_of_the_products_and_of_what_is_done_singly():
@@ -121,8 +132,7 @@ def test_a_search_that_goes_on_is_one_that_was_never_killed(
     again = run(llama, tmp_path / "killed", 5)
     assert again["trials"] == whole["trials"] and again["front"] == whole["front"]
     assert again == json.loads((tmp_path / "killed" / "search.json").read_text())
-    shapes = {json.dumps(t["shape"]) for t in whole["trials"]}
-    assert len(trained) == len(shapes) + 1, "a shape is trained once"
+    assert len(trained) == 5 + 1, "one was killed"
     assert run(llama, tmp_path / "killed", 3)["trials"] == whole["trials"], "it has these trials already"
 
 
@@ -130,7 +140,8 @@ def test_a_trial_is_a_training_of_its_shape_and_the_exit_is_measured(
     llama: tuple[Target, RecordSet, Path], tmp_path: Path
 ) -> None:
     target, records, _ = llama
-    found = run(llama, tmp_path, 2, fixed={"num_linear": 1, "residual": False}, cache_dtype="float32")
+    found = run(llama, tmp_path, 9, fixed={"num_linear": 1, "residual": False}, cache_dtype="float32")
+    assert len(found["trials"]) == 3, "there are no more"
     rows = LiveFeatures(target, records, LAYER).rows(range(len(records)))
     agreed = target.head(rows.trunk).argmax(-1) == target.head(rows.residuals[:, -1]).argmax(-1)
     assert found["early_exit"] == pytest.approx(agreed.float().mean().item())
