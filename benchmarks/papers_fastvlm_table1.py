@@ -31,6 +31,7 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import Workshop
+from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {
@@ -89,8 +90,10 @@ def main() -> None:
         curves[f"early exit, n={layer}"] = exit_ = workshop.heldout(layer, nn.Identity())
         rows.append(row(layer, "early exit", [exit_]))
         for losses in options.rows:
-            found = train_and_measure(workshop, layer, losses, options.steps, options.seeds, options.work)
-            rows.append(row(layer, losses, found))
+            found, validation = train_and_measure(
+                workshop, layer, losses, options.steps, options.seeds, options.work
+            )
+            rows.append(row(layer, losses, found) | {"validation": validation})
             if losses == "Our+CS+KD":
                 curves[f"{losses}, n={layer}"] = found[0]
             print(table(rows[-1:]), flush=True)
@@ -121,16 +124,20 @@ def main() -> None:
 
 def train_and_measure(
     workshop: Workshop, layer: int, losses: str, steps: int, seeds: int, work: Path
-) -> list[Acceptance]:
-    """Greedy acceptance of one row of the table, by seed; a finished run is reread."""
-    found = []
+) -> tuple[list[Acceptance], dict[str, float]]:
+    """Greedy acceptance of one row of the table, by seed, and means of the losses on validation scenes; a finished run is
+    reread."""
+    found, parts = [], []
     for seed in range(seeds):
         kind = ImitationOptions(layer, **(ROWS | FUSIONS)[losses])  # type: ignore[arg-type]
         options = LoopOptions(steps, workshop.batch, workshop.lr, seed=seed)
         slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
-        found.append(workshop.heldout(layer, workshop.train(kind, options, out).network))
-    return found
+        draft = workshop.train(kind, options, out)
+        assert isinstance(draft, ImitationDraft)
+        found.append(workshop.heldout(layer, draft.network))
+        parts.append(draft.evaluation["validation"])
+    return found, {name: round(statistics.mean(p[name] for p in parts), 5) for name in parts[0]}
 
 
 def row(layer: int, name: str, found: list[Acceptance]) -> dict[str, object]:
