@@ -7,7 +7,11 @@
     python benchmarks/papers_fastvlm_table1.py --smollm2 runs/smollm2 --work runs/smollm2-draft --seeds 1 --steps 250
 
 Every row is trained on the same cached rows of the target's own answers, and measured as greedy acceptance on
-held-out scenes or topics. Writes results/papers-fastvlm-table1-MODEL.json and docs/images/alpha-by-position-MODEL.png.
+held-out scenes or topics. Writes results/papers-fastvlm-table1-MODEL.json and docs/images/alpha-by-position-MODEL.png. The
+fusions of the last residuals are rows of their own:
+
+    python benchmarks/papers_fastvlm_table1.py --work runs/drafts --name fusions --layers 3 --rows "Our (CE)" "Our+CS" \\
+      "Our+CS, concat" "Our+CS, concat by the cosine" "Our+CS, attention" "Our+CS, attention by the cosine"
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import Workshop
+from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {
@@ -36,6 +41,16 @@ ROWS: dict[str, dict[str, object]] = {
     "Our+CS+KD, forward KL": {**PRESETS["our+cs+kd"], "kd_distance": "forward"},
     "Our+CS+KD, TV": {**PRESETS["our+cs+kd"], "kd_distance": "tv"},
 }
+FUSIONS: dict[str, dict[str, object]] = {
+    f"Our+CS, {name}": {**PRESETS["our+cs"], **fusion}
+    for name, fusion in (
+        ("concat", {"fusion": "concat"}),
+        ("concat by the cosine", {"fusion": "concat", "fusion_loss": "cosine"}),
+        ("attention", {"fusion": "attention"}),
+        ("attention by the cosine", {"fusion": "attention", "fusion_loss": "cosine"}),
+    )
+}
+"""The paper's other fusions, trained apart from the cosine and, as published, by it."""
 ROOT = Path(__file__).parent.parent
 
 
@@ -48,7 +63,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--captions", type=int, default=CAPTIONS)
     parser.add_argument("--heldout", type=int, default=HELDOUT)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=[*ROWS, *FUSIONS],
+        default=list(ROWS),
+        metavar="ROW",
+        help=f"default: the paper's losses and other distances; also {', '.join(FUSIONS)}",
+    )
+    parser.add_argument("--name", default="table1", help="of the result")
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all that were prepared")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
@@ -67,12 +90,15 @@ def main() -> None:
         curves[f"early exit, n={layer}"] = exit_ = workshop.heldout(layer, nn.Identity())
         rows.append(row(layer, "early exit", [exit_]))
         for losses in options.rows:
-            found = train_and_measure(workshop, layer, losses, options.steps, options.seeds, options.work)
-            rows.append(row(layer, losses, found))
+            found, validation = train_and_measure(
+                workshop, layer, losses, options.steps, options.seeds, options.work
+            )
+            rows.append(row(layer, losses, found) | {"validation": validation})
             if losses == "Our+CS+KD":
                 curves[f"{losses}, n={layer}"] = found[0]
             print(table(rows[-1:]), flush=True)
-    plot_by_position(curves, ROOT / "docs" / "images" / f"alpha-by-position-{name}.png")
+    if "Our+CS+KD" in options.rows:
+        plot_by_position(curves, ROOT / "docs" / "images" / f"alpha-by-position-{name}.png")
     result = {
         "script": "benchmarks/papers_fastvlm_table1.py",
         "model": {
@@ -93,21 +119,25 @@ def main() -> None:
         "seconds": round(time.perf_counter() - begin),
     }
     print(table(rows))
-    print(save(f"papers-fastvlm-table1-{name}", result, "torch", "transformers"))
+    print(save(f"papers-fastvlm-{options.name}-{name}", result, "torch", "transformers"))
 
 
 def train_and_measure(
     workshop: Workshop, layer: int, losses: str, steps: int, seeds: int, work: Path
-) -> list[Acceptance]:
-    """Greedy acceptance of one row of the table, by seed; a finished run is reread."""
-    found = []
+) -> tuple[list[Acceptance], dict[str, float]]:
+    """Greedy acceptance of one row of the table, by seed, and means of the losses on validation scenes; a finished run is
+    reread."""
+    found, parts = [], []
     for seed in range(seeds):
-        kind = ImitationOptions(layer, **ROWS[losses])  # type: ignore[arg-type]
+        kind = ImitationOptions(layer, **(ROWS | FUSIONS)[losses])  # type: ignore[arg-type]
         options = LoopOptions(steps, workshop.batch, workshop.lr, seed=seed)
         slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
-        found.append(workshop.heldout(layer, workshop.train(kind, options, out).network))
-    return found
+        draft = workshop.train(kind, options, out)
+        assert isinstance(draft, ImitationDraft)
+        found.append(workshop.heldout(layer, draft.network))
+        parts.append(draft.evaluation["validation"])
+    return found, {name: round(statistics.mean(p[name] for p in parts), 5) for name in parts[0]}
 
 
 def row(layer: int, name: str, found: list[Acceptance]) -> dict[str, object]:

@@ -13,6 +13,7 @@ import typer
 
 from ..exporter.memory import use_large_pages
 from ..runtime.commands.output import print_json
+from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
 from . import forms
 from .calibrate import calibrate
@@ -66,6 +67,15 @@ def train(
         typer.Option("--cache-features", help="Keep the target's rows here; epochs then cost little."),
     ] = None,
     cache_dtype: Annotated[str, typer.Option("--cache-dtype", help="float16 or float32.")] = "float16",
+    search: Annotated[
+        int | None,
+        typer.Option(
+            "--search",
+            min=1,
+            help="Train so many imitation networks of other shapes, and say which none beats in agreement and FLOPs; "
+            "what is given of a shape stays.",
+        ),
+    ] = None,
     eval_every: Annotated[int, typer.Option("--eval-every", min=1)] = 250,
     save_every: Annotated[int, typer.Option("--save-every", min=1)] = 100,
     limit: Limit = None,
@@ -79,6 +89,10 @@ def train(
     """Train a draft for a target, which stays as it is unless the draft's kind says otherwise; the same command continues a
     killed run."""
     need_extra("train", "`vlmexport train`")
+    if search is not None:
+        need_extra("search", "--search")
+        if draft != "imitation":
+            raise OptionError(f"--search tries shapes of imitation networks, not of --draft {draft}")
     use_large_pages()
     own, loop = read_flags(draft, options, preset)
     _quiet(threads)
@@ -91,10 +105,14 @@ def train(
     records = load_records(data, strict, prompt, limit)
     held = load_records(validation, strict, prompt, limit) if validation else None
     start = time.monotonic()
-    found = train_draft(
-        target, records, own, loop, out, held,
-        cache=cache_features, cache_dtype=cache_dtype, eval_every=eval_every, save_every=save_every, restart=restart,
-    )  # fmt: skip
+    how = {
+        "cache": cache_features, "cache_dtype": cache_dtype, "eval_every": eval_every, "save_every": save_every,
+        "restart": restart,
+    }  # fmt: skip
+    if search is not None:
+        _search(target, records, own, loop, options, search, out, held, how, as_json)
+        return
+    found = train_draft(target, records, own, loop, out, held, **how)
     if as_json:
         from accelerate import PartialState
 
@@ -108,6 +126,35 @@ def train(
     typer.echo(f"draft: {out / 'best'}")
     if found.trained_from is not None:
         typer.echo(f"its target, which changed: {out / 'best' / MODEL}")
+
+
+def _search(
+    target: Any,
+    records: Any,
+    own: Any,
+    loop: Any,
+    given: dict[str, Any],
+    trials: int,
+    out: Path,
+    held: Any,
+    how: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """`train --search`: prints the front of shapes."""
+    from accelerate import PartialState
+
+    from .training.imitation_search import FILE, SPACE, search_shapes, table
+
+    fixed = {name: given[name] for name in SPACE if given[name] is not None}
+    document = search_shapes(target, records, own, loop, fixed, trials, out, held, **how)
+    if not PartialState().is_main_process:
+        return
+    if as_json:
+        print_json(document)
+        return
+    for line in table(document):
+        typer.echo(line)
+    typer.echo(f"trials: {out / FILE}")
 
 
 def search(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def select(self, kept: Tensor) -> Rows:
+        """The rows of a bool [N]."""
+        return Rows(*(getattr(self, one.name)[kept] for one in fields(self)))
 
 
 @dataclass

@@ -58,12 +58,24 @@ def average_fusion(residuals: Tensor) -> Tensor:
 
 
 def concatenation_fusion(residuals: Tensor, weight: Tensor) -> Tensor:
-    """The residuals side by side through `weight` [E, K·E]: [N, K, E] to [N, E].
-
-    FastVLM trains this projection with the cosine, which can then be met by moving the target; callers here
-    keep it frozen or train it by another loss and detach the result.
-    """
+    """The residuals side by side through `weight` [E, K·E]: [N, K, E] to [N, E]."""
     return residuals.float().flatten(1) @ weight.T
+
+
+def attention_fusion(residuals: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The residuals' mean by weights softmax_k((W_q x̂_K) · (W_k x̂_k) / √E): [N, K, E] to [N, E].
+
+    x̂ is x over its root mean square, for later residuals are larger. FastVLM says no more of it than that the last residual
+    is the query; values are the residuals themselves, so that their fusion lies among them.
+
+    Args:
+        query, key: W_q and W_k, [E, E].
+    """
+    rows = residuals.float()
+    normed = F.rms_norm(rows, rows.shape[-1:])
+    asked = normed[:, -1] @ query.T
+    scores = torch.einsum("ne,nke->nk", asked, normed @ key.T) / rows.shape[-1] ** 0.5
+    return torch.einsum("nk,nke->ne", scores.softmax(-1), rows)
 
 
 def overlap(draft_logits: Tensor, target_logits: Tensor) -> Tensor:

@@ -27,17 +27,20 @@ from .provenance import provenance
 from .state import load_state, save_state
 
 
-def learning_rate(step: int, options: LoopOptions, peak: float | None = None, start: int = 0) -> float:
+def learning_rate(
+    step: int, options: LoopOptions, peak: float | None = None, start: int = 0, end: int | None = None
+) -> float:
     """0 before `start`, linear warm-up over `warmup` steps to `peak` (default: the run's), then half a cosine to 0 at
-    the last step."""
+    step `end` (default: the last one), and 0 from there on."""
     peak = options.lr if peak is None else peak
+    end = options.steps if end is None else end
     assert peak is not None
-    if step < start:
+    if not start <= step < end:
         return 0.0
     warm = start + options.warmup
     if step < warm:
         return peak * (step - start + 1) / (options.warmup + 1)
-    done = (step - warm) / max(1, options.steps - warm)
+    done = (step - warm) / max(1, end - warm)
     return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
@@ -151,7 +154,8 @@ class Trainer:
         options = self.options
         rates: dict[str, float] = {}
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, options, group.get("peak"), group.get("start", 0))
+            place = group.get("peak"), group.get("start", 0), group.get("end")
+            group["lr"] = learning_rate(self.step, options, *place)
             rates[group.get("rate", "lr")] = group["lr"]
         self.objective.begin(self.step)
         indices = batch_indices(self.step, len(self.source), options)

@@ -32,6 +32,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "none": nn.Identity,
 }
 NORMS = ("layer_norm", "rms_norm", "none")
+OPERATIONS = {"gelu": 5, "silu": 4, "relu": 1, "layer_norm": 7, "rms_norm": 4, "none": 0}
+"""Of an activation or a norm, per number; a function such as exp or erf is one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,15 @@ class ImitationConfig:
             )
         if self.norm not in NORMS:
             raise OptionError(f"unknown norm {self.norm!r}; choose one of {', '.join(NORMS)}")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations per row: a multiplication and an addition for every weight, and what is done number by
+        number."""
+        width = self.hidden_size
+        singly = self.num_linear + OPERATIONS[self.norm] + self.residual
+        singly += OPERATIONS[self.activation] * (self.num_linear - 1)
+        return 2 * width * width * self.num_linear + width * singly
 
 
 class ImitationNetwork(nn.Module):

@@ -83,6 +83,23 @@ def test_concatenation():
     )
 
 
+def test_attention():
+    """Against a loop over rows and residuals."""
+    generator = torch.Generator().manual_seed(7)
+    residuals, query, key = (
+        torch.randn(*shape, generator=generator)
+        for shape in ((ROWS, 4, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH))
+    )
+    x, q, k = (value.double().numpy() for value in (residuals, query, key))
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True))
+    for row in range(ROWS):
+        scores = np.array([(q @ normed[row, -1]) @ (k @ normed[row, i]) for i in range(4)]) / np.sqrt(WIDTH)
+        weights = np.exp(scores - scores.max())
+        expected = weights @ x[row] / weights.sum()
+        found = losses.attention_fusion(residuals, query, key)[row].numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_agreement_breaks_ties_to_the_lowest_id():
     draft, target = (
         torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]),

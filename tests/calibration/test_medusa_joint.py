@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 import torch
 import torch.nn.functional as F
+from changing_targets import NEW, Place, learned, make_place, own_answers, trainer, weights
 from safetensors.torch import load_file, save_file
-from training_targets import KINDS, logits_after, make_records, make_target
+from training_targets import KINDS, logits_after, make_target
 from vlmexport.calibration import cli as training_cli
-from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.objectives import objective_for
@@ -25,7 +25,6 @@ from vlmexport.calibration.training.objectives.medusa_joint import JointMedusaOb
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.medusa import MedusaDraft
@@ -39,19 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import tiny_models
 
 ALL = (*KINDS, "llama-tied")
-HEADS, NEW = 2, 10
-
-
-@dataclass
-class Place:
-    """A checkpoint and data for it; every training loads a target of its own, for it changes it."""
-
-    kind: str
-    folder: Path
-    records: RecordSet
-
-    def target(self) -> Target:
-        return load_target(self.folder)
+HEADS = 2
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -63,38 +50,6 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def one(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Of an encoder-decoder with pictures."""
     return make_place("blip2-t5", tmp_path_factory.mktemp("one"))
-
-
-def make_place(kind: str, folder: Path) -> Place:
-    name = kind.removesuffix("-tied")
-    tiny_models.checkpoint(kind, folder / "model", seed=1, **KINDS[name])
-    return Place(kind, folder / "model", make_records(folder, name))
-
-
-def own_answers(target: Target, records: RecordSet) -> RecordSet:
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
-
-
-def trainer(
-    place: Place, out: Path, own: MedusaOptions, loop: LoopOptions, target: Target | None = None, **often: int
-) -> Trainer:
-    target = target or place.target()
-    source = LiveFeatures(target, place.records, target.num_layers, first=True)
-    return Trainer(
-        partial(objective_for, own), loop, target, source, source, "data", out, report=lambda line: None, **often
-    )  # fmt: skip
-
-
-def learned(target: Target) -> dict[str, bool]:
-    """Parameter → whether it is the decoder's, or tied to its head."""
-    head = target.lm_head.weight
-    inside = {id(p) for m in (target.layers, target.final_norm) for p in m.parameters()} | {id(head)}
-    return {n: id(p) in inside for n, p in target.model.named_parameters()}
-
-
-def weights(target: Target) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in target.model.named_parameters()}
 
 
 def test_the_loss_is_the_targets_own_and_the_heads_apart(place: Place) -> None:

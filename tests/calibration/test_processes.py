@@ -37,6 +37,7 @@ features.LiveFeatures.rows = rows
 KINDS = {
     "imitation": ImitationOptions(2, cosine=1.0),
     "joint": MedusaOptions(heads=2, joint=True, warm_up_heads=2),
+    "stages": ImitationOptions(2, cosine=1.0, fusion="concat", fine_tune=2, joint=True, joint_steps=2),
     "trimmed": MedusaOptions(heads=2, head="trimmed", head_vocabulary=16),
 }
 for out, data, batch, kind in json.loads(sys.argv[2]):
@@ -49,7 +50,7 @@ for out, data, batch, kind in json.loads(sys.argv[2]):
 """
 
 TRAININGS = {"uneven": ("data.jsonl", 5, "imitation"), "single": ("data.jsonl", 1, "imitation"),
-             "joint": ("alike.jsonl", 4, "joint"), "heads": ("alike.jsonl", 4, "trimmed")}  # fmt: skip
+             "joint": ("alike.jsonl", 4, "joint"), "stages": ("alike.jsonl", 4, "stages"), "heads": ("alike.jsonl", 4, "trimmed")}  # fmt: skip
 """Data, records of a batch, and what is trained. Each launch trains them one after another: most of it is imports."""
 
 
@@ -114,20 +115,21 @@ def test_processes_share_every_batch_and_make_one_draft(folder: Path, name: str)
         torch.testing.assert_close(together[name], weights, rtol=1e-4, atol=1e-6)
 
 
-def test_processes_change_a_target_as_one_does(folder: Path):
+@pytest.mark.parametrize("name", ["joint", "stages"])
+def test_processes_change_a_target_as_one_does(folder: Path, name: str):
     """Of answers of one length, for the mean over a head's tokens is taken in each process."""
-    alone, _ = made(folder, "joint", 1)
-    together, _ = made(folder, "joint", 2)
-    for name, weights in alone.items():
-        torch.testing.assert_close(together[name], weights, rtol=1e-3, atol=1e-5)
+    alone, _ = made(folder, name, 1)
+    together, _ = made(folder, name, 2)
+    for tensor, weights in alone.items():
+        torch.testing.assert_close(together[tensor], weights, rtol=1e-3, atol=1e-5)
     first, second, one = (
         load_file(place / "model.safetensors")
         for place in (
-            folder / "joint-1/last/model",
-            folder / "joint-2/last/model",
+            folder / f"{name}-1/last/model",
+            folder / f"{name}-2/last/model",
             folder / "model",
         )
     )
-    for name, value in first.items():
-        torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-5)
+    for tensor, value in first.items():
+        torch.testing.assert_close(second[tensor], value, rtol=1e-3, atol=1e-5)
     assert not torch.equal(first["lm_head.weight"], one["lm_head.weight"])

@@ -113,7 +113,7 @@ def test_the_first_step_and_what_it_reports(target: Target, records: RecordSet, 
         assert reported[name] == pytest.approx(parts[name].item(), rel=1e-3), name
 
 
-@pytest.mark.parametrize("fusion", ["average", "concat-stopped"])
+@pytest.mark.parametrize("fusion", ["average", "concat", "attention"])
 def test_a_killed_run_ends_with_the_same_weights(
     target: Target, records: RecordSet, tmp_path: Path, fusion: str
 ):
@@ -133,8 +133,10 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert states[0]["best"] == states[1]["best"]
     for a, b in zip(*(s["optimizer"]["state"].values() for s in states), strict=True):
         assert torch.equal(a["exp_avg"], b["exp_avg"])
-    if fusion == "concat-stopped":
-        assert torch.equal(states[0]["objective"]["projection"], states[1]["objective"]["projection"])
+    fused = [name for name in states[0]["objective"] if name.startswith("fusion.")]
+    assert len(fused) == {"average": 0, "concat": 1, "attention": 2}[fusion]
+    for name in fused:
+        assert torch.equal(*(state["objective"][name] for state in states)), name
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -230,7 +232,7 @@ def test_presets_switch_the_losses(target: Target, records: RecordSet):
     assert set(kind.presets) == set(expected)
     for preset, names in expected.items():
         _, parts = objective_for(kind.of({"layer": LAYER, "ce": 9.0}, preset), target).loss(rows, target)
-        assert set(parts) - {"loss", "overlap", "agreement"} == names
+        assert set(parts) - {"loss", "overlap", "agreement", "fused"} == names
     with pytest.raises(OptionError, match="theirs"):
         kind.of({"layer": LAYER}, "theirs")
     with pytest.raises(OptionError, match="give --draft-layer"):
@@ -255,21 +257,83 @@ def test_the_objective_is_the_weighted_sum_of_its_losses(target: Target, records
     torch.testing.assert_close(total, 0.5 * wanted["ce"] + 2.0 * wanted["kd"] + 3.0 * wanted["cosine"])
 
 
-def test_the_cosine_cannot_move_its_target(target: Target, records: RecordSet):
-    """With a stopped projection its gradient comes from its own cross entropy alone."""
+@pytest.mark.parametrize("fusion", ["concat", "attention"])
+def test_the_cosine_cannot_move_its_target_unless_it_is_asked_to(
+    target: Target, records: RecordSet, fusion: str
+):
+    """A fusion's gradient comes from its own cross entropy alone, or as published from the cosine alone."""
     rows = LiveFeatures(target, records, LAYER).rows([0, 1])
-    own = ImitationOptions(LAYER, ce=0.0, kd=0.0, cosine=5.0, fusion="concat-stopped")
-    objective = ImitationObjective(own, target)
-    objective.loss(rows, target)[0].backward()
-    assert objective.projection is not None and objective.projection.grad is not None
-    found = objective.projection.grad.clone()
-    objective.zero_grad()
-    fused = rows.residuals.flatten(1) @ objective.projection.T
-    torch.nn.functional.cross_entropy(target.head(fused), rows.tokens).backward()
-    torch.testing.assert_close(found, objective.projection.grad)
-    frozen = ImitationObjective(replace(own, fusion="concat-frozen"), target)
-    assert frozen.projection is not None and not frozen.projection.requires_grad
-    assert len(frozen.groups()[1]["params"]) == len(objective.groups()[1]["params"]) - 1
+
+    def learned(learning: str) -> tuple[ImitationObjective, list[torch.Tensor]]:
+        torch.manual_seed(3)
+        own = ImitationOptions(
+            LAYER, ce=0.0, kd=0.0, cosine=5.0, fusion=fusion, fusion_loss=learning, residual=False
+        )
+        objective = ImitationObjective(own, target)
+        objective.loss(rows, target)[0].backward()
+        assert objective.fusion is not None
+        return objective, [p.grad.clone() for p in objective.fusion.parameters() if p.grad is not None]
+
+    for learning in ("own", "cosine"):
+        objective, found = learned(learning)
+        objective.zero_grad()
+        fused = objective.fusion(rows.residuals)
+        if learning == "own":
+            torch.nn.functional.cross_entropy(target.head(fused), rows.tokens).backward()
+        else:
+            drafted = objective.network(rows.trunk).detach()
+            (5.0 * losses.cosine_distance(drafted, fused)).backward()
+        wanted = [p.grad for p in objective.fusion.parameters()]
+        assert len(found) == len(wanted) and any(g.abs().max() > 0 for g in found)
+        for mine, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_a_cosine_that_moves_its_target_leaves_the_last_rows(
+    target: Target, records: RecordSet, tmp_path: Path
+):
+    """The cosine is met better by a linear layer that follows it, whose rows then say less of what the target says."""
+    said = {}
+    for learning in ("own", "cosine"):
+        config = options(
+            LAYER, steps=60, batch_size=12, lr=1e-2, warmup=1, ce=0.0, kd=0.0, cosine=1.0, fusion="concat",
+            fusion_loss=learning,
+        )  # fmt: skip
+        run = trainer(target, records, tmp_path / learning, config, eval_every=60)
+        run.train()
+        rows = run.source.rows(range(len(records)))
+        objective = run.objective
+        assert isinstance(objective, ImitationObjective) and objective.fusion is not None
+        with torch.no_grad():
+            fused = target.head(objective.fusion(rows.residuals))
+            _, parts = objective.loss(rows, target)
+        said[learning] = (parts["cosine"].item(), losses.cross_entropy(fused, rows.tokens).item())
+    assert said["cosine"][0] < said["own"][0] and said["cosine"][1] > said["own"][1], said
+
+
+def test_a_fusion_begins_as_the_average_and_is_no_part_of_the_draft(
+    target: Target, records: RecordSet, tmp_path: Path
+):
+    rows = LiveFeatures(target, records, LAYER).rows([0, 1])
+    for fusion in ("concat", "attention"):
+        own = ImitationOptions(LAYER, cosine=1.0, fusion=fusion)
+        objective = ImitationObjective(own, target)
+        assert objective.fusion is not None
+        torch.testing.assert_close(objective.fusion(rows.residuals), rows.residuals.mean(1))
+        inside = {id(p) for p in objective.network.parameters()}
+        rest = objective.groups()[1]["params"]
+        assert {id(p) for p in rest} >= {id(p) for p in objective.fusion.parameters()}
+        assert not inside & {id(p) for p in objective.fusion.parameters()}
+        objective.draft({}, {}).save(tmp_path / fusion)
+        assert set(ImitationDraft.load(tmp_path / fusion).network.state_dict()) == set(
+            ImitationNetwork(target.hidden_size).state_dict()
+        )
+    frozen = ImitationObjective(replace(own, fusion="concat", fusion_loss="none"), target)
+    assert frozen.fusion is not None and not any(p.requires_grad for p in frozen.fusion.parameters())
+    weight = next(frozen.fusion.parameters())
+    torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)))
+    frozen.loss(rows, target)[0].backward()
+    assert weight.grad is None
 
 
 def test_the_loop_knows_no_draft_kind():
@@ -348,6 +412,9 @@ def test_bad_options_are_named(target: Target, records: RecordSet, tmp_path: Pat
     for values, match in (
         ({"ce": 0.0, "kd": 0.0}, "every loss weight is 0"),
         ({"fusion": "sum"}, "sum"),
+        ({"fusion_loss": "us"}, "unknown --fusion-loss 'us'"),
+        ({"fusion_loss": "cosine"}, "for a --fusion with weights, concat or attention, not for average"),
+        ({"fusion": "attention", "fusion_loss": "none"}, "give --fusion average"),
         ({"kd_distance": "js"}, "js"),
         ({"lr": 0.0}, "--lr"),
         ({"steps": 0}, "--steps"),

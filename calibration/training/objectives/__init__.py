@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .base import Counts, LearnedTarget, Objective
 
 KINDS: dict[str, tuple[str, str, str]] = {
-    "imitation": ("imitation", "ImitationObjective", "ImitationOptions"),
+    "imitation": ("imitation", "imitation_objective", "ImitationOptions"),
     "medusa": ("medusa", "medusa_objective", "MedusaOptions"),
     "eagle": ("eagle", "EagleObjective", "EagleOptions"),
     "eagle3": ("eagle3", "Eagle3Objective", "Eagle3Options"),

@@ -95,7 +95,8 @@ class Objective(nn.Module, ABC):
         """Parameter groups: matrices of the network decay, all else does not.
 
         A group may have its highest learning rate `peak` (default: the run's), the step `start` from which its rate
-        warms up (default: the first), and a name for the log, `rate` (default: `lr`).
+        warms up (default: the first), the step `end` where it is 0 (default: behind the last), and a name for the log,
+        `rate` (default: `lr`).
         """
         own = list(self.network.parameters())
         inside = {id(p) for p in own}

@@ -1,6 +1,6 @@
 """The imitation draft in training: its row should say through the target's head what the target's own last row says.
 
-(FastVLM, arXiv 2510.22641, with the cosine's target corrected; see `_fused`.)
+(FastVLM, arXiv 2510.22641, with the cosine's target corrected; see `fusion`.)
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from torch import Tensor, nn
 from ....exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from ...targets.target import FUSED, Rows
 from .. import losses
+from ..fusion import fusion_for
 from .base import Counts, LearnedTarget, Objective, identity_of
 from .imitation_options import ImitationOptions
 
 
-class ImitationObjective(Objective):
-    """Losses of a draft's rows against a target's rows.
+def imitation_objective(
+    options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
+) -> ImitationObjective:
+    """For a frozen target, or one that learns at first."""
+    from .imitation_joint import JointImitationObjective
 
-    For `concat-frozen` the four residuals pass a fixed semi-orthogonal projection; for `concat-stopped` a
-    projection that learns only from its own cross entropy through the target's head, and whose output the
-    cosine sees without gradient, so that the cosine cannot be met by moving its target.
-    """
+    return (JointImitationObjective if options.changes_target else ImitationObjective)(
+        options, target, counts
+    )
+
+
+class ImitationObjective(Objective):
+    """Losses of a draft's rows against a target's rows."""
 
     kind = ImitationDraft.kind
     shown = {"Σmin(p,q)": "overlap", "agreement": "agreement"}
@@ -39,15 +46,10 @@ class ImitationObjective(Objective):
         self.network: ImitationNetwork = ImitationNetwork(
             width, options.num_linear, options.activation, options.norm, options.residual
         )
-        self.projection: nn.Parameter | None = None
-        if options.fusion.startswith("concat") and options.cosine:
+        self.fusion: nn.Module | None = None
+        if options.cosine:
             count = min(FUSED, target.num_layers)
-            weight = torch.empty(width, count * width)
-            if options.fusion == "concat-frozen":
-                nn.init.orthogonal_(weight)
-            else:  # starts as the average
-                weight.copy_(torch.eye(width).repeat(1, count) / count)
-            self.projection = nn.Parameter(weight, requires_grad=options.fusion == "concat-stopped")
+            self.fusion = fusion_for(options.fusion, options.fusion_loss, count, width)
 
     def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum; parts also have `overlap` and `agreement`."""
@@ -72,6 +74,7 @@ class ImitationObjective(Objective):
         if options.cosine:
             fused, own = self._fused(batch, target)
             parts["cosine"] = losses.cosine_distance(drafted, fused)
+            parts["fused"] = losses.cosine_distance(fused, batch.residuals[:, -1])
             total = total + options.cosine * parts["cosine"] + own
         parts["loss"] = total
         parts["overlap"] = losses.overlap(logits.detach(), target_logits).mean()
@@ -79,17 +82,15 @@ class ImitationObjective(Objective):
         return total, {name: value.detach() for name, value in parts.items()}
 
     def _fused(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, Tensor]:
-        zero = batch.trunk.new_zeros(())
-        if self.options.fusion == "average":
-            return losses.average_fusion(batch.residuals), zero
-        if self.options.fusion == "last":
-            return batch.residuals[:, -1], zero
-        assert self.projection is not None
-        fused = losses.concatenation_fusion(batch.residuals, self.projection)
-        own = (
-            losses.cross_entropy(target.head(fused), batch.tokens) if self.projection.requires_grad else zero
-        )
-        return fused.detach(), own
+        """(what the cosine looks at [N, E], the fusion's own loss). The cosine has no gradient there, unless the fusion is to
+        learn from it, and neither has one to the target, also where that learns."""
+        assert self.fusion is not None
+        fused = self.fusion(batch.residuals.detach())
+        if self.options.fusion_loss == "cosine":
+            return fused, fused.new_zeros(())
+        if not any(p.requires_grad for p in self.fusion.parameters()):
+            return fused.detach(), fused.new_zeros(())
+        return fused.detach(), losses.cross_entropy(target.head(fused), batch.tokens)
 
     def score(self, means: Mapping[str, float]) -> float:
         """Greedy acceptance; the overlap decides between equals."""

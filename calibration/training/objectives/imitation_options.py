@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....runtime.errors import OptionError
-from ..options import Options, option
+from ..options import FASTEST, LoopOptions, Options, option
 
 DISTANCES = ("forward", "reverse", "tv")  # of losses.distillation
-FUSIONS = ("average", "last", "concat-frozen", "concat-stopped")
+FUSIONS = ("average", "last", "concat", "attention")
+FUSION_LOSSES = ("own", "cosine", "none")
+BASE_LR = 2.5e-4
+"""Highest default rate of a target; a network may learn faster."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,33 @@ class ImitationOptions(Options):
     cosine: float = option(0.0, "Weight of 1 - cos to the fused residuals.")
     kd: float = option(1.0, "Weight of the distance to the target's distribution.")
     kd_distance: str = option("forward", f"{', '.join(DISTANCES)}.")
-    fusion: str = option("average", f"{', '.join(FUSIONS)}.")
+    fusion: str = option("average", f"How the target's last residuals are fused: {', '.join(FUSIONS)}.")
+    fusion_loss: str = option(
+        "own",
+        "What trains a fusion with weights. own: the cross entropy of its row; cosine: the cosine, as published; none: "
+        "nothing (concat only).",
+    )
     num_linear: int = option(2, "1 or 2.")
     activation: str = option("gelu", "gelu, silu, relu or none.")
     norm: str = option("layer_norm", "layer_norm, rms_norm or none.")
     residual: bool = option(True, "Add the input to the output.")
+    joint: bool = option(
+        False,
+        "The target's decoder learns with the draft, and changes: Medusa-2 (medusa), or at first (imitation: FastVLM, "
+        "appendix C).",
+    )
+    joint_steps: int | None = option(
+        None, "Steps in which both learn, with --joint (default: half of those after --fine-tune)."
+    )
+    fine_tune: int = option(0, "First steps, in which the target learns alone, and changes.")
+    base_lr: float | None = option(
+        None,
+        "Highest learning rate of a target that learns (default: a quarter of --lr; imitation: at most "
+        f"{BASE_LR:g}).",
+    )
+    draft_weight: float | None = option(
+        None, "Weight of the draft's loss beside the target's, with --joint (default: 1)."
+    )
 
     presets = {
         "our": {"ce": 1.0, "cosine": 0.0, "kd": 0.0},
@@ -45,9 +70,39 @@ class ImitationOptions(Options):
         target.check_layer(self.layer)
         return self.layer
 
+    @property
+    def changes_target(self) -> bool:
+        return self.joint or self.fine_tune > 0
+
+    def completed(self, loop: LoopOptions) -> ImitationOptions:
+        if not self.changes_target:
+            return self
+        assert loop.lr is not None
+        left = loop.steps - self.fine_tune
+        both = self.joint_steps or (max(1, left // 2) if self.joint else 0)
+        if left - both < 1:
+            raise OptionError(
+                f"--fine-tune {self.fine_tune} and {both} steps of --joint leave none of {loop.steps} --steps to the network "
+                "alone; change them"
+            )
+        return replace(
+            self,
+            joint_steps=both or None,
+            base_lr=min(loop.lr / 4, BASE_LR) if self.base_lr is None else self.base_lr,
+            draft_weight=1.0 if self.joint and self.draft_weight is None else self.draft_weight,
+        )
+
     def __post_init__(self) -> None:
-        self._at_least(1, "num_linear")
-        self._at_least(0, "ce", "cosine", "kd")
+        self._at_least(1, "num_linear", "joint_steps")
+        self._at_least(0, "ce", "cosine", "kd", "fine_tune")
+        self._at_least(0, "base_lr", "draft_weight", strictly=True)
+        for name in ("joint_steps", "draft_weight"):
+            if not self.joint and getattr(self, name) is not None:
+                raise OptionError(f"--{name.replace('_', '-')} applies to --joint only, which is not given")
+        if not self.changes_target and self.base_lr is not None:
+            raise OptionError("--base-lr is for a target that learns: give --joint or --fine-tune, too")
+        if self.base_lr is not None and self.base_lr > FASTEST:
+            raise OptionError(f"--base-lr must be at most {FASTEST:g}, not {self.base_lr:g}")
         if not self.ce + self.cosine + self.kd > 0:
             raise OptionError("every loss weight is 0; set --ce, --cosine or --kd above 0")
         if self.kd_distance not in DISTANCES:
@@ -56,3 +111,14 @@ class ImitationOptions(Options):
             )
         if self.fusion not in FUSIONS:
             raise OptionError(f"unknown --fusion {self.fusion!r}; choose one of {', '.join(FUSIONS)}")
+        if self.fusion_loss not in FUSION_LOSSES:
+            raise OptionError(
+                f"unknown --fusion-loss {self.fusion_loss!r}; choose one of {', '.join(FUSION_LOSSES)}"
+            )
+        if self.fusion_loss != "own" and self.fusion not in ("concat", "attention"):
+            raise OptionError(
+                f"--fusion-loss {self.fusion_loss} is for a --fusion with weights, concat or attention, not for "
+                f"{self.fusion}"
+            )
+        if self.fusion_loss == "none" and self.fusion == "attention":
+            raise OptionError("an attention that does not learn is the average: give --fusion average")

@@ -1,0 +1,66 @@
+"""FastVLM's appendix B on tiny-blip2-flant5: which shape of imitation network, by agreement with the target and FLOPs.
+
+    python benchmarks/papers_fastvlm_search.py --work runs/drafts
+
+What `vlmexport train --search` does, on the answers that the recipe of the shipped drafts lets the target give
+(calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be). Counts only, no clock. Writes
+results/papers-fastvlm-search-tiny-blip2-flant5.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from machine import save
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.training.imitation_search import search_shapes, table
+from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--captions", type=int, default=CAPTIONS)
+    parser.add_argument("--heldout", type=int, default=HELDOUT)
+    parser.add_argument("--layer", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    target = prepare(MODEL, options.work, options.captions, options.heldout).target
+    place = options.work / target.fingerprint.removeprefix("sha256:")[:12]
+    loop = LoopOptions(options.steps, options.batch_size, seed=options.seed)
+    found = search_shapes(
+        target,
+        load_records(str(place / "captions")),
+        ImitationOptions(options.layer, ce=1.0, kd=0.0),
+        loop,
+        {},
+        options.trials,
+        options.work / "runs" / f"search-n{options.layer}-{options.steps}-{options.seed}",
+        validation=load_records(str(place / "validation")),
+        cache=options.work / "features",
+        eval_every=options.steps,
+        save_every=options.steps,
+    )
+    print("\n".join(table(found)))
+    result = {
+        "script": "benchmarks/papers_fastvlm_search.py",
+        "steps": options.steps,
+        "records_per_step": loop.batch_size,
+        **{name: found[name] for name in ("target", "layer", "early_exit", "front", "trials", "search")},
+    }
+    print(save(f"papers-fastvlm-search-{MODEL}", result, "torch", "transformers", "optuna"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Which shape an imitation network should have: a search over two objectives, agreement with the target and FLOPs.
+
+(FastVLM, arXiv 2510.22641, appendix B.) Every trial is a short training of one shape on the target's cached rows. optuna's
+tree-structured Parzen estimator proposes shapes; what a trial proposes is a function of the seed, its number and the trials
+before it alone, so that a search that was killed goes on as if it had not been, and more trials can be asked for later. Nothing
+is weighed: the result is the front of the shapes that no other one beats in both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import PartialState
+
+from ...exporter.disk import full_disk_in
+from ...exporter.drafts.imitation import ACTIVATIONS, NORMS, ImitationConfig
+from ...runtime.errors import OptionError
+from ...runtime.files import replacing
+from ..data.records import RecordSet
+from ..targets.target import Target
+from . import losses
+from .features import FeatureSource, in_batches
+from .objectives.imitation_options import ImitationOptions
+from .options import LoopOptions, flag_of
+from .provenance import provenance
+from .run import feature_source, train_draft, usable_records
+
+if TYPE_CHECKING:
+    import optuna
+
+FILE = "search.json"
+ASKED = 20
+"""Times that the estimator is asked for a shape that was not tried, before one is drawn of those that are left."""
+SPACE: dict[str, tuple[Any, ...]] = {
+    "num_linear": (1, 2),
+    "norm": NORMS,
+    "residual": (True, False),
+    "activation": tuple(ACTIVATIONS),
+}
+"""Option of the network → what is tried. One linear layer has no activation behind it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A shape, options of `ImitationConfig`, with the agreement that a short training reached on validation data, and its
+    FLOPs per row."""
+
+    shape: Mapping[str, Any]
+    agreement: float
+    flops: int
+
+
+def front(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that no other one beats, as good in both objectives and better in one; cheapest first."""
+    kept = [
+        t
+        for t in trials
+        if not any(
+            o.agreement >= t.agreement
+            and o.flops <= t.flops
+            and (o.agreement, o.flops) != (t.agreement, t.flops)
+            for o in trials
+        )
+    ]
+    return sorted(kept, key=lambda t: (t.flops, -t.agreement))
+
+
+def searched(shape: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
+    """Names of `SPACE` that a trial chooses, where it chose `shape` so far."""
+    linear = shape.get("num_linear")
+    return [name for name in SPACE if name not in fixed and not (name == "activation" and linear == 1)]
+
+
+def shapes(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All that have the options `fixed`."""
+    found: list[dict[str, Any]] = []
+    for values in itertools.product(*SPACE.values()):
+        shape = dict(zip(SPACE, values, strict=True)) | fixed
+        if "activation" not in searched(shape, fixed):
+            shape["activation"] = fixed.get("activation", "none")
+        if shape not in found:
+            found.append(shape)
+    return found
+
+
+def propose(trials: Sequence[Trial], fixed: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """The shape to try after `trials`, with the options `fixed`: one that was not tried; None where all were."""
+    import optuna
+
+    tried = [trial.shape for trial in trials]
+    left = [shape for shape in shapes(fixed) if shape not in tried]
+    if not left:
+        return None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        directions=["maximize", "minimize"],
+        sampler=optuna.samplers.TPESampler(seed=_mixed(seed, len(trials))),
+    )
+    for past in trials:
+        names = searched(past.shape, fixed)
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={name: past.shape[name] for name in names},
+                distributions={
+                    name: optuna.distributions.CategoricalDistribution(SPACE[name]) for name in names
+                },
+                values=[past.agreement, float(past.flops)],
+            )
+        )
+    for _ in range(ASKED):
+        shape = _suggested(study.ask(), fixed)
+        if shape not in tried:
+            return shape
+    return random.Random(_mixed(seed, len(trials))).choice(left)
+
+
+def _suggested(trial: optuna.Trial, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    shape: dict[str, Any] = {"activation": "none", **fixed}
+    for name in SPACE:  # in this order: whether there is an activation follows from the number of layers
+        if name in searched(shape, fixed):
+            shape[name] = trial.suggest_categorical(name, SPACE[name])
+    return {name: shape[name] for name in SPACE}
+
+
+def _mixed(seed: int, number: int) -> int:
+    """A seed of each trial's own, far from those of its neighbours."""
+    return (seed * 1_000_003 + number * 7919) % 2**32
+
+
+def search_shapes(
+    target: Target,
+    records: RecordSet,
+    own: ImitationOptions,
+    loop: LoopOptions,
+    fixed: Mapping[str, Any],
+    trials: int,
+    out: Path,
+    validation: RecordSet | None = None,
+    cache: Path | None = None,
+    cache_dtype: str = "float16",
+    eval_every: int = 250,
+    save_every: int = 100,
+    restart: bool = False,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> dict[str, Any]:
+    """Runs, or continues, a search of `trials` trials, and returns the document that `out/search.json` holds.
+
+    Args:
+        target: frozen. own: layer and losses; its shape is not looked at. loop: of each trial.
+        fixed: options of `SPACE` that every shape has.
+        trials: in all, those of a search that is continued among them; fewer where there are no more shapes.
+        cache: of the target's rows (default: in `out`). The rest as `train_draft`, which trains each shape in
+            `out/trials/SHAPE`.
+
+    Raises:
+        OptionError: the options let the target learn, nothing is left to search, or `out` holds another search.
+        InputError: as `train_draft`.
+    """
+    if own.changes_target:
+        raise OptionError(
+            "--search compares networks for a target that stays: leave --joint and --fine-tune out"
+        )
+    if set(fixed) >= set(searched(fixed, {})):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        raise OptionError(f"--search has nothing to choose: leave out one of {flags}")
+    cache = cache or out / "features"
+    with full_disk_in(out):
+        out.mkdir(parents=True, exist_ok=True)
+        identity = _identity(target, records, validation, own, loop, fixed)
+        found = [] if restart else _stored(out, identity)
+        exit_ = _early_exit(target, records, validation, own.layer, cache, cache_dtype)
+        report(f"the early exit agrees with the target in {exit_:.4f} of {target.name}'s validation tokens")
+        while True:
+            document = _document(target, identity, exit_, found)
+            if PartialState().is_main_process:
+                with replacing(out / FILE) as file:
+                    file.write((json.dumps(document, indent=1) + "\n").encode())
+            shape = propose(found, fixed, loop.seed) if len(found) < trials else None
+            if shape is None:
+                return document
+            last = _trained(
+                target, records, replace(own, **shape), loop, out, validation, cache, cache_dtype, eval_every,
+                save_every, restart,
+            )  # fmt: skip
+            found.append(last)
+            report(
+                f"trial {len(found)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
+            )
+
+
+def told(shape: Mapping[str, Any]) -> str:
+    """The flags of `vlmexport train` that give a network this shape."""
+    metadata = {one.name: one.metadata for one in fields(ImitationOptions)}
+    words = []
+    for name, value in shape.items():
+        flag = flag_of(name, metadata[name])
+        words.append(f"{flag} {value}" if type(value) is not bool else flag if value else f"--no-{flag[2:]}")
+    return " ".join(words)
+
+
+def table(document: Mapping[str, Any]) -> list[str]:
+    """The front as lines of Markdown."""
+    lines = ["| agreement | FLOPs per row | shape |", "|---|---|---|"]
+    lines.append(f"| {document['early_exit']:.4f} | 0 | early exit, no network |")
+    lines += [f"| {t['agreement']:.4f} | {t['flops']:,} | `{told(t['shape'])}` |" for t in document["front"]]
+    return lines
+
+
+def _trained(
+    target: Target,
+    records: RecordSet,
+    own: ImitationOptions,
+    loop: LoopOptions,
+    out: Path,
+    validation: RecordSet | None,
+    cache: Path,
+    cache_dtype: str,
+    eval_every: int,
+    save_every: int,
+    restart: bool,
+) -> Trial:
+    shape = {name: getattr(own, name) for name in SPACE}
+    folder = out / "trials" / "-".join(str(value).lower() for value in shape.values())
+    draft = train_draft(
+        target, records, own, loop, folder, validation, cache, cache_dtype, eval_every, save_every, restart
+    )
+    config = ImitationConfig(target.hidden_size, **shape)
+    return Trial(shape, draft.evaluation["validation"]["agreement"], config.flops)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def _early_exit(
+    target: Target,
+    records: RecordSet,
+    validation: RecordSet | None,
+    layer: int,
+    cache: Path,
+    dtype: str,
+) -> float:
+    """Its agreement on the validation's rows."""
+    target.check_layer(layer)
+    held = usable_records(target, records.split(0.05)[1] if validation is None else validation)
+    source: FeatureSource = feature_source(target, held, layer, cache, dtype)
+    right = total = 0
+    for rows in in_batches(source, 64):
+        found = losses.agreement(target.head(rows.trunk), target.head(rows.residuals[:, -1]))
+        right, total = right + int(found.sum()), total + len(rows)
+    return right / max(1, total)
+
+
+def _identity(
+    target: Target,
+    records: RecordSet,
+    validation: RecordSet | None,
+    own: ImitationOptions,
+    loop: LoopOptions,
+    fixed: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What a search that is continued must have in common."""
+    options = {k: v for k, v in own.to_dict().items() if k not in SPACE}
+    data = records.identity() + ("" if validation is None else validation.identity())
+    return {
+        **{**options, **loop.to_dict()},
+        "target": target.fingerprint,
+        "data": data,
+        "given": dict(fixed),
+    }
+
+
+def _stored(out: Path, identity: Mapping[str, Any]) -> list[Trial]:
+    """The trials of the search in `out`."""
+    path = out / FILE
+    if not path.exists():
+        return []
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        held = dict(document["search"])
+        trials = [
+            Trial({name: t["shape"][name] for name in SPACE}, float(t["agreement"]), int(t["flops"]))
+            for t in document["trials"]
+        ]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise OptionError(
+            f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"
+        ) from error
+    for name, value in identity.items():
+        if held.get(name) != value:
+            raise OptionError(
+                f"{out} holds a search with {name} = {held.get(name)!r}, this one has {value!r}; give another -o, or "
+                "--restart to begin anew"
+            )
+    return trials
+
+
+def _document(
+    target: Target, identity: Mapping[str, Any], early_exit: float, found: Sequence[Trial]
+) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "status": "searched",
+        "target": {"name": target.name, "fingerprint": target.fingerprint},
+        "layer": identity["layer"],
+        "early_exit": early_exit,
+        "front": [asdict(trial) for trial in front(found)],
+        "trials": [asdict(trial) for trial in found],
+        "search": dict(identity),
+        "provenance": provenance(),
+    }
