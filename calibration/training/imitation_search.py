@@ -83,7 +83,7 @@ def shapes(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All that have the options `fixed`."""
     found: list[dict[str, Any]] = []
     for values in itertools.product(*SPACE.values()):
-        shape = dict(zip(SPACE, values, strict=True)) | fixed
+        shape = {**dict(zip(SPACE, values, strict=True)), **fixed}
         if "activation" not in searched(shape, fixed):
             shape["activation"] = fixed.get("activation", "none")
         if shape not in found:
