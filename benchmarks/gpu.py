@@ -39,6 +39,7 @@ from vlmexport.runtime.errors import VlmexportError
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.measure.fit import roofline
+from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.profiling.local import time_here
 from vlmexport.runtime.profiling.points import points, verify_widths
 from vlmexport.runtime.profiling.report import table_of
@@ -136,7 +137,11 @@ def measure(
         picture = None if manifest.image is None else synthetic_image(*SIDES)
         table = timed_passes(session, budget)
         arms: list[tuple[str, float | None]] = [("none", None)]
-        arms += [(draft.name, a) for draft in manifest.drafts for a in (None, *forced)]
+        arms += [
+            (draft.name, a)
+            for draft in runnable(manifest.drafts, session.decoder.engine)
+            for a in (None, *forced)
+        ]
         results: dict[tuple[str, float | None], list[Any]] = {arm: [] for arm in arms}
         for number in range(repeats + 1):  # the first round captures
             for draft, a in arms:

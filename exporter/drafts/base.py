@@ -76,6 +76,11 @@ class Draft(ABC):
         """Role → name of every graph it adds to a bundle."""
         return {}
 
+    @property
+    def brings_weights(self) -> bool:
+        """Whether its graphs have weights that are not the target's."""
+        return bool(self.graph_names())
+
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
         """Traces its graphs; no weight is read. Weights of its own come to `store` through a reader that it adds."""
         return []

@@ -63,6 +63,10 @@ class DraftAndVerify(Draft):
     def graph_names(self) -> dict[str, str]:
         return {ROLE: ROLE}
 
+    @property
+    def brings_weights(self) -> bool:
+        return False
+
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
         with family.language.hooks():
             return [family.language.skipped(store, self.skip)]

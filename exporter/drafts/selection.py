@@ -118,9 +118,9 @@ def select_drafts(
 
 
 def set_precisions(selection: DraftSelection, wanted: Sequence[str]) -> None:
-    """Lets drafts of `selection` store their matrices as integers: `int4` says so of every draft that has graphs,
+    """Lets drafts of `selection` store their matrices as integers: `int4` says so of every draft that brings weights,
     `NAME=int4` of the one of that name in the manifest. Raises OptionError naming the value."""
-    every = [draft.name for draft in selection.drafts if draft.graph_names()]
+    every = [draft.name for draft in selection.drafts if draft.brings_weights]
     precisions: dict[str, str] = {}
     named: dict[str, str] = {}
     for value in wanted:

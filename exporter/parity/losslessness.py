@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.manifest import DraftInfo, Manifest
 from ...runtime.families import get_family
 from ...runtime.images.synthetic import synthetic_image
+from ...runtime.measure.passes import runnable
 from ...runtime.proposers.wrong import always_wrong
 from ...runtime.running import decoder_ids
 from ...runtime.session import Session
@@ -81,21 +83,17 @@ def check_losslessness(
     progress: Callable[[str, int, int], None] | None = None,
     device: str = "cpu",
 ) -> list[LosslessRow]:
-    """A row for every draft of the bundle, another for one that proposes trees, and one for a draft that is always
+    """A row for every draft of the bundle that the device runs, another for one that proposes trees, and one for a draft that is always
     wrong; none if it has no draft."""
     manifest = bundle.manifest
     if not manifest.drafts:
         return []
     asked = list(_requests(manifest.to_dict(), requests, images))
-    arms: list[tuple[str, str, dict[str, Any]]] = [(draft.name, draft.name, {}) for draft in manifest.drafts]
-    nodes = min(NODES, manifest.widest_tree - 1)
-    arms += [(f"{d.name} (trees)", d.name, {"draft_nodes": nodes}) for d in manifest.drafts if d.ranks]
-    first = manifest.drafts[0].name
-    arms.append((f"{WRONG} ({first})", first, {}))
-    done, total = 0, len(asked) * (1 + len(arms))
     budget = min(max_new_tokens, manifest.limits.max_length // 2)
     rows = []
     with Session.load(bundle, device) as session:
+        arms = _arms(manifest, runnable(manifest.drafts, session.decoder.engine))
+        done, total = 0, len(asked) * (1 + len(arms))
 
         def generate(request: tuple[Any, Any], **options: Any) -> Any:
             nonlocal done
@@ -114,6 +112,14 @@ def check_losslessness(
                 _compare(arm, plain, results, lambda at, token: plain_margin(session, asked[at], token))
             )
     return rows
+
+
+def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, str, dict[str, Any]]]:
+    """What is called how, the draft that it decodes with, and options of `generate`."""
+    nodes = min(NODES, manifest.widest_tree - 1)
+    arms: list[tuple[str, str, dict[str, Any]]] = [(draft.name, draft.name, {}) for draft in drafts]
+    arms += [(f"{draft.name} (trees)", draft.name, {"draft_nodes": nodes}) for draft in drafts if draft.ranks]
+    return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 
 def failures(rows: Sequence[LosslessRow]) -> list[str]:

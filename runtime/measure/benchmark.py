@@ -18,6 +18,7 @@ from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import stored_acceptance
 from ..speculate.stored_costs import StoredCosts, find_costs, with_combinations
 from . import machine
+from .passes import runnable
 from .timing import GraphTimer
 from .trees import observed_trees
 from .virtual_clock import decoding
@@ -149,10 +150,7 @@ def measure(
     if not any(plain.tokens):
         raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
     progress("timing graphs", 0, 1)
-    graphs = session.decoder.engine.graphs.keys()
-    drafts = (
-        [each for each in manifest.drafts if graphs >= {*each.graphs.values()}] if every_draft else [draft]
-    )
+    drafts = runnable(manifest.drafts, session.decoder.engine) if every_draft else [draft]
     length = options.get("draft_length")
     asked = manifest.policy.draft_length if length is None else length
     nodes = options.get("draft_nodes") or manifest.policy.draft_nodes or asked

@@ -32,6 +32,7 @@ from . import machine
 from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .benchmark import Progress, measured_costs, time_passes
 from .bootstrap import interval
+from .passes import runnable
 from .trees import observed_trees
 from .within_decoding import within_decoding
 
@@ -145,11 +146,7 @@ class Calibration:
         self._session, self._data, self._least, self._by = session, data, least, by
         self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
         self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
-        self._drafts = [
-            draft
-            for draft in check_calibration(manifest, data, by)
-            if session.decoder.engine.graphs.keys() >= {*draft.graphs.values()}
-        ]
+        self._drafts = runnable(check_calibration(manifest, data, by), session.decoder.engine)
         widest = manifest.widest_tree - 1
         self._plain = Arm()
         self._arms = [Arm(draft.name, budget) for draft in self._drafts for budget in budgets(draft, widest)]

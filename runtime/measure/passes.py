@@ -9,6 +9,7 @@ from ..speculate.costs import FREE, CostTable, Curve, DraftCosts
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
+    from ..engines.base import Engine
 
 Pass: TypeAlias = "tuple[str, int | str | None, int]"
 """What, after which layer or of which draft, over how many new positions."""
@@ -43,6 +44,11 @@ def passes(
         elif draft.skipped is not None:
             found["propose", draft.name, 1] = [*first, *draft.graphs.values(), "head"]
     return found
+
+
+def runnable(drafts: Iterable[DraftInfo], engine: Engine) -> list[DraftInfo]:
+    """Those whose graphs the engine has: plans have none of some."""
+    return [draft for draft in drafts if engine.graphs.keys() >= {*draft.graphs.values()}]
 
 
 def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> CostTable:

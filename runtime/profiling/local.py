@@ -12,9 +12,10 @@ from .results import Timing
 
 def time_here(session: Session, points: Sequence[Point], cache: int, budget: float = BUDGET) -> list[Timing]:
     """Every point on the session's engine, with `cache` key/value rows in use, taking turns within `budget` seconds (at
-    least 15 runs each)."""
+    least 15 runs each); graphs that the engine has not are left out."""
     engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
     source = points[0].sizes["source"] if points else 1
+    points = [point for point in points if point.graph in engine.graphs]
     timer = GraphTimer(session.bundle, engine, cache=cache, source=source)
     arms = {
         point: [timer.call(point.graph, point.width, point.sizes.get("rows"), point.given)]

@@ -79,7 +79,7 @@ def causal_mask(manifest: Manifest, bundle: TinyBundle, graph: GraphInfo, run: P
     """What the runtime fills in, [batch, heads, width, cache]; the layer of a draft has no bias."""
     decoder, bias = manifest.decoder, manifest.decoder.relative_bias
     heads, dtype = decoder.mask_heads, DTYPES[decoder.mask_dtype]
-    if graph.role != "segment":
+    if graph.role not in ("segment", "skipped"):
         heads, dtype, bias = 1, DTYPES["bool"], None
     table = None if bias is None else np.asarray(bundle.bundle.tensor(bias.tensor))
     made = CausalMask(run.cache, heads, dtype, table, bias.max_distance if bias else 128)

@@ -22,6 +22,7 @@ from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.device import DeviceEngine
 from vlmexport.runtime.errors import DeviceError
 from vlmexport.runtime.measure.devices import RTX_TARGETS
+from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -128,7 +129,10 @@ def every_draft(folder: Path, device: str) -> dict[str, list[list[int]]]:
                 ).tokens
                 for seed, prompt in enumerate(("the red cup", "describe it", "a"))
             ]
-            for name in ("none", *(draft.name for draft in session.bundle.manifest.drafts))
+            for name in (
+                "none",
+                *(draft.name for draft in runnable(session.bundle.manifest.drafts, session.decoder.engine)),
+            )
         }
 
 

@@ -31,6 +31,7 @@ from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import ParityRow
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import DraftInfo, Manifest
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.measure.devices import DEVICES
@@ -64,10 +65,15 @@ def test_integers_change_no_token_in_a_batch(rigs: Callable, name: str) -> None:
     lossless.batch(rigs(name, "onnxruntime"), "mixed", 3, 7)
 
 
+def bringing_weights(manifest: Manifest) -> list[DraftInfo]:
+    """Drafts that have graphs over weights that are not the target's."""
+    return [draft for draft in manifest.drafts if draft.graphs and draft.skipped is None]
+
+
 def drafts_graphs(tiny: TinyBundle) -> dict[str, onnx.ModelProto]:
     """Graphs of the bundle that the CPU engine loads → their files, those of drafts only."""
     manifest = widened(tiny.bundle.manifest)
-    names = [name for draft in manifest.drafts for name in draft.graphs.values()]
+    names = [name for draft in bringing_weights(manifest) for name in draft.graphs.values()]
     return {
         name: onnx.load(str(tiny.path / manifest.graphs[name].file), load_external_data=False)
         for name in names
@@ -93,7 +99,7 @@ def test_only_what_drafts_bring_along_is_integers(tiny_bundle: Callable[..., Tin
         floats = [t.name for t in model.graph.initializer if len(t.dims) == 2 and t.data_type != kind]
         floats = [n for n in floats if n.startswith("draft.") and not n.endswith(f"{SCALES}.T")]
         assert not floats, f"{graph}: {floats} are no integers"
-    own = {draft.name: draft.weights_dtype for draft in manifest.drafts if draft.graphs}
+    own = {draft.name: draft.weights_dtype for draft in bringing_weights(manifest)}
     assert set(own.values()) == {recipe.draft_precision} and manifest.weights_dtype == recipe.precision
     numbers = sum(p.numel() for draft in tiny.drafts().values() for p in draft.network.parameters())
     assert (
@@ -149,7 +155,7 @@ def parity(tiny: TinyBundle, folder: Path, captures: list[Captured]) -> dict[str
     """What parity says of the drafts' graphs of the bundle in `folder`."""
     recipe = BUNDLES[tiny.name]
     manifest = widened(tiny.bundle.manifest)
-    names = {name for draft in manifest.drafts for name in draft.graphs.values()}
+    names = {name for draft in bringing_weights(manifest) for name in draft.graphs.values()}
     few = replace(manifest, graphs={name: manifest.graphs[name] for name in manifest.graphs if name in names})
     drafts = [
         draft.with_precision(recipe.draft_precision).fitted(manifest.decoder.num_layers)
@@ -212,14 +218,14 @@ def test_parity_finds_what_was_stored_wrongly(
 def test_a_dry_run_counts_what_a_build_writes(tiny_bundle: Callable, tmp_path: Path) -> None:
     """The bundle has the bytes that the dry run of its request says; a session holds the integers as they are."""
     tiny = tiny_bundle("llama-int4")
-    folders = [*tiny.draft_folders.values(), tiny.medusa, tiny.eagle, tiny.eagle3]
+    folders = [*tiny.draft_folders.values(), tiny.medusa, tiny.eagle, tiny.eagle3, tiny.skipping]
     request = BuildRequest(
         model=str(tiny.checkpoint), output=tmp_path / "none", drafts=list(map(str, folders)), max_length=160, max_width=20,
         draft_precision=["int4"],
     )  # fmt: skip
     found = dry_run(request)
     manifest = tiny.bundle.manifest
-    graphs = {graph for draft in manifest.drafts for graph in draft.graphs.values()}
+    graphs = {graph for draft in bringing_weights(manifest) for graph in draft.graphs.values()}
     assert found.weight_bytes == manifest.weights.bytes
     assert found.draft_precisions == dict.fromkeys(("imitation@1", "medusa", "eagle", "eagle3"), "int4")
     assert found.peak_memory.weights <= found.weight_bytes < found.peak_memory.weights * 1.2, (

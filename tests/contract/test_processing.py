@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx_session import onnx_session
 from vlmexport.exporter.parity.compare import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.told import CONTEXT, WORDS
@@ -22,8 +23,7 @@ FEW = 4
 def graphs(tiny_bundle: Callable) -> tuple[Any, dict[str, ort.InferenceSession]]:
     tiny = tiny_bundle("llama")
     return tiny.bundle.manifest, {
-        name: ort.InferenceSession(str(tiny.path / f"{name}.onnx"), providers=["CPUExecutionProvider"])
-        for name in ("penalties", "repeats")
+        name: onnx_session(tiny.path / f"{name}.onnx") for name in ("penalties", "repeats")
     }
 
 

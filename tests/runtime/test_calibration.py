@@ -68,7 +68,8 @@ class Script:
 
 def draft(name: str, **fields: Any) -> Any:
     return SimpleNamespace(
-        name=name, **{"kind": "medusa", "heads": 3, "ranks": 4, "layer": None, "tree": None, **fields}
+        name=name,
+        **{"kind": "medusa", "heads": 3, "ranks": 4, "layer": None, "tree": None, "graphs": {}, **fields},
     )
 
 
@@ -83,7 +84,7 @@ SESSION: Any = SimpleNamespace(
             acceptance=[],
         )
     ),
-    decoder=SimpleNamespace(engine=SimpleNamespace(machine="m")),
+    decoder=SimpleNamespace(engine=SimpleNamespace(machine="m", graphs={})),
     threads=1,
 )
 REQUESTS = [{"number": number} for number in range(12)]

@@ -271,7 +271,7 @@ def test_run_reads_the_prompt_from_standard_input(
         ("llama", [], "needs a prompt"),
         ("llama", ["--prompt", ""], "prompt is empty"),
         ("llama", ["--prompt", "x" * 500], "the prompt has 5"),
-        ("llama", ["--prompt", "x", "--draft", "phantom"], "draft: the bundle has no 'phantom'; it has imitation@1, medusa, eagle, eagle3, early-exit@1"),
+        ("llama", ["--prompt", "x", "--draft", "phantom"], "draft: the bundle has no 'phantom'; it has imitation@1, medusa, eagle, eagle3, draft-and-verify, early-exit@1"),
         ("llama", ["--prompt", "x", "--draft-length", "20"], "--draft-length 20: this bundle allows 1 to 19"),
         ("llama", ["--prompt", "x", "--draft-length", "0"], "--draft-length 0: this bundle allows 1 to 19"),
         ("llama", ["--prompt", "x", "--temperature", "nan"], "temperature"),
@@ -550,7 +550,7 @@ def test_timing_leaves_the_session_as_it_was(tiny_bundle: Bundles, family: str) 
         found = costs.drafts[draft.name]
         if draft.heads is not None:
             assert found == DraftCosts(once=found.once) and found.once > 0
-        elif draft.cache is not None:
+        elif draft.cache is not None or draft.skipped is not None:
             assert found == DraftCosts(propose=found.propose) and found.propose > 0
         elif draft.layer is None:
             assert found == FREE

@@ -102,7 +102,9 @@ def test_curves_by_hand() -> None:
 
 def manifest(costs: list[Any] | None = None, size: int = CACHED_BYTES + 1) -> Any:
     """What picking a table reads of a manifest: SmolLM2's shape with an early exit after 10 of 30 layers."""
-    draft = lambda name, layer, graphs: SimpleNamespace(name=name, layer=layer, graphs=graphs, heads=None)  # noqa: E731
+    draft = lambda name, layer, graphs: SimpleNamespace(  # noqa: E731
+        name=name, layer=layer, graphs=graphs, heads=None, skipped=None
+    )
     return SimpleNamespace(
         costs=costs or [],
         weights=SimpleNamespace(total=size),

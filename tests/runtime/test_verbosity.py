@@ -52,8 +52,8 @@ def test_more_and_less_on_stderr_and_the_same_on_stdout(
         lines = shown.err.splitlines()
         assert all(re.match(r" *\d+\.\d\d s  \S", line) for line in lines)
         for what in (
-            "bundle .*, 13 graphs, .* cut at 1",
-            "compared: the manifest's checksum, the sizes of 16 files, the SHA-256 of the",
+            "bundle .*, 15 graphs, .* cut at 1",
+            "compared: the manifest's checksum, the sizes of 18 files, the SHA-256 of the",
             "picture: 70 × 50, mode RGB, read in ",
             r"prompt: \d+ tokens, \d+ of them image rows",
             "draft: imitation@1 .*after layer 1 of 2, .*chosen as it pays",
