@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +21,6 @@ from typing import Any
 
 from machine import save
 from vlmexport.calibration.calibrate import read_requests
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime import Session
 from vlmexport.runtime.engines.base import Call
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
@@ -59,7 +60,9 @@ def main() -> None:
     OnnxRuntimeCpu._bound_call = lambda self, graph, *views: Timed(graph, bound(self, graph, *views), last)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
-        build_bundle(BuildRequest(model=options.model, output=path, drafts=[options.draft], parity=False))
+        # By a process of its own: the threads that a build starts would serve the session, too.
+        words = [sys.executable, "-m", "vlmexport", "build", "--model", options.model, "-o", str(path)]
+        subprocess.run([*words, "--draft", options.draft, "--quiet"], check=True)
         with Session.load(path) as session:
             heads = session.bundle.manifest.draft(options.draft)
             assert heads is not None
