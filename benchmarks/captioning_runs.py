@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.generation.answers import GenerationOptions
-from vlmexport.calibration.generation.engine import open_answers
-from vlmexport.calibration.generation.generate import generate_data
+from own_answers import own_answers
+from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
@@ -77,10 +75,7 @@ def answers(folder: Path, captions: int, validation: int, threads: int) -> list[
         "train": f"scenes-captions:train:{captions}:offset={TOLD}",
         "validation": f"scenes-captions:validation:{validation}",
     }
-    writer = open_answers(TARGET, "runtime", "cpu", None, LONGEST, None, threads, print)
-    for name, data in sets.items():
-        generate_data(writer, load_records(data), folder / "answers" / name, GenerationOptions(LONGEST))
-    return [load_records(str(folder / "answers" / name)) for name in sets]
+    return own_answers(TARGET, sets, folder / "answers", LONGEST, threads)
 
 
 def train(run: Run, folder: Path, told: list[RecordSet], steps: int, batch: int) -> Path:

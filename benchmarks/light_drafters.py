@@ -100,7 +100,12 @@ def build(options: argparse.Namespace) -> dict[str, Path]:
     from vlmexport.exporter.build import BuildRequest, build_bundle
 
     made = {}
-    draft = options.draft or str(random_layer(options.model, options.random, options.work))
+    draft = options.draft
+    if draft is None:
+        from random_eagle import random_eagle
+
+        folder = options.work / f"random-eagle-{options.random}"
+        draft = str(random_eagle(options.model, folder, options.random))
     label = f"{Path(options.model).name}-{Path(draft).name}"
     for precision in PRECISIONS:
         made[precision] = options.work / f"{label}-{precision}"
@@ -116,37 +121,6 @@ def build(options: argparse.Namespace) -> dict[str, Path]:
                 )
             )
     return made
-
-
-def random_layer(model: str, tokens: int, work: Path) -> Path:
-    """The folder of an EAGLE layer of the model's width and heads, with random weights, over `tokens` tokens."""
-    import torch
-    from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-    from vlmexport.exporter.drafts.eagle import EagleDraft
-    from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-    from vlmexport.exporter.families.registry import family_for
-
-    folder = work / f"random-eagle-{tokens}"
-    if (folder / "draft.json").is_file():
-        return folder
-    checkpoint = open_checkpoint(model)
-    family = family_for(checkpoint)
-    shape, (vocabulary, width) = family.decoder, family.language.head.shape
-    torch.manual_seed(0)
-    wide = -(-8 * width // 3 // 64) * 64
-    config = EagleConfig(
-        width,
-        vocabulary,
-        shape.num_heads,
-        shape.num_kv_heads,
-        shape.head_dim,
-        wide,
-        head="trimmed",
-        trimmed=tokens,
-    )
-    target = {"name": model, "fingerprint": fingerprint(checkpoint), "num_layers": shape.num_layers}
-    EagleDraft(network=EagleNetwork(config).eval(), target=target).save(folder)
-    return folder
 
 
 def drafted(session: Any) -> str:

@@ -24,6 +24,7 @@ from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, starts
 from vlmexport.calibration.targets.target import load_target
+from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.families.skipping import Sublayers
@@ -31,7 +32,6 @@ from vlmexport.runtime.speculate.policy import FixedLength
 from vlmexport.runtime.speculate.stats import Stats
 
 LONGEST = 8
-TOLD = 64_000  # scenes of `train` that the targets have learned from
 
 
 @dataclass
@@ -88,7 +88,7 @@ def main() -> None:
         limits.append((f"as n = {draft.layer}", share))
         for name, own in (
             (f"early-exit@{draft.layer}", share),
-            (str(folder), share + extra / whole(weights)),
+            (str(folder), share + extra / weights.whole),
         ):
             rows.append(best(name, folder, own, target, sets[1]))
             print(line(rows[-1]), flush=True)
@@ -132,11 +132,6 @@ def main() -> None:
     for row in rows:
         print(line(row))
     print(save(f"papers-draft-and-verify-{target.name}", result, "torch", "transformers", "optuna"))
-
-
-def whole(weights: Any) -> int:
-    """Numbers that a token of the target reads."""
-    return weights.kept(Sublayers()) + weights.head
 
 
 def count(answers: Answers) -> int:

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.generation.answers import GenerationOptions
-from vlmexport.calibration.generation.engine import open_answers
-from vlmexport.calibration.generation.generate import generate_data
+from own_answers import own_answers
+from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions
@@ -87,10 +85,7 @@ def answers(
         f"{name}-train": DATA[name].format(count=count, offset=TOLD),
         f"{name}-validation": VALIDATION[name].format(count=validation),
     }
-    writer = open_answers(model, "runtime", "cpu", None, LONGEST, None, threads, print)
-    for part, data in sets.items():
-        generate_data(writer, load_records(data), folder / "answers" / part, GenerationOptions(LONGEST))
-    return [load_records(str(folder / "answers" / part)) for part in sets]
+    return own_answers(model, sets, folder / "answers", LONGEST, threads)
 
 
 def train(run: Run, folder: Path, target: Target, told: list[RecordSet], steps: int, batch: int) -> Path:

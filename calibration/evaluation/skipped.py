@@ -68,7 +68,7 @@ class Chains:
 def known(target: Target, record: Record) -> Known:
     """The target's own pass over the text of a record."""
     prompt, answer, family = target.prompt(record), target.answer(record), target.family
-    inputs = target._moved(collate(family, [prompt], [answer[:-1]]))
+    inputs = target.moved(collate(family, [prompt], [answer[:-1]]))
     seen: dict[str, Any] = {}
 
     def enters(_layer: Any, args: Any, kwargs: Any) -> None:

@@ -34,6 +34,11 @@ class Weights:
             rest.append(whole - own)
         return cls(tuple(attention), tuple(rest), _numbers([target.lm_head]))
 
+    @property
+    def whole(self) -> int:
+        """Numbers that a token of the target reads."""
+        return self.kept(Sublayers()) + self.head
+
     def kept(self, skip: Sublayers) -> int:
         """Numbers that are left of the layers without `skip`."""
         sides = ((self.attention, skip.attention), (self.mlp, skip.mlp))
@@ -41,7 +46,7 @@ class Weights:
 
     def share(self, skip: Sublayers) -> float:
         """Of a drafted token, of what a token of the target reads; the head is read for both."""
-        return (self.kept(skip) + self.head) / (self.kept(Sublayers()) + self.head)
+        return (self.kept(skip) + self.head) / self.whole
 
     def first_layers(self, count: int) -> float:
         """`share` of an early exit after `count` layers."""

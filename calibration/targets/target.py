@@ -184,7 +184,7 @@ class Target:
         prompts = [self.prompt(r) for r in records]
         answers: dict[int, tuple[int, ...]] = {}
         for group in self._groups(prompts):
-            inputs = self._moved(collate(self.family, [prompts[i] for i in group], left=True))
+            inputs = self.moved(collate(self.family, [prompts[i] for i in group], left=True))
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,
@@ -314,7 +314,7 @@ class Target:
         """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per record."""
         prompts = [self.prompt(r) for r in records]
         inputs = collate(self.family, prompts, [a[:-1] for a in answers])
-        self.model(**self._moved(inputs), use_cache=False)
+        self.model(**self.moved(inputs), use_cache=False)
         return [len(decoder_prefix(p)) - 1 for p in prompts]
 
     def prompt(self, record: Record) -> ReferencePrompt:
@@ -348,7 +348,8 @@ class Target:
     def _counts_tokens(self) -> bool:
         return set(describe_generation(self.checkpoint)) != {"ignored"}
 
-    def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def moved(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of the model, where it is."""
         return {name: value.to(self.device) for name, value in inputs.items()}
 
 

@@ -126,8 +126,7 @@ def build_cache(
         OptionError: a row does not fit float16; too little disk space.
     """
     check_cache_dtype(dtype)
-    name = hashlib.sha256(f"{target.fingerprint}|{records.identity()}|{dtype}".encode()).hexdigest()[:16]
-    place = folder / name
+    place = cache_place(folder, target, records, dtype)
     answers = [target.answer(r) for r in records]
     offsets = np.cumsum([0, *(max(0, len(a) - 1) for a in answers)])
     total, fused = int(offsets[-1]), min(FUSED, target.num_layers)
@@ -144,8 +143,7 @@ def build_cache(
         )
     np.save(place / "offsets.npy", offsets)
     np.save(place / "tokens.npy", np.array([t for a in answers for t in a[1:]], np.int32))
-    meta = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
-    (place / "cache.json").write_text(json.dumps({**meta, "hidden_size": width, "fused": fused}) + "\n")
+    write_meta(place, target, records, dtype, fused=fused)
 
     shapes: dict[str, tuple[int, ...]] = {f"trunk.{n}": (total, width) for n in missing}
     if with_residuals:
@@ -176,6 +174,19 @@ def build_cache(
         (place / f"{key}.partial").replace(place / f"{key}.bin")
     progress.unlink(missing_ok=True)
     return place
+
+
+def cache_place(folder: Path, target: Target, records: RecordSet, dtype: str, what: str = "") -> Path:
+    """The subfolder of a cache: of this target, these records and dtype, and of `what` is kept of them."""
+    named = f"{what}{target.fingerprint}|{records.identity()}|{dtype}"
+    return folder / hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
+def write_meta(place: Path, target: Target, records: RecordSet, dtype: str, **further: int) -> None:
+    """What a cache is of, for people and for those who read it."""
+    known = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
+    with replacing(place / "cache.json") as out:
+        out.write(json.dumps({**known, "hidden_size": target.hidden_size, **further}).encode() + b"\n")
 
 
 def check_cache_dtype(dtype: str) -> None:

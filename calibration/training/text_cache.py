@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor
 from ...runtime.files import replacing
 from ..data.records import RecordSet
 from ..targets.target import Target, Texts
-from .features import check_cache_dtype, stored
+from .features import cache_place, check_cache_dtype, stored, write_meta
 
 SAVED_EVERY = 8
 """Passes of the target between two points from which a killed build goes on."""
@@ -93,7 +92,10 @@ class CachedTexts:
 
     def _pictures(self, index: int) -> list[tuple[int, Tensor]]:
         found = []
-        for at in np.flatnonzero(self.pictures[:, 0] == index):
+        first, last = np.searchsorted(
+            self.pictures[:, 0], (index, index + 1)
+        )  # they lie in the order of records
+        for at in range(first, last):
             _, place, count = (int(value) for value in self.pictures[at])
             end = int(self._picture_ends[at])
             rows = np.array(self.picture_rows[end - count : end], np.float32)
@@ -124,16 +126,13 @@ def build_text_cache(
         OptionError: a row does not fit float16. OSError: the disk is full (what was saved is gone on from).
     """
     check_cache_dtype(dtype)
-    named = f"texts|{target.fingerprint}|{records.identity()}|{dtype}"
-    place = folder / hashlib.sha256(named.encode()).hexdigest()[:16]
+    place = cache_place(folder, target, records, dtype, "texts|")
     files = _files(target.hidden_size, dtype, taps)
     missing = [kept for kept in files if not (place / f"{kept.name}.bin").exists()]
     if not missing:
         return place
     place.mkdir(parents=True, exist_ok=True)
-    meta = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
-    with replacing(place / "cache.json") as out:
-        out.write(json.dumps({**meta, "hidden_size": target.hidden_size}).encode() + b"\n")
+    write_meta(place, target, records, dtype)
     with ExitStack() as stack:
         partial = Partial(place, missing, stack)
         for turn, at in enumerate(range(partial.records, len(records), batch_size)):

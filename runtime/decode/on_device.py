@@ -161,11 +161,7 @@ class OnDevice:
             ("draft", draft.name, count, graph),
             lambda: self._drafting(draft.draft_step, cut, count, graph),
         )
-        cycle.send("tokens", [token] * self._decoder.padded(1))
-        self._launch(cycle, start, changes)
-        tokens = cycle.came("drafted", count).tolist()
-        finite = bool(cycle.came("drafts_finite", count, "bool").all())
-        return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
+        return self._drafted(cycle, [token] * self._decoder.padded(1), count, start, changes)
 
     def draft_apart(
         self,
@@ -183,11 +179,7 @@ class OnDevice:
             ("apart", draft.name, count, graph),
             lambda: self._apart(draft.draft_step, bind(), count, graph),
         )
-        cycle.send("tokens", [token] * cycle.width)
-        self._launch(cycle, start, changes)
-        tokens = cycle.came("drafted", count).tolist()
-        finite = bool(cycle.came("drafts_finite", count, "bool").all())
-        return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
+        return self._drafted(cycle, [token] * cycle.width, count, start, changes)
 
     def verify_drafted(
         self, chain: DeviceChain, token: int, start: int, changes: Changes | None = None
@@ -203,6 +195,16 @@ class OnDevice:
         tokens = cycle.came("drafted", chain.length).tolist()
         finite = bool(np.isfinite(cycle.came("scores", chain.length, "float32")).all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
+
+    def _drafted(
+        self, cycle: _Cycle, tokens: list[int], count: int, start: int, changes: Changes | None
+    ) -> Drafted:
+        """Outcome of a cycle that begins with `tokens`, the pending one throughout, and drafts `count` of its own."""
+        cycle.send("tokens", tokens)
+        self._launch(cycle, start, changes)
+        chain = [tokens[0], *cycle.came("drafted", count).tolist()]
+        finite = bool(cycle.came("drafts_finite", count, "bool").all())
+        return Drafted(TokenTree.chain(chain), self._answers(cycle), finite)
 
     # --- one launch ---
 
@@ -289,19 +291,8 @@ class OnDevice:
         # drafted yet are the pending token.
         fixed, width, wide = decoder.verify_width is not None, decoder.padded(count + 1), decoder.padded(1)
         steps, together = 0 if fixed else count, fixed or graph is not None
-        transfers = self._transfers(
-            width,
-            graph,
-            {"tokens": wide * INT},
-            {"drafted": count * INT, "drafts_finite": count * FLAG},
-            steps,
-        )
-        up, down = transfers.up, transfers.down
-        # Each token where it can be bound, and all of them in a row.
-        sizes = {"all": width * INT}
-        for number in range(count):
-            sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
-        between = Fields(engine, "cycle.tokens", sizes)
+        transfers, between = self._of_drafting(wide, width, count, graph, steps)
+        up = transfers.up
         token, passes, calls = up.view("tokens", 1, wide), [], []
         if together:
             calls.append(engine.copy(between.view("all", 1, wide), token))
@@ -314,18 +305,8 @@ class OnDevice:
             calls += self._pass(run, up, min(number, steps), self._chain(wide))
             if number == count:
                 break  # the last draft passes the trunk too
-            best, finite = (
-                between.view(f"token.{number}", 1),
-                between.view(f"finite.{number}", 1, dtype="bool"),
-            )
-            calls += self._best(
-                partial(step, decoder.exit_rows(cut, number)), best, finite, transfers,
-                between.view("all", number + 1), self._last_of_chain(number + 1),
-            )  # fmt: skip
-            if together:
-                calls.append(engine.copy(between.view("all", 1, offset=number + 1), best))
-            calls.append(engine.copy(down.view("drafted", 1, offset=number), best))
-            calls.append(engine.copy(down.view("drafts_finite", 1, dtype="bool", offset=number), finite))
+            head = partial(step, decoder.exit_rows(cut, number))
+            calls += self._drafts(head, number, transfers, between, together)
             if not fixed:
                 token = between.view(f"token.{number}", 1, 1)
         run = decoder.prepared(cut, decoder.segments, width, 0)
@@ -336,41 +317,55 @@ class OnDevice:
 
     def _apart(self, step: DraftStep, drafting: Pass, count: int, graph: str | None) -> _Cycle:
         decoder, engine, width = self._decoder, self._engine, self._decoder.padded(count + 1)
-        transfers = self._transfers(
-            width,
-            graph,
-            {"tokens": width * INT},
-            {"drafted": count * INT, "drafts_finite": count * FLAG},
-            count - 1,
-        )
-        up, down = transfers.up, transfers.down
-        sizes = {"all": width * INT}
-        for number in range(count):
-            sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
-        between = Fields(engine, "cycle.tokens", sizes)
+        transfers, between = self._of_drafting(width, width, count, graph, count - 1)
+        up = transfers.up
         # The pending token everywhere; what is drafted takes its places from the second on.
         calls = [engine.copy(between.view("all", width), up.view("tokens", width))]
         token = between.view("all", 1, 1)
         for number in range(count):
-            best = between.view(f"token.{number}", 1)
-            finite = between.view(f"finite.{number}", 1, dtype="bool")
             calls.append(decoder.embedding.bind(token))
             calls += self._pass(drafting, up, number, self._chain(1))
-            calls += self._best(
-                partial(step, drafting.result), best, finite, transfers,
-                between.view("all", number + 1), self._last_of_chain(number + 1),
-            )  # fmt: skip
-            calls += [
-                engine.copy(between.view("all", 1, offset=number + 1), best),
-                engine.copy(down.view("drafted", 1, offset=number), best),
-                engine.copy(down.view("drafts_finite", 1, dtype="bool", offset=number), finite),
-            ]
+            calls += self._drafts(partial(step, drafting.result), number, transfers, between, True)
             token = between.view(f"token.{number}", 1, 1)
         run = decoder.prepared(0, decoder.segments, width, 0)
         calls.append(decoder.embedding.bind(between.view("all", 1, width)))
         calls += self._pass(run, up, 0, self._chain(width))
         calls += self._judge(run, width, transfers, between.view("all", width), self._chain(width))
         return self._done(calls, [drafting, run], width, transfers, count - 1)
+
+    def _of_drafting(
+        self, places: int, width: int, count: int, graph: str | None, steps: int
+    ) -> tuple[_Transfers, Fields]:
+        """Transfers of a cycle that is sent so many places of the pending token and drafts `count` tokens; and, on the device,
+        each of these where it can be bound, and all of a pass in a row."""
+        sizes = {"all": width * INT}
+        for number in range(count):
+            sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
+        brought = {"drafted": count * INT, "drafts_finite": count * FLAG}
+        transfers = self._transfers(width, graph, {"tokens": places * INT}, brought, steps)
+        return transfers, Fields(self._engine, "cycle.tokens", sizes)
+
+    def _drafts(
+        self,
+        head: Callable[[dict[str, View]], list[Call]],
+        number: int,
+        transfers: _Transfers,
+        between: Fields,
+        together: bool,
+    ) -> list[Call]:
+        """The draft of that number, from 0, by `head` (see `_best`): kept where it can be bound, among all where they are
+        wanted `together`, and brought down."""
+        engine, down = self._engine, transfers.down
+        best = between.view(f"token.{number}", 1)
+        finite = between.view(f"finite.{number}", 1, dtype="bool")
+        calls = self._best(
+            head, best, finite, transfers, between.view("all", number + 1), self._last_of_chain(number + 1)
+        )
+        if together:
+            calls.append(engine.copy(between.view("all", 1, offset=number + 1), best))
+        calls.append(engine.copy(down.view("drafted", 1, offset=number), best))
+        calls.append(engine.copy(down.view("drafts_finite", 1, dtype="bool", offset=number), finite))
+        return calls
 
     def _chaining(self, chain: DeviceChain, graph: str | None) -> _Cycle:
         decoder, engine, count = self._decoder, self._engine, chain.length

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+import gpu_mutants as gpu
 import onnxruntime as ort
 import pytest
 from vlmexport.runtime.engines import onnxruntime_cuda
-from vlmexport.runtime.engines.base import View
 from vlmexport.runtime.engines.onnxruntime_cuda import NEVER, OnnxRuntimeCuda, _BoundCall
 
 Patch = pytest.MonkeyPatch
@@ -35,18 +35,7 @@ def _numbered(patch: Patch, number_of: Callable[[str], str]) -> None:
 
 def updated_cache_elsewhere(patch: Patch) -> None:
     """An updated cache is bound to memory of its own."""
-    bind = OnnxRuntimeCuda._bind
-
-    def wrong(self: Any, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Any:
-        moved = {
-            name: self.allocate(name, view.nbytes, True).view(view.shape, view.dtype)
-            if name.startswith("updated_value_cache.")
-            else view
-            for name, view in outputs.items()
-        }
-        return bind(self, graph, inputs, moved)
-
-    patch.setattr(OnnxRuntimeCuda, "_bind", wrong)
+    gpu.updated_cache_elsewhere(patch, OnnxRuntimeCuda)
 
 
 def nan_logits(patch: Patch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.engines.base import Buffer
+from vlmexport.runtime.engines.base import Buffer, View
 from vlmexport.runtime.engines.device import DeviceEngine, _Captured
 
 Patch = pytest.MonkeyPatch
@@ -42,6 +43,22 @@ def upload_reused(patch: Patch) -> None:
         self.upload[:8] ^= 1
 
     patch.setattr(_Captured, "launch", wrong)
+
+
+def updated_cache_elsewhere(patch: Patch, engine: type[DeviceEngine]) -> None:
+    """An updated cache is bound to memory of its own."""
+    bind = engine._bind
+
+    def wrong(self: Any, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Any:
+        moved = {
+            name: self.allocate(name, view.nbytes, True).view(view.shape, view.dtype)
+            if name.startswith("updated_value_cache.")
+            else view
+            for name, view in outputs.items()
+        }
+        return bind(self, graph, inputs, moved)
+
+    patch.setattr(engine, "_bind", wrong)
 
 
 def memory_too_small(patch: Patch) -> None:

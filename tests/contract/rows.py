@@ -79,6 +79,21 @@ def branching(rig: Rig, request: Request, before: Items[int], pending: int) -> t
     return TokenTree(tokens, parents), path
 
 
+def verified(
+    rig: Rig, requests: Items[Request], want: Items[Items[int]], sequences: Items[Sequence], keep: int
+) -> tuple[list[TokenTree], list[list[int]]]:
+    """One pass over a branching tree of every sequence: the trees, and the paths that are accepted, `keep` nodes of the first
+    sequence and one less of each that follows."""
+    trees, paths = [], []
+    for i, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
+        done = len(sequence.tokens) - 1
+        nodes, path = branching(rig, request, want[i][:done], want[i][done])
+        trees.append(nodes)
+        paths.append(path[: max(0, keep - i)])
+    rig.full(*trees)
+    return trees, paths
+
+
 @row
 def prefill(rig_for: RigFor, family: str) -> None:
     """One to many rows, also more than one pass takes."""
@@ -266,13 +281,7 @@ def draft_and_verify(rig_for: RigFor, family: str) -> None:
                 length,
             )
             assert tree.tokens == [sequence.tokens[-1], *behind], f"sequence {sequence.row}"
-        trees, paths = [], []
-        for i, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
-            done = len(sequence.tokens) - 1
-            nodes, path = branching(rig, request, want[i][:done], want[i][done])
-            trees.append(nodes)
-            paths.append(path[: max(0, keep - i)])
-        rig.full(*trees)
+        trees, paths = verified(rig, requests, want, sequences, keep)
         for i, sequence in enumerate(sequences):
             sequence.tokens += want[i][len(sequence.tokens) :][: len(paths[i]) + 1]
         rig.decoder.accept_all(trees, paths)
@@ -352,13 +361,7 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
             layer = oracle(rig, network, requests[i], sequences[i].tokens)
             assert tree.tokens[0] == sequences[i].tokens[-1]
             assert paths_of(tree) == layer.paths(budget, asked.ranks), f"sequence {i}, {budget}"
-        trees, paths = [], []
-        for i, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
-            done = len(sequence.tokens) - 1
-            nodes, path = branching(rig, request, want[i][:done], want[i][done])
-            trees.append(nodes)
-            paths.append(path[: max(0, keep - i)])
-        rig.full(*trees)
+        trees, paths = verified(rig, requests, want, sequences, keep)
         for i, sequence in enumerate(sequences):
             token = want[i][len(sequence.tokens) + len(paths[i])]
             rows = rig.decoder.verified_rows(i, len(trees[i]))

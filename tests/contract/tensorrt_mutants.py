@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+import gpu_mutants as gpu
 import lossless
 import pytest
 from engines.fake_tensorrt import ExecutionContext
 from rig import Rig
-from vlmexport.runtime.engines.base import View
 from vlmexport.runtime.engines.device import _Captured
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine, _BoundCall, _Loaded
 
@@ -29,18 +28,7 @@ def a_longer_prompt(rig: Rig) -> None:
 
 def updated_cache_elsewhere(patch: Patch) -> None:
     """An updated cache is bound to memory of its own."""
-    bind = TensorRTEngine._bind
-
-    def wrong(self: Any, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> Any:
-        moved = {
-            name: self.allocate(name, view.nbytes, True).view(view.shape, view.dtype)
-            if name.startswith("updated_value_cache.")
-            else view
-            for name, view in outputs.items()
-        }
-        return bind(self, graph, inputs, moved)
-
-    patch.setattr(TensorRTEngine, "_bind", wrong)
+    gpu.updated_cache_elsewhere(patch, TensorRTEngine)
 
 
 def aliases_not_compared(patch: Patch) -> None:
