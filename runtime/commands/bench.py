@@ -28,6 +28,8 @@ def bench(
     draft: str = typer.Option(None, "--draft", metavar="KIND", help="Draft to use. Default: the bundle's."),
     draft_length: options.DraftLength = None,
     draft_nodes: options.DraftNodes = None,
+    confidence_threshold: options.ConfidenceThreshold = None,
+    adaptive: options.Adaptive = None,
     force_acceptance: float = typer.Option(
         None, "--force-acceptance", metavar="A", min=0.0, max=1.0,
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
@@ -67,6 +69,8 @@ def bench(
         accepting = {"lossy": lossy, "typical_epsilon": typical_epsilon, "typical_delta": typical_delta}
     if draft_sampling is not None:
         accepting["draft_sampling"] = draft_sampling
+    stopping = {"confidence_threshold": confidence_threshold, "adaptive": adaptive}
+    accepting |= {name: value for name, value in stopping.items() if value is not None}
     request_options({**sampling, **accepting, "force_acceptance": force_acceptance})
     check_lossy(lossy, temperature)
     if plot is not None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..engines import DEVICES
+from ..options import ADAPTIVE
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder written by `vlmexport build`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -42,6 +43,25 @@ VerifyWidth = Annotated[
 ]
 DraftLength = Annotated[
     int | None, typer.Option("--draft-length", metavar="D", help="Tokens drafted per cycle.")
+]
+ConfidenceThreshold = Annotated[
+    float | None,
+    typer.Option(
+        "--confidence-threshold",
+        metavar="P",
+        min=0.0,
+        max=1.0,
+        help="Stop drafting after a token that the draft gives a lower probability.",
+    ),
+]
+Adaptive = Annotated[
+    str | None,
+    typer.Option(
+        "--adaptive",
+        metavar="|".join(ADAPTIVE),
+        help="What the draft length follows: nothing, this request, all so far, the position (FastVLM), or how sure the "
+        "draft is (Draft & Verify). Default: the bundle's; session, unless it says otherwise.",
+    ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")]
 Lossy = Annotated[

@@ -51,14 +51,8 @@ def run(
     ),
     draft_length: options.DraftLength = None,
     draft_nodes: options.DraftNodes = None,
-    confidence_threshold: float = typer.Option(
-        None,
-        "--confidence-threshold",
-        metavar="P",
-        min=0.0,
-        max=1.0,
-        help="Stop drafting after a token that the draft gives a lower probability.",
-    ),
+    confidence_threshold: options.ConfidenceThreshold = None,
+    adaptive: options.Adaptive = None,
     temperature: options.Temperature = 0.0,
     top_k: int = typer.Option(0, "--top-k", min=0, help="Sample among the K likeliest tokens; 0: all."),
     top_p: float = typer.Option(
@@ -115,6 +109,7 @@ def run(
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
         "min_p": min_p, "repetition_penalty": repetition_penalty, "draft_sampling": draft_sampling, "lossy": lossy, "typical_epsilon": typical_epsilon,
         "typical_delta": typical_delta, "stop": stop, "deadline": deadline, "confidence_threshold": confidence_threshold,
+        "adaptive": adaptive,
     }  # fmt: skip
     request_options(asked)
     Sampling(temperature, top_k, top_p, 0 if seed is None else seed, min_p)

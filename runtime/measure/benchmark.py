@@ -275,7 +275,7 @@ def predicted_speedup(session: Session, draft: DraftInfo, options: Mapping[str, 
     costs = find_costs(manifest, _engine(session).machine, session.threads or 1)
     if costs is None or costs.choice is None:
         return None
-    asked = {name: options.get(name) for name in ("draft_length", "draft_nodes")}
+    asked = {name: options.get(name) for name in ("draft_length", "draft_nodes", "adaptive")}
     policy = resolve(
         request_options({**asked, "draft": draft.name}), manifest, lambda *_: LogisticLength()
     ).policy
@@ -300,6 +300,11 @@ def _unpredicted(options: Mapping[str, Any]) -> str | None:
         return "acceptance is forced"
     if options.get("temperature") or options.get("lossy") is not None:
         return "calibrate decodes greedily"
+    if options.get("confidence_threshold") is not None or options.get("adaptive") in (
+        "logistic",
+        "confidence",
+    ):
+        return "calibrate knows fixed lengths and its own controller's"
     return None
 
 

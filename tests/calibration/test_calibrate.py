@@ -211,6 +211,10 @@ def test_bench_shows_the_prediction_beside_the_measurement(bundle: Path, data: P
     told, why = bench("--draft-nodes", "7")
     assert why is None and told > 0, "a tree that was never decoded, by the ranks that were right"
     assert bench("--draft-nodes", "8", "--temperature", "1") == (None, "calibrate decodes greedily")
+    assert bench("--adaptive", "confidence") == (
+        None,
+        "calibrate knows fixed lengths and its own controller's",
+    )
 
 
 def test_saving_pass_times_again_keeps_the_choice(bundle: Path, data: Path, capsys: Capture) -> None:

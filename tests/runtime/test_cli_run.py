@@ -138,6 +138,11 @@ OPTIONS: list[tuple[list[object], dict[str, Any]]] = [
         ["--draft", "imitation", "--confidence-threshold", 1],
         {"draft": "imitation", "confidence_threshold": 1.0},
     ),
+    (
+        ["--draft", "imitation", "--adaptive", "confidence", "--draft-length", 3],
+        {"draft": "imitation", "adaptive": "confidence", "draft_length": 3},
+    ),
+    (["--draft", "imitation", "--adaptive", "logistic"], {"draft": "imitation", "adaptive": "logistic"}),
     (["--deadline", 0.000001], {"deadline": 0.000001}),
 ]
 
@@ -152,12 +157,13 @@ def test_run_has_the_options_of_generate(
         plain = session.generate(prompt="the cup", max_new_tokens=24)
     found = run_json(capsys, path, "--prompt", "the cup", "--max-new-tokens", 24, *arguments)
     assert found["finish_reason"] == want.finish_reason
-    assert found["stats"]["proposed"] == want.stats.proposed or "confidence_threshold" not in options
+    drafting = bool({"confidence_threshold", "adaptive"} & set(options))
+    assert found["stats"]["proposed"] == want.stats.proposed or not drafting
     if "deadline" in options:
         assert found["finish_reason"] == "deadline"
         return
     assert (found["tokens"], found["text"]) == (want.tokens, want.text)
-    if "confidence_threshold" not in options:
+    if not drafting:
         assert want.tokens != plain.tokens, "the option changes something"
 
 
