@@ -15,12 +15,15 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from PIL import Image
+from vlmexport.calibration.generation.answers import GenerationOptions
+from vlmexport.calibration.workshop.recipes import tiny_drafts
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
 from vlmexport.calibration.workshop.recipes.common.carry import begin_with, pack
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import __main__ as recipe
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import vision_stage
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.attention import use_dense_attention
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.batches import Batches
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
@@ -56,6 +59,7 @@ from vlmexport.calibration.workshop.scenes.film_story import tell_film
 from vlmexport.calibration.workshop.scenes.pair import ask_pair, sample_pair
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime import Session
 from vlmexport.runtime.errors import OptionError
@@ -257,6 +261,26 @@ def test_the_losses_are_of_descriptions_and_of_answers(captioner):
     assert torch.allclose(part["answer"][1], cross_entropy(logits, rest))
 
 
+def test_the_training_computes_attention_as_transformers_does(captioner, tokenizer, tmp_path):
+    """Rows, losses and gradients; what is saved does not remember it."""
+    dense = Qwen25VL(build_model(tokenizer).eval(), tokenizer)
+    use_dense_attention(dense.language)
+    batch = Batches(captioner, 0, 6, 4, 12, (2, 2, 2)).of_pictures(0)
+    known = np.random.default_rng(0).standard_normal((12, 64, 128)).astype(np.float16)
+    grown = []
+    for one in (captioner, dense):
+        one.model.zero_grad()
+        losses = part_of(one, batch, known, ("caption", "answer"))
+        sum(value for _, value in losses.values()).backward()
+        grown.append({n: p.grad for n, p in one.language.named_parameters()})
+        one.model.zero_grad()
+    assert dense.language.layers[0].self_attn.config._attn_implementation == "dense_grouped"
+    for name, gradient in grown[0].items():
+        torch.testing.assert_close(grown[1][name], gradient, atol=1e-5, rtol=1e-4)
+    save_bundle(dense.model, tokenizer, tmp_path / "model", 160)
+    assert "dense" not in (tmp_path / "model" / "config.json").read_text()
+
+
 def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
     monkeypatch.setattr(vision_stage, "CHECKED", 3)
     small = {"scenes": 20, "pictures": 2, "films": 2, "precision": "fp32"}
@@ -402,6 +426,26 @@ def test_a_bundle_gives_the_tokens_of_the_model(folder, tmp_path):
         with Session.load(tmp_path / "bundle") as session:
             found = session.generate(prompt=prompt, max_new_tokens=12, **given)
         assert list(found.tokens) == expected, media
+
+
+@pytest.mark.slow
+def test_drafts_of_a_model_that_reads_pictures_among_its_rows(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_drafts, "GenerationOptions", lambda longest: GenerationOptions(12))
+    monkeypatch.setattr(tiny_drafts, "LONGEST", 12)
+    monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
+    work, out = tmp_path / "work", tmp_path / "drafts"
+    workshop = tiny_drafts.prepare(str(folder), work, captions=4, heldout=2)
+    assert len(workshop.answers.train) == 4 + 4
+    assert sorted(tiny_drafts.make_drafts(workshop, work, out, 2, 2)) == ["medusa", "n3", "n6"]
+    assert sorted(tiny_drafts.make_layers(workshop, work, out, 4, 4)) == ["eagle", "vispec"]
+    for name in ("eagle", "vispec"):
+        draft = open_draft(out / name)
+        assert draft.name == name and draft.evaluation["heldout"]["data"] == "scenes:heldout:2"
+        assert draft.evaluation["heldout"]["tokens"] > 0
+    stage = json.loads((out / "vispec" / "draft.json").read_text())["provenance"]["options"]
+    assert stage["stage"] == 2 and stage["start_from"].endswith(
+        tiny_drafts.run_name("vispec-stage-1", workshop.target)
+    )
 
 
 def test_checks_of_films_and_pairs(captioner, brief, monkeypatch):

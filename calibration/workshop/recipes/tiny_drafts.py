@@ -1,10 +1,10 @@
 """Makes the drafts that ship with a bundled model: imitation networks at a quarter and at half of its decoder's layers,
-and Medusa heads.
+Medusa heads, and layers of EAGLE and of ViSpec for a decoder that reads pictures among its rows.
 
     python -m vlmexport.calibration.workshop.recipes.tiny_drafts --model tiny-blip2-flant5 --work WORK --out DRAFTS
 
 WORK receives the target's own answers, the cached rows and the runs; everything in it is reused, so an
-interrupted recipe continues. DRAFTS receives a folder a draft, ``n3`` and ``medusa`` (fp16). A model that takes no prompt
+interrupted recipe continues. DRAFTS receives a folder a draft, ``n3``, ``medusa``, ``vispec`` (fp16). A model that takes no prompt
 learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK.
 """
 
@@ -19,29 +19,37 @@ from typing import TypeVar
 
 import torch
 
+from ....exporter.drafts import open_draft
 from ....exporter.drafts.imitation import ImitationDraft
 from ....exporter.drafts.medusa import MedusaDraft
 from ....exporter.drafts.trained import TrainedDraft
+from ....exporter.drafts.vispec import check_family
+from ....runtime.errors import ExportError
 from ....runtime.measure.machine import cores
 from ...data import RecordSet, load_records
 from ...evaluation.acceptance import Acceptance
+from ...evaluation.run import evaluate_drafts
 from ...generation.answers import GenerationOptions
 from ...generation.engine import open_answers
 from ...generation.generate import generate_data
 from ...targets.target import Target, load_target
 from ...training.features import CachedFeatures, build_cache
+from ...training.objectives.eagle_options import EagleOptions
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
-from ...training.options import LoopOptions
+from ...training.objectives.vispec_options import VispecOptions
+from ...training.options import LoopOptions, Options
+from ...training.run import train_draft
 from .common.captioner import LONGEST
 from .models import captioner_of
-from .workshop import SHIPPED, Features, Workshop
+from .workshop import DRAFT_LENGTH, SHIPPED, Answers, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
 STEPS = 1500
 HEADS = MedusaOptions(heads=4, head="own")
 HEAD_STEPS = 3000
+LAYER_STEPS, LAYER_BATCH = 1500, 32
 TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take later ones
 
 
@@ -81,7 +89,11 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
     }
     features = {n: Features(**{k: CachedFeatures(v, n) for k, v in stores.items()}) for n in layers}
     return Workshop(
-        target, features, train.identity() + told["validation"].identity(), heldout_data=sets["heldout"]
+        target,
+        features,
+        train.identity() + told["validation"].identity(),
+        heldout_data=sets["heldout"],
+        answers=Answers(train, told["validation"], told["heldout"]),
     )
 
 
@@ -91,18 +103,67 @@ def make_drafts(
     """Trains a draft for every layer that was prepared, and heads, measures each as stored, and writes them to
     ``out/nN`` and ``out/medusa``; returns what was measured, by folder."""
     found = {}
-    target = workshop.target.fingerprint[7:19]
     for layer in workshop.features:
         kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
-        run = work / "runs" / f"shipped-n{layer}-{target}"
+        run = work / "runs" / run_name(f"n{layer}", workshop.target)
         draft = workshop.train(kind, LoopOptions(steps, lr=workshop.lr), run)
         assert isinstance(draft, ImitationDraft)
         found[f"n{layer}"] = _store(
             draft, out / f"n{layer}", workshop, lambda d, n=layer: workshop.heldout(n, d.network)
         )
-    heads = workshop.train(HEADS, LoopOptions(head_steps), work / "runs" / f"shipped-medusa-{target}")
+    heads = workshop.train(
+        HEADS, LoopOptions(head_steps), work / "runs" / run_name("medusa", workshop.target)
+    )
     assert isinstance(heads, MedusaDraft)
     found["medusa"] = _store(heads, out / "medusa", workshop, workshop.heldout_heads)
+    return found
+
+
+def make_layers(
+    workshop: Workshop, work: Path, out: Path, steps: int = LAYER_STEPS, batch: int = LAYER_BATCH
+) -> dict[str, Acceptance]:
+    """Trains a layer of EAGLE and one of ViSpec, this one in its two stages of half the steps each, for a decoder that
+    reads pictures among its rows (none for another), measures each as stored, and writes them to ``out/eagle`` and
+    ``out/vispec``."""
+    target, answers = workshop.target, workshop.answers
+    try:
+        check_family(target.family)
+    except ExportError:
+        return {}
+    assert answers is not None
+
+    def train(name: str, options: Options, count: int) -> Path:
+        run = work / "runs" / run_name(name, target)
+        train_draft(
+            target,
+            answers.train,
+            options,
+            LoopOptions(count, batch),
+            run,
+            answers.validation,
+            work / "features",
+            eval_every=max(1, count // 4),
+            save_every=max(1, count // 8),
+        )
+        return run
+
+    eagle = train("eagle", EagleOptions(), steps)
+    first = train("vispec-stage-1", VispecOptions(stage=1), steps // 2)
+    vispec = train("vispec", VispecOptions(stage=2, start_from=str(first)), steps - steps // 2)
+
+    def measured(name: str) -> Callable[[TrainedDraft], Acceptance]:
+        def measure(_: TrainedDraft) -> Acceptance:
+            folder = str(out / name)
+            (found,) = evaluate_drafts(target, answers.heldout, [folder], DRAFT_LENGTH, report=print).values()
+            return found
+
+        return measure
+
+    found = {}
+    for name, run in (("eagle", eagle), ("vispec", vispec)):
+        draft = open_draft(run)
+        assert isinstance(draft, TrainedDraft)
+        found[name] = _store(draft, out / name, workshop, measured(name))
     return found
 
 
@@ -127,6 +188,11 @@ def _store(draft: D, folder: Path, workshop: Workshop, measure: Callable[[D], Ac
     return result
 
 
+def run_name(draft: str, target: Target) -> str:
+    """Folder of a draft's training below the runs."""
+    return f"shipped-{draft}-{target.fingerprint[7:19]}"
+
+
 def draft_layers(target: Target) -> tuple[int, int]:
     """A quarter and a half of the decoder."""
     return target.num_layers // 4, target.num_layers // 2
@@ -142,13 +208,14 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=HELDOUT)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
+    parser.add_argument("--layer-steps", type=int, default=LAYER_STEPS)
     parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     workshop = prepare(options.model, options.work, options.captions, options.heldout)
-    for name, result in make_drafts(
-        workshop, options.work, options.out, options.steps, options.head_steps
-    ).items():
+    found = make_drafts(workshop, options.work, options.out, options.steps, options.head_steps)
+    found |= make_layers(workshop, options.work, options.out, options.layer_steps)
+    for name, result in found.items():
         print(
             f"{name}: alpha {result.alpha:.4f}, tau {result.tau:.3f} at d={result.draft_length}, "
             f"Σmin(p,q) {result.overlap:.4f} on {result.tokens} held-out tokens"

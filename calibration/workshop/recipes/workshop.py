@@ -11,6 +11,7 @@ from torch import nn
 
 from ....exporter.drafts.base import Draft
 from ....exporter.drafts.medusa import MedusaDraft
+from ...data import RecordSet
 from ...evaluation.acceptance import Acceptance, measure
 from ...evaluation.run import MeasuredHeads
 from ...targets.target import Target
@@ -34,10 +35,20 @@ class Features:
     heldout: CachedFeatures  # float32, so that argmaxes are the target's own
 
 
+@dataclass(frozen=True)
+class Answers:
+    """A target's own answers, whole texts."""
+
+    train: RecordSet
+    validation: RecordSet
+    heldout: RecordSet
+
+
 @dataclass
 class Workshop:
     """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it;
-    `heldout_data`: how `--data` names what is held out, where it can."""
+    `heldout_data`: how `--data` names what is held out, where it can; `answers`: what the rows are of, for drafts that learn
+    from whole texts."""
 
     target: Target
     features: dict[int, Features]
@@ -45,6 +56,7 @@ class Workshop:
     batch: int = 64
     lr: float = 1e-3
     heldout_data: str = ""
+    answers: Answers | None = None
 
     def train(self, kind: ImitationOptions | MedusaOptions, options: LoopOptions, out: Path) -> Draft:
         """Runs, continues or (when complete) rereads one training run. Heads read the target's last rows, which are

@@ -22,6 +22,7 @@ from ..common.folder import digest
 from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, learning, run_steps
 from ..common.rows import image_rows, stored_rows
+from .attention import use_dense_attention
 from .batches import Batch, Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
@@ -75,6 +76,7 @@ class LanguageStage:
         dtype, tokenizer = dtype_of(self.precision), build_tokenizer()
         model = build_model(tokenizer, self.seed).eval()
         take_tower(model, vision)
+        use_dense_attention(model.model.language_model)
         captioner, begun = Qwen25VL(model, tokenizer), digest(vision)
         settings = {
             "steps": self.steps,
