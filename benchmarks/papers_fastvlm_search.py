@@ -44,7 +44,7 @@ def main() -> None:
         load_records(str(place / "captions")),
         ImitationOptions(options.layer, ce=1.0, kd=0.0),
         loop,
-        {},
+        {"attention_heads": 0},  # the table in docs/papers.md is of the shapes without
         options.trials,
         options.work / "runs" / f"search-n{options.layer}-{options.steps}-{options.seed}",
         validation=load_records(str(place / "validation")),

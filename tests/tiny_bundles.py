@@ -37,7 +37,8 @@ class Recipe:
     """A checkpoint of `tiny_models.BUILDERS`, changes of its options, and what to build from it; `precision` is that of
     the bundle and of the checkpoint's numbers, `draft_precision` what the drafts' matrices are stored as, where that is another.
 
-    At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, and
+    At every layer of `draft_layers` there is an early exit and an untrained imitation network with random weights, which has
+    attention at layers from `ATTENDING` on, and
     three Medusa heads, random too, with a projection as `head` says; an EAGLE layer as well, with the same `head`, and
     where the decoder reads pictures among its rows a ViSpec layer. The target without two of its sublayers drafts, too.
     """
@@ -59,6 +60,9 @@ class Recipe:
         """Whether pictures stand among the rows that its decoder reads."""
         return self.checkpoint in SEEING
 
+
+ATTENDING = 2
+"""First layer behind which imitation networks of these bundles have attention."""
 
 SEEING = ("blip2-opt", "clip-llama", "llava", "llava-next", "qwen2.5-vl")
 """Checkpoints for which there is a ViSpec draft."""
@@ -190,14 +194,15 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
         yield torch.manual_seed(seed)
 
 
-def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11) -> Path:
-    """Writes an imitation draft for `checkpoint` whose weights are random, so that it agrees only by chance."""
+def untrained_draft(checkpoint: Path, layer: int, folder: Path, seed: int = 11, heads: int = 0) -> Path:
+    """Writes an imitation draft for `checkpoint` whose weights are random, so that it agrees only by chance; with attention
+    of so many `heads`."""
     source = open_checkpoint(str(checkpoint))
     shape = family_for(source).decoder
     width = shape.hidden_size
     with seeded(seed) as generator:
-        network = ImitationNetwork(width)
-        stir(network, generator, 0.5 / width**0.5)
+        network = ImitationNetwork(width, attention_heads=heads)
+        stir(network, generator, (1.5 if heads else 0.5) / width**0.5)
     target = described(source, checkpoint)
     ImitationDraft(network=network.eval(), layer=layer, target=target).save(folder)
     return folder
@@ -309,7 +314,10 @@ def build(name: str, folder: Path) -> TinyBundle:
     checkpoint = tiny_models.checkpoint(
         recipe.checkpoint, folder / "checkpoint", dtype=dtype, **recipe.changes
     )
-    drafts = [str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n)) for n in recipe.draft_layers]
+    drafts = [
+        str(untrained_draft(checkpoint, n, folder / f"draft-{n}", seed=n, heads=4 if n >= ATTENDING else 0))
+        for n in recipe.draft_layers
+    ]
     drafts.append(str(untrained_heads(checkpoint, folder / "medusa", recipe.head)))
     drafts.append(str(untrained_layer(checkpoint, folder / "eagle", recipe.head)))
     drafts.append(str(without_sublayers(checkpoint, folder / "draft-and-verify")))

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...exporter.drafts import KINDS, draft_kind, open_draft
 from ...exporter.drafts.base import SelfDraft
 from ...exporter.drafts.draft_and_verify import DraftAndVerify
+from ...exporter.drafts.imitation import ImitationDraft
 from ...exporter.drafts.layer import LayerDraft
 from ...exporter.drafts.medusa import MedusaDraft
 from ...exporter.families.skipping import Sublayers
@@ -25,6 +26,7 @@ from ..search.weights import Weights
 from ..targets.target import Rows, Target, Texts
 from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
+from ..training.texts import rows_of
 from .acceptance import Acceptance, Count, likeliest
 from .heads import HeadCount
 from .layers import LayerCount
@@ -118,7 +120,7 @@ def _measured(
 ) -> dict[str, Acceptance]:
     """The figures of every draft over the records; the target runs once for all."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
-    by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredLayer)]
+    by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredTexts)]
     by_record = [measured for measured in drafts.values() if isinstance(measured, MeasuredSkipped)]
     layers = sorted({measured.layer for measured in by_row})
     taps = sorted({tap for measured in by_text for tap in measured.taps})
@@ -200,8 +202,19 @@ class MeasuredRows(Measured, Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuredTexts(Measured, Protocol):
+    """A draft that reads whole texts, and the rows after layers `taps`."""
+
+    taps: Sequence[int]
+
+    def add(self, texts: Texts) -> None:
+        """Whole texts."""
+        ...
+
+
 class MeasuredSelfDraft:
-    """A draft on the target's trunk."""
+    """A draft on the target's trunk that reads each row by itself."""
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
         self.layer, self._target, self._network = draft.layer, target, draft.network.to(target.device).eval()
@@ -216,6 +229,30 @@ class MeasuredSelfDraft:
 
     def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
         self._count.add(self._target.head(self._network(trunk)), own, rows)
+
+
+class MeasuredAttending:
+    """A draft on the target's trunk that looks back at earlier rows."""
+
+    def __init__(self, target: Target, draft: ImitationDraft, draft_length: int) -> None:
+        self.taps: Sequence[int] = (draft.layer,)
+        self._target, self._network = target, draft.network.to(target.device).eval()
+        self.name = draft.name
+        self.layers: float = draft.layer
+        self._count = Count(draft_length, target.eos_token_ids)
+        self.result = self._count.result
+
+    @property
+    def cycles(self) -> Stats:
+        return self._count.cycles
+
+    def add(self, texts: Texts) -> None:
+        """Whole texts."""
+        (layer,), head = self.taps, self._target.head
+        places, rows = rows_of(texts, layer)
+        if len(rows):
+            drafted = head(self._network(texts.taps[layer])[places])
+            self._count.add(drafted, head(rows.residuals[:, -1]), rows)
 
 
 class MeasuredHeads:
@@ -250,7 +287,8 @@ class MeasuredLayer:
     """A layer that drafts, which reads whole texts; chains of its likeliest tokens."""
 
     def __init__(self, target: Target, draft: LayerDraft, draft_length: int) -> None:
-        self._target, self.taps = target, draft.cuts
+        self._target = target
+        self.taps: Sequence[int] = draft.cuts
         self.name = draft.name
         self.layers: float = 1
         network = draft.network.to(target.device)
@@ -308,6 +346,8 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
         return MeasuredLayer(target, draft, draft_length)
     if isinstance(draft, DraftAndVerify):
         return MeasuredSkipped(target, draft, draft_length)
+    if isinstance(draft, ImitationDraft) and draft.attends:
+        return MeasuredAttending(target, draft, draft_length)
     if isinstance(draft, SelfDraft):
         return MeasuredSelfDraft(target, draft, draft_length)
     raise OptionError(

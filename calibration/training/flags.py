@@ -62,7 +62,10 @@ def _flag(kinds: Mapping[str, Field[Any]], hint: Any) -> inspect.Parameter:
     """The flag of an option, from its fields by draft kind."""
     one = next(iter(kinds.values()))
     name = flag_of(one.name, one.metadata)
-    others = {kind: each.default for kind, each in kinds.items() if each.default != one.default}
+    differs = {kind: each.default for kind, each in kinds.items() if each.default != one.default}
+    others = {
+        kind: default for kind, default in differs.items() if default is not None
+    }  # its help says those
     shown = "" if one.default is None else f" (default: {'on' if one.default is True else one.default}"
     shown += "".join(f", {kind}: {default}" for kind, default in others.items()) + ")" if shown else ""
     text = f"{one.metadata['help'].rstrip('.')}{shown}."

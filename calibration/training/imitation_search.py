@@ -21,7 +21,7 @@ import torch
 from accelerate import PartialState
 
 from ...exporter.disk import full_disk_in
-from ...exporter.drafts.imitation import ACTIVATIONS, NORMS, ImitationConfig
+from ...exporter.drafts.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
 from ...runtime.errors import OptionError
 from ...runtime.files import replacing
 from ..data.records import RecordSet
@@ -44,8 +44,10 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "norm": NORMS,
     "residual": (True, False),
     "activation": tuple(ACTIVATIONS),
+    "attention_heads": (0, 4),
 }
-"""Option of the network → what is tried. One linear layer has no activation behind it."""
+"""Option of the network → what is tried. One linear layer has no activation behind it; how many heads share the width of an
+attention costs nothing, so that one number stands for all."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,12 @@ def search_shapes(
         raise OptionError(
             "--search compares networks for a target that stays: leave --joint and --fine-tune out"
         )
+    heads = fixed.get("attention_heads", SPACE["attention_heads"][-1])
+    if "attention_heads" not in fixed and target.hidden_size % (2 * heads):
+        raise OptionError(
+            f"--search tries attention of {heads} heads, which do not divide the width {target.hidden_size} into pairs; give "
+            "--attention-heads N with an N that does, or 0"
+        )
     if set(fixed) >= set(searched(fixed, {})):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise OptionError(f"--search has nothing to choose: leave out one of {flags}")
@@ -194,6 +202,12 @@ def search_shapes(
             report(
                 f"trial {len(found)}/{trials}: {told(shape)}: agreement {last.agreement:.4f}, {last.flops:,} FLOPs"
             )
+
+
+def folder_name(shape: Mapping[str, Any]) -> str:
+    """Of a trial. Searches from before there was an attention have folders of the same names for shapes without."""
+    named = {name: value for name, value in shape.items() if name != "attention_heads" or value}
+    return "-".join(str(value).lower() for value in named.values())
 
 
 def told(shape: Mapping[str, Any]) -> str:
@@ -228,7 +242,7 @@ def _trained(
     restart: bool,
 ) -> Trial:
     shape = {name: getattr(own, name) for name in SPACE}
-    folder = out / "trials" / "-".join(str(value).lower() for value in shape.values())
+    folder = out / "trials" / folder_name(shape)
     draft = train_draft(
         target, records, own, loop, folder, validation, cache, cache_dtype, eval_every, save_every, restart
     )
@@ -284,8 +298,7 @@ def _stored(out: Path, identity: Mapping[str, Any]) -> list[Trial]:
         document = json.loads(path.read_text("utf-8"))
         held = dict(document["search"])
         trials = [
-            Trial({name: t["shape"][name] for name in SPACE}, float(t["agreement"]), int(t["flops"]))
-            for t in document["trials"]
+            Trial(_shape_of(t["shape"]), float(t["agreement"]), int(t["flops"])) for t in document["trials"]
         ]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise OptionError(
@@ -298,6 +311,11 @@ def _stored(out: Path, identity: Mapping[str, Any]) -> list[Trial]:
                 "--restart to begin anew"
             )
     return trials
+
+
+def _shape_of(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape as it was stored, perhaps before there was an attention."""
+    return {name: {"attention_heads": 0, **stored}[name] for name in SPACE}
 
 
 def _document(

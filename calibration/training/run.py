@@ -114,9 +114,9 @@ def source_for(
     cache_dtype: str = "float16",
 ) -> Source[Any]:
     """What a draft of these options learns from."""
+    layer = kind_options.feature_layer(target)
     if kind_options.whole_texts:
         return text_source(target, records, kind_options.taps(target.num_layers), cache, cache_dtype)
-    layer = kind_options.feature_layer(target)
     return feature_source(target, records, layer, cache, cache_dtype, kind_options.changes_target)
 
 

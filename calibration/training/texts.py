@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...exporter.drafts.vispec_network import VispecNetwork
 from ..data.records import RecordSet
-from ..targets.target import Target, Texts
+from ..targets.target import Rows, Target, Texts
 from .sight import shifted, sight_of
 
 
@@ -27,6 +27,24 @@ class TextFeatures:
     def rows(self, indices: Sequence[int]) -> Texts:
         """The texts of these records."""
         return self.target.texts([self.records[i] for i in indices], self.taps)
+
+
+def rows_of(texts: Texts, layer: int, residuals: Sequence[int] = ()) -> tuple[Tensor, Rows]:
+    """(places bool [B, T], what a draft behind `layer` learns there): the rows of `Target.rows`, in their order.
+
+    `residuals`: numbers of layers among the texts' `taps` whose rows come before the last layer's.
+    """
+    # At a place of `learned` the draft of a layer of its own stands one row behind: what it makes is the next row.
+    places = torch.zeros_like(texts.learned)
+    places[:, 1:] = texts.learned[:, :-1]
+    last = texts.hidden[places]
+    return places, Rows(
+        texts.taps[layer][places],
+        torch.stack([*(texts.taps[each][places] for each in sorted(residuals)), last], 1),
+        texts.tokens[places],
+        places.nonzero()[:, 0],
+        places.cumsum(1)[places],
+    )
 
 
 class Layer(Protocol):

@@ -78,7 +78,7 @@ def _in_precision(spec: GraphSpec, precision: Precision, prepared: Prepared) -> 
     inputs: Values = {}
     outputs: Values = {"image_rows": (precision.compute, ())} if spec.role == "vision" else {}
     if spec.role in ROLES and spec.role != "vision":
-        inputs, outputs = interface(prepared.manifest, spec.role, spec.layers)
+        inputs, outputs = interface(prepared.manifest, spec.role, spec.layers, spec.name)
     wide_residual = prepared.family.language.wide_residual and precision.weights == "float16"
     source = source_form(spec.model, precision, inputs, outputs, wide_residual=wide_residual)
     return replace(spec, model=source, wide=wide_form(spec.model, precision))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ...runtime.errors import OptionError
+from .attending import Joined, rotary_angles
 from .trained import WIDEST, check_width
 
 HEADS = ("own", "shared", "trimmed")
@@ -82,26 +82,6 @@ class EagleConfig:
         return self.vocab_size if self.trimmed is None else self.trimmed
 
 
-class Joined:
-    """A cache as a layer of transformers asks for one: `past` keys and values [B, heads, S, D] before the new ones."""
-
-    def __init__(self, past: tuple[Tensor, Tensor] | None = None) -> None:
-        self.rows = past
-
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All rows, the new ones last."""
-        if self.rows is not None:
-            keys, values = (
-                torch.cat([old, new], 2) for old, new in zip(self.rows, (keys, values), strict=True)
-            )
-        self.rows = keys, values
-        return keys, values
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Positions are given, never counted."""
-        return 0
-
-
 class EagleNetwork(nn.Module):
     """A linear layer over [embedding, feature], and one Llama layer without a norm on its input.
 
@@ -158,10 +138,7 @@ class EagleNetwork(nn.Module):
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) [B, T, head_dim / 2] float32 of positions int64 [B, T]."""
-        size = self.config.head_dim
-        powers = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
-        angles = positions[..., None].to(torch.float32) * self.config.rope_theta**-powers
-        return angles.cos(), angles.sin()
+        return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
 
     def joined(self, embedded: Tensor, features: Tensor) -> Tensor:
         """What enters the layer, [B, T, E], of embeddings and features [B, T, E]."""

@@ -1,8 +1,10 @@
-"""The imitation draft (FastVLM, arXiv 2510.22641 section 3): a small stateless network after decoder layer n.
+"""The imitation draft (FastVLM, arXiv 2510.22641 section 3): a small network after decoder layer n.
 
 Its folder (see `files`) describes the network by
-`{"hidden_size": 128, "num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": true}`.
-In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after layer n → `hidden_out`, which enters `head`.
+`{"hidden_size": 128, "num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": true}`, and
+`"attention_heads": 4` where it has attention.
+In a bundle it is the graph `imitation.n`: `hidden` [batch, width, E] after layer n → `hidden_out`, which enters `head`. With
+attention it also reads and writes keys and values of its own, one row for every position of the text.
 """
 
 from __future__ import annotations
@@ -14,101 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from ...runtime.errors import OptionError
 from .base import Run, SelfDraft, TrainedKind
-from .trained import TrainedDraft, check_width
+from .imitation_network import ImitationConfig, ImitationNetwork
+from .layer import cache_entry, traced_with_cache
+from .trained import TrainedDraft
 
 if TYPE_CHECKING:
     from ..families.base import Family, GraphSpec
+    from ..graphs.template import Template
     from ..graphs.weights import WeightStore
     from ..parity.capture import Captured
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "relu": nn.ReLU,
-    "none": nn.Identity,
-}
-NORMS = ("layer_norm", "rms_norm", "none")
-OPERATIONS = {"gelu": 5, "silu": 4, "relu": 1, "layer_norm": 7, "rms_norm": 4, "none": 0}
-"""Of an activation or a norm, per number; a function such as exp or erf is one."""
-
-
-@dataclass(frozen=True)
-class ImitationConfig:
-    """Shape of an `ImitationNetwork`; see there."""
-
-    hidden_size: int
-    num_linear: int = 2
-    activation: str = "gelu"
-    norm: str = "layer_norm"
-    residual: bool = True
-
-    def __post_init__(self) -> None:
-        check_width("an imitation network", self.hidden_size)
-        if self.num_linear not in (1, 2) or type(self.num_linear) is not int:
-            raise OptionError(f"an imitation network has 1 or 2 linear layers, not {self.num_linear!r:.40}")
-        if self.activation not in ACTIVATIONS:
-            raise OptionError(
-                f"unknown activation {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}"
-            )
-        if self.norm not in NORMS:
-            raise OptionError(f"unknown norm {self.norm!r}; choose one of {', '.join(NORMS)}")
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations per row: a multiplication and an addition for every weight, and what is done number by
-        number."""
-        width = self.hidden_size
-        singly = self.num_linear + OPERATIONS[self.norm] + self.residual
-        singly += OPERATIONS[self.activation] * (self.num_linear - 1)
-        return 2 * width * width * self.num_linear + width * singly
-
-
-class ImitationNetwork(nn.Module):
-    """Maps rows after decoder layer n to rows that enter the target's own final norm and LM head.
-
-    `norm`, then one or two linear layers of the model's width with `activation` between them (after the only
-    one there is none), plus the input itself when `residual`. With `residual` the last linear layer starts
-    at zero, so that an untrained network equals an early exit.
-
-    Args:
-        hidden_size: E, width of the target's decoder.
-        num_linear: 1 or 2. activation: a key of `ACTIVATIONS`. norm: one of `NORMS`, on the input.
-        residual: add the input to the output.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_linear: int = 2,
-        activation: str = "gelu",
-        norm: str = "layer_norm",
-        residual: bool = True,
-    ) -> None:
-        super().__init__()
-        self.config = ImitationConfig(hidden_size, num_linear, activation, norm, residual)
-        self.norm: nn.Module = {
-            "layer_norm": lambda: nn.LayerNorm(hidden_size, eps=1e-5),
-            "rms_norm": lambda: nn.RMSNorm(hidden_size, eps=1e-6),
-            "none": nn.Identity,
-        }[norm]()
-        self.linear = nn.ModuleList([nn.Linear(hidden_size, hidden_size) for _ in range(num_linear)])
-        self.activation = ACTIVATIONS[activation]()
-        self.residual = residual
-        if residual:
-            last = self.linear[-1]
-            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., E] float to [..., E], row by row."""
-        rows = self.linear[0](self.norm(hidden))
-        for layer in list(self.linear)[1:]:
-            rows = layer(self.activation(rows))
-        return hidden + rows if self.residual else rows
 
 
 @dataclass(kw_only=True)
@@ -128,25 +46,49 @@ class ImitationDraft(TrainedDraft, SelfDraft):
     def graph_names(self) -> dict[str, str]:
         return {"imitation": f"imitation.{self.layer}"}
 
+    @property
+    def attends(self) -> bool:
+        """Whether its rows depend on those of earlier positions."""
+        return self.network.config.attention_heads > 0
+
+    def entry(self, weights_dtype: str) -> dict[str, Any]:
+        entry, config = super().entry(weights_dtype), self.network.config
+        if self.attends:
+            entry["cache"] = cache_entry(config.attention_heads, config.head_dim, weights_dtype)
+        return entry
+
     def graphs(self, store: WeightStore, family: Family) -> list[GraphSpec]:
         from ..families.base import GraphSpec
         from ..graphs.compose import Composer
-        from ..graphs.hooks import export_hooks
-        from ..graphs.template import TraceInput, trace
 
         ((role, name),) = self.graph_names().items()
         tensors = self.stored_in(store, name)
-        shape = ("batch", "width", self.network.config.hidden_size)
-        network = self.network.eval().requires_grad_(False)
-        with export_hooks():
-            template = trace(
-                network, lambda m, hidden: (m(hidden),), [TraceInput("hidden", shape)], ("hidden_out",)
-            )
+        template = self._traced()
         graph = Composer(name, store, role)
-        hidden = graph.input("hidden")
-        out = graph.call(template, role, {"hidden": hidden}, tensors.prefix.__add__)["hidden_out"]
-        graph.output("hidden_out", out)
+        given = {each: graph.input(each) for each in template.inputs}
+        made = graph.call(template, role, given, tensors.prefix.__add__)
+        for each, value in made.items():
+            graph.output(each, value)
         return [GraphSpec(name, role, graph.model())]
+
+    def _traced(self) -> Template:
+        """`hidden`, and with attention what a segment takes of places and its cache → `hidden_out`, `updated_*`."""
+        from ..graphs.hooks import export_hooks
+        from ..graphs.template import TraceInput, trace
+
+        network = self.network.eval().requires_grad_(False)
+        rows = TraceInput("hidden", ("batch", "width", self.network.config.hidden_size))
+        if network.attention is None:
+            with export_hooks():
+                return trace(network, lambda m, hidden: (m(hidden),), [rows], ("hidden_out",))
+
+        def run(net: Any, hidden: Any, positions: Any, mask: Any, kept: Any) -> torch.Tensor:
+            return net.mapped(net.attention(hidden, mask, net.attention.angles(positions), kept))
+
+        heads, size = self.network.config.attention_heads, self.network.config.head_dim
+        return traced_with_cache(
+            network, network.attention.self_attn, (heads, size), [rows], run, "hidden_out"
+        )
 
     def parity(
         self, graph: str, run: Run, captures: Sequence[Captured]
@@ -155,10 +97,62 @@ class ImitationDraft(TrainedDraft, SelfDraft):
 
         for captured in captures:
             hidden = captured.residuals[self.layer]
+            if self.attends:
+                yield from self._attending_parity(run, hidden)
+                continue
             expected, error = with_error(
                 self.network, lambda net, rows: net(rows), [torch.from_numpy(hidden)]
             )
             yield "hidden", run({"hidden": hidden})["hidden_out"], expected.numpy(), error.numpy()
+
+    def _attending_parity(
+        self, run: Run, hidden: np.ndarray
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+        """Half of the exit rows [B, T, E] in one pass, the others behind them."""
+        from ..parity.exact import with_error
+
+        config, (batch, count, width) = self.network.config, hidden.shape
+        heads, spare = config.attention_heads, 5
+        shape = (batch, heads, count + spare, config.head_dim)
+        # What lies beyond the rows of a pass is hidden, whatever it is.
+        cache = np.random.default_rng(5).standard_normal(shape, np.float32)
+        caches = {"key_cache.0": cache, "value_cache.0": cache}
+        past: list[torch.Tensor | None] = [None, None]
+        off: list[torch.Tensor | None] = [None, None]
+
+        def layer(net: Any, rows: Any, keys: Any, values: Any) -> torch.Tensor:
+            """Rows, keys and values side by side: one run of the reference gives all three."""
+            out, after = net.behind(rows, None if keys is None else (keys, values))
+            flat = [each.transpose(1, 2).flatten(2) for each in after]
+            return torch.cat(
+                [torch.nn.functional.pad(out, (0, 0, flat[0].shape[1] - out.shape[1], 0)), *flat], -1
+            )
+
+        for start, end in ((0, count // 2), (count // 2, count)):
+            places = np.arange(start, end, dtype=np.int64)
+            seen = np.arange(count + spare) <= places[:, None]
+            found = run(
+                {
+                    "hidden": hidden[:, start:end].copy(),
+                    "positions": np.broadcast_to(places, (batch, end - start)).copy(),
+                    "write_indices": np.full(batch, start, np.int64),
+                    "attn_mask": np.broadcast_to(seen, (batch, 1, *seen.shape)).copy(),
+                    **caches,
+                }
+            )
+            rows = torch.from_numpy(hidden[:, start:end].copy())
+            wanted, error = with_error(self.network, layer, [rows, *past], [None, *off])
+            out, out_error = (each[:, -(end - start) :, :width].numpy() for each in (wanted, error))
+            yield "hidden", found["hidden_out"], out, out_error
+            for number, kind in enumerate(("key", "value")):
+                part = slice(width * (1 + number), width * (2 + number))
+                own, own_error = (
+                    each[..., part].unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
+                    for each in (wanted, error)
+                )
+                caches[f"{kind}_cache.0"] = found[f"updated_{kind}_cache.0"]
+                yield f"{kind}s", caches[f"{kind}_cache.0"][:, :, :end], own.numpy(), own_error.numpy()
+                past[number], off[number] = own, own_error
 
 
 class ImitationKind(TrainedKind):

@@ -84,12 +84,7 @@ class LayerDraft(TrainedDraft):
 
     def entry(self, weights_dtype: str) -> dict[str, Any]:
         config = self.drafter.config
-        cache = {
-            "num_layers": 1,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "dtype": weights_dtype,
-        }
+        cache = cache_entry(config.num_kv_heads, config.head_dim, weights_dtype)
         vocabulary = None if config.trimmed is None else {"size": config.trimmed, "d2t": self.d2t}
         return super().entry(weights_dtype) | {"ranks": self.ranks, "cache": cache, "vocabulary": vocabulary}
 
@@ -247,6 +242,11 @@ class LayerDraft(TrainedDraft):
             yield from compare_ranked(found, logits.numpy(), logits_error.numpy(), d2t, config.vocab_size)
 
 
+def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
+    """`cache` in a manifest's entry of a draft with one layer that keeps keys and values."""
+    return {"num_layers": 1, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": dtype}
+
+
 def traced_layer(
     network: nn.Module,
     drafter: Callable[[Any], EagleNetwork],
@@ -254,25 +254,49 @@ def traced_layer(
     enter: Callable[..., torch.Tensor],
 ) -> Template:
     """The layer `drafter(network)` over what `enter(network, *rows)` makes of its inputs `rows`, with its cache."""
+
+    def run(net: Any, *values: Any) -> torch.Tensor:
+        *given, positions, mask, kept = values
+        own = drafter(net)
+        return own.layers[0](
+            enter(net, *given),
+            attention_mask=mask,
+            position_embeddings=own.angles(positions),
+            past_key_values=kept,
+        )
+
+    config, attention = drafter(network).config, drafter(network).layers[0].self_attn
+    shape = config.num_kv_heads, config.head_dim
+    return traced_with_cache(network, attention, shape, rows, run, "features_out")
+
+
+def traced_with_cache(
+    network: nn.Module,
+    attention: Any,
+    cache_shape: tuple[int, int],
+    rows: Sequence[TraceInput],
+    function: Callable[..., torch.Tensor],
+    output: str,
+) -> Template:
+    """`function(network, *rows, positions, mask, cache)` as a graph with the inputs `rows` and those of every layer with a
+    cache, and the outputs `output` and `updated_*`.
+
+    `attention` is the network's module of transformers that attends, with a cache of `cache_shape` (key/value heads,
+    numbers of a head).
+    """
     from transformers.models.llama import modeling_llama
 
     from ..graphs.caches import LayerCache
     from ..graphs.hooks import ATTENTION, export_hooks, replaced
     from ..graphs.template import TraceInput, trace
 
-    config = drafter(network).config
-    cache = ("batch", config.num_kv_heads, "cache", config.head_dim)
+    heads, size = cache_shape
+    cache = ("batch", heads, "cache", size)
 
     def run(net: Any, *values: Any) -> tuple[torch.Tensor, ...]:
         *given, positions, indices, mask, keys, values_ = values
-        kept, own = LayerCache(keys, values_, indices), drafter(net)
-        out = own.layers[0](
-            enter(net, *given),
-            attention_mask=mask,
-            position_embeddings=own.angles(positions),
-            past_key_values=kept,
-        )
-        return out, kept.keys, kept.values
+        kept = LayerCache(keys, values_, indices)
+        return function(net, *given, positions, mask, kept), kept.keys, kept.values
 
     inputs = [
         *rows,
@@ -282,12 +306,11 @@ def traced_layer(
         TraceInput("key_cache.0", cache),
         TraceInput("value_cache.0", cache),
     ]
-    attention: Any = drafter(network).layers[0].self_attn
     hooks = export_hooks(rms_norms=(modeling_llama.LlamaRMSNorm,), rotary_modules=(modeling_llama,))
     with hooks, replaced(attention.config, "_attn_implementation", ATTENTION):
         return trace(
             network.eval().requires_grad_(False),
             run,
             inputs,
-            ("features_out", "updated_key_cache.0", "updated_value_cache.0"),
+            (output, "updated_key_cache.0", "updated_value_cache.0"),
         )

@@ -7,7 +7,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -67,7 +67,7 @@ class TrainedDraft(Draft):
     @property
     def fingerprint(self) -> str:
         """`sha256:` of the network: its options, names, shapes and values (float32)."""
-        digest = hashlib.sha256(json.dumps(asdict(self.network.config), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(described(self.network.config), sort_keys=True).encode())
         for name, value in sorted(self.network.state_dict().items()):
             digest.update(f"{name}{tuple(value.shape)}".encode())
             value = value.detach().cpu()
@@ -88,7 +88,7 @@ class TrainedDraft(Draft):
         document = {
             "kind": self.kind,
             "layer": self.layer,
-            "network": asdict(self.network.config),
+            "network": described(self.network.config),
             "target": self.target,
             "provenance": self.provenance,
             "evaluation": self.evaluation,
@@ -184,6 +184,16 @@ class TrainedDraft(Draft):
         whole = {} if self.precision is None else dequantized(network.state_dict(), self.precision, kind)
         rounded(network, kind).load_state_dict(whole, strict=False)
         return replace(self, network=network)
+
+
+def described(config: Any) -> dict[str, Any]:
+    """Options of a network as a folder and a fingerprint have them. Fields that came later, which a `config` names in `added`,
+    are left out where they have their default: drafts from before stay what they were."""
+    added = set(getattr(config, "added", ()))
+    defaults = {one.name: one.default for one in fields(config) if one.name in added}
+    return {
+        name: value for name, value in asdict(config).items() if name not in added or value != defaults[name]
+    }
 
 
 def check_identity(draft: Draft, target: Mapping[str, Any], name: str, fingerprint: str) -> None:

@@ -32,7 +32,7 @@ class Composer:
     ) -> None:
         self.name = name
         self._store = store
-        self._inputs, self._outputs = ({}, {}) if role is None else store.interface(role, layers)
+        self._inputs, self._outputs = ({}, {}) if role is None else store.interface(role, layers, name)
         self._graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
         self._weights: dict[WeightRef, ir.Value] = {}
         self._constants: dict[tuple, ir.Value] = {}

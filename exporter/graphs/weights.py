@@ -79,9 +79,11 @@ class WeightStore:
         self._owner: dict[str, WeightRef] = {}
         self.bytes = 0
 
-    def interface(self, role: str, layers: Sequence[int] | None = None) -> tuple[Values, Values]:
-        """(inputs, outputs) of a graph of `role`, as it is composed: in float32."""
-        return interface(widened(self._manifest), role, layers)
+    def interface(
+        self, role: str, layers: Sequence[int] | None = None, name: str | None = None
+    ) -> tuple[Values, Values]:
+        """(inputs, outputs) of the graph `name` of `role`, as it is composed: in float32."""
+        return interface(widened(self._manifest), role, layers, name)
 
     def add_reader(self, reader: TensorReader, quantized: Mapping[str, str] | None = None) -> None:
         """Adds a further source of tensors (a draft). `quantized`: its matrices that are stored as integers → their type;

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.interfaces import reads_prompts
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.bundle.plans import planned
 from ...runtime.errors import ExportError
@@ -93,7 +94,7 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
         for done, (name, graph) in enumerate(graphs):
             if progress:
                 progress(name, done, len(graphs))
-            profiles = profiles_for(graph.role, sizes)
+            profiles = profiles_for(graph.role, sizes, reads_prompts(graph))
             copies = scratch / name
             source = folder / graph.file
             plan = build_plan(library, wanted.capability, source, copies, copy_options, profiles, wanted.lean)

@@ -85,8 +85,9 @@ class Profile:
         return tuple(tuple(self.ranges[d][k] if isinstance(d, str) else d for d in shape) for k in range(3))
 
 
-def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
-    """Profiles of a graph: prefill, one token, and up to `max_width` where the graph has a width.
+def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile]:
+    """Profiles of a graph: prefill, one token, and up to `max_width` where the graph has a width. `prompts`: whether a graph of a
+    draft is one that `reads_prompts`.
 
     Requests are read and prefilled one by one: only the passes that decode take a batch. A plan keeps memory for the
     largest shape of any profile, which would else be a whole batch of the longest prompts.
@@ -114,8 +115,8 @@ def profiles_for(role: str, sizes: Sizes) -> list[Profile]:
         return [Profile("request", {"image_rows": _range(1, sizes.usual_source, sizes.max_length)})]
     if role == "commit":
         widths = [("verify", verify, rows)]
-    elif role not in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS):
-        widths = widths[1:]  # a draft's graph sees no prompt, and a prompt's mask comes from the host
+    elif role not in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS) and not prompts:
+        widths = widths[1:]  # other graphs of drafts see no prompt, and a prompt's mask comes from the host
     visual = sizes.max_batch + max(PREFILL_WIDTH, sizes.max_width)
     found = [
         Profile(

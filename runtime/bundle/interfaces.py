@@ -13,7 +13,7 @@ from ..errors import BundleError
 from .told import TextLayout
 
 if TYPE_CHECKING:
-    from .manifest import DraftInfo, GraphInfo, Manifest, ValueInfo
+    from .manifest import DraftCache, DraftInfo, GraphInfo, Manifest, ValueInfo
 
 Shape: TypeAlias = "tuple[int | str, ...]"
 Values: TypeAlias = "dict[str, tuple[str, Shape]]"
@@ -42,7 +42,7 @@ ROLES = (
 """Graphs whose interface is known here. Graphs of other roles belong to drafts of later versions."""
 
 DRAFT_LAYERS = ("eagle", "eagle3", "vispec")
-"""Roles of drafts' own layers, with keys and values of their own: they see a prompt and every width after it."""
+"""Roles of drafts' own layers over pairs of a feature and a token, with keys and values of their own."""
 
 CHANGING = ("penalties", "repeats")
 """Roles of graphs that change logits where they lie."""
@@ -57,7 +57,7 @@ def check_interfaces(manifest: Manifest) -> None:
         if graph.role == "vision":
             _check_vision(manifest, name, graph)
         elif graph.role in ROLES:
-            inputs, outputs = interface(manifest, graph.role, graph.layers)
+            inputs, outputs = interface(manifest, graph.role, graph.layers, name)
             _compare(f"graphs.{name}.inputs", inputs, graph.inputs)
             _compare(f"graphs.{name}.outputs", outputs, graph.outputs)
 
@@ -73,8 +73,17 @@ def positions_shape(position: str, first_layer: int) -> Shape | None:
     return (3, "batch", "width") if position == "mrope" else None
 
 
-def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None) -> tuple[Values, Values]:
-    """(inputs, outputs) of a graph of `role`, but `vision`; `layers` is [first, end) of a segment."""
+def reads_prompts(graph: GraphInfo) -> bool:
+    """Whether a draft's graph sees a prompt and every width after it: those with keys and values of their own do."""
+    attends = any(value.name == "key_cache.0" for value in graph.inputs)
+    return graph.role in DRAFT_LAYERS or (graph.role == "imitation" and attends)
+
+
+def interface(
+    manifest: Manifest, role: str, layers: Sequence[int] | None = None, name: str | None = None
+) -> tuple[Values, Values]:
+    """(inputs, outputs) of a graph of `role`, but `vision`; `layers` is [first, end) of a segment, `name` that of the graph,
+    where a bundle may have several of a draft's role."""
     decoder, dtype = manifest.decoder, manifest.compute_dtype
     width = decoder.hidden_size
     hidden: Shape = ("batch", "width", width)
@@ -128,14 +137,23 @@ def interface(manifest: Manifest, role: str, layers: Sequence[int] | None = None
     if role in CHANGING:
         return _process(manifest, role)
     if role == "imitation":
-        return {"hidden": (dtype, hidden)}, {"hidden_out": (dtype, hidden)}
+        draft = None if name is None else _draft_with(manifest, role, name)
+        inputs, outputs = {}, {}
+        if draft is not None and draft.cache is not None:
+            if draft.cache.num_layers != 1:
+                raise BundleError(
+                    f"manifest field 'drafts': the cache of {draft.name!r} has {draft.cache.num_layers} layers, the graph {name!r} "
+                    "has one; build the bundle again"
+                )
+            inputs, outputs = _own_layer(manifest, draft.cache)
+        return inputs | {"hidden": (dtype, hidden)}, outputs | {"hidden_out": (dtype, hidden)}
     own = range(*(layers or (0, decoder.num_layers)))
     if role == "commit":
-        inputs: Values = {
+        moves: Values = {
             "write_indices": ("int64", ("batch",)),
             "source_rows": ("int64", ("batch", "width")),
         }
-        return inputs | _caches(manifest, own, ""), _caches(manifest, own, "updated_")
+        return moves | _caches(manifest, own, ""), _caches(manifest, own, "updated_")
     return _rows_of(manifest, own[0], own)
 
 
@@ -166,9 +184,24 @@ def kept_attention(manifest: Manifest) -> list[int]:
     return [layer for layer in range(manifest.decoder.num_layers) if layer not in draft.skipped.attention]
 
 
-def _draft_with(manifest: Manifest, role: str) -> DraftInfo | None:
-    """The draft that has a graph of this role."""
-    return next((draft for draft in manifest.drafts if role in draft.graphs), None)
+def _draft_with(manifest: Manifest, role: str, name: str | None = None) -> DraftInfo | None:
+    """The draft that has a graph of this role, and, if given, of this name."""
+    found = (draft for draft in manifest.drafts if role in draft.graphs)
+    return next((draft for draft in found if name is None or draft.graphs[role] == name), None)
+
+
+def _own_layer(manifest: Manifest, cache: DraftCache) -> tuple[Values, Values]:
+    """What every graph takes and gives that is one layer with keys and values of its own: where its rows stand, what they
+    see, and the cache."""
+    shape: Shape = ("batch", cache.num_kv_heads, "cache", cache.head_dim)
+    caches = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
+    inputs: Values = {
+        "positions": ("int64", ("batch", "width")),
+        "write_indices": ("int64", ("batch",)),
+        "attn_mask": ("bool", ("batch", 1, "width", "cache")),
+        **caches,
+    }
+    return inputs, {f"updated_{name}": value for name, value in caches.items()}
 
 
 def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
@@ -183,18 +216,14 @@ def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
         manifest.decoder.hidden_size,
         manifest.tensors["embedding_table"],
     )
-    shape: Shape = ("batch", draft.cache.num_kv_heads, "cache", draft.cache.head_dim)
-    caches = dict.fromkeys(("key_cache.0", "value_cache.0"), (manifest.cache_dtype, shape))
+    placed, updated = _own_layer(manifest, draft.cache)
     inputs: Values = {
         "hidden": (dtype, ("sources", width)),
         "feature_index": ("int64", ("batch", "width")),
         "drafted": ("bool", (1,)),
         "next_ids": ("int64", ("batch", "width")),
         "embedding_table": (table.dtype, tuple(table.shape)),
-        "positions": ("int64", ("batch", "width")),
-        "write_indices": ("int64", ("batch",)),
-        "attn_mask": ("bool", ("batch", 1, "width", "cache")),
-        **caches,
+        **placed,
         "row_index": ("int64", ("rows",)),
     }
     if role == "eagle3":
@@ -210,7 +239,7 @@ def _draft_layer(manifest: Manifest, role: str) -> tuple[Values, Values]:
         "token_ids": ("int64", ("rows", draft.ranks)),
         "log_probabilities": ("float32", ("rows", draft.ranks)),
     }
-    return inputs, outputs | {f"updated_{name}": value for name, value in caches.items()}
+    return inputs, outputs | updated
 
 
 def _process(manifest: Manifest, role: str) -> tuple[Values, Values]:

@@ -415,6 +415,16 @@ class Manifest(Part):
         """Names of the segment graphs in order: `segment.0`, `segment.1`, …"""
         return [f"segment.{index}" for index in range(len(self.decoder.cuts) - 1)]
 
+    @property
+    def attending(self) -> dict[str, DraftCache]:
+        """Name → cache of every draft on the target's layers that attends itself. Its one layer of keys and values has a row
+        for every position, as those of the target have, and lies beside them."""
+        return {
+            draft.name: draft.cache
+            for draft in self.drafts
+            if draft.layer is not None and draft.cache is not None
+        }
+
     def integer_bytes(self, graph: str) -> int:
         """Bytes of the integers among the weights of a graph; every plan holds as many."""
         owner = next((draft for draft in self.drafts if graph in draft.graphs.values()), None)

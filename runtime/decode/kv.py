@@ -8,7 +8,7 @@ and drafts with layers of their own keep their keys and values in further arenas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import gcd
 
 import numpy as np
@@ -48,12 +48,17 @@ class KVArena:
         bucket: int = BUCKET,
         static: bool = False,
         prefix: str = "",
+        beside: Sequence[tuple[int, int]] = (),
     ):
         """`prefix` comes before `key_cache.i` in the names of the buffers; the bound view has a multiple of `bucket`
         rows, or, when `static`, always the whole capacity. With several sequences both are rounded up, so that each
-        begins at an address that the engine can bind."""
-        row_bytes = heads * head_dim * DTYPES[dtype].itemsize
-        self._unit = 1 if max_batch == 1 else rows_between(engine.alignment, row_bytes)
+        begins at an address that the engine can bind. `beside`: (heads, head_dim) of further layers, whose rows come,
+        move and go with those of the first `layers`."""
+        shapes = [(heads, head_dim)] * layers + list(beside)
+        item = DTYPES[dtype].itemsize
+        # The alignment is a power of two, and so is each of these: the largest is a multiple of the others.
+        units = [rows_between(engine.alignment, each * size * item) for each, size in {*shapes}]
+        self._unit = 1 if max_batch == 1 else max(units)
         capacity, bucket = self.aligned(capacity), self.aligned(bucket)
         self.capacity, self.max_batch = capacity, max_batch
         self.lengths = [0] * max_batch
@@ -62,15 +67,19 @@ class KVArena:
         self.rows = 0
         """Rows per head in the bound views."""
         self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
-        self._shape = (heads, head_dim)
         self._beside: dict[str, Buffer] = {}
-        size = max_batch * heads * capacity * head_dim * DTYPES[dtype].itemsize
-        self.keys = [
-            engine.allocate(f"{prefix}key_cache.{layer}", size, zeroed=True) for layer in range(layers)
-        ]
-        self.values = [
-            engine.allocate(f"{prefix}value_cache.{layer}", size, zeroed=True) for layer in range(layers)
-        ]
+
+        def allocated(kind: str) -> list[Buffer]:
+            return [
+                engine.allocate(
+                    f"{prefix}{kind}_cache.{layer}", max_batch * each * capacity * size * item, zeroed=True
+                )
+                for layer, (each, size) in enumerate(shapes)
+            ]
+
+        self.keys, self.values = allocated("key"), allocated("value")
+        self._buffers = [*zip(self.keys, shapes, strict=True), *zip(self.values, shapes, strict=True)]
+        self._shapes = shapes
         self.reset()
 
     def aligned(self, rows: int) -> int:
@@ -99,8 +108,8 @@ class KVArena:
     def clear(self, row: int) -> None:
         """Zero the place of sequence `row`: it left numbers that are not finite, and 0 × NaN is NaN where rows are
         masked."""
-        for buffer in (*self.keys, *self.values):
-            own = self._view(buffer, row, 1)
+        for buffer, shape in self._buffers:
+            own = self._view(buffer, shape, row, 1)
             self._engine.write(own, np.zeros(own.shape, DTYPES[self._dtype]))
 
     def add(self) -> int:
@@ -116,8 +125,8 @@ class KVArena:
         last = self.batch - 1
         if row != last:
             valid = self.lengths[last]
-            for buffer in (*self.keys, *self.values):
-                target, source = self._view(buffer, row, 1), self._view(buffer, last, 1)
+            for buffer, shape in self._buffers:
+                target, source = self._view(buffer, shape, row, 1), self._view(buffer, shape, last, 1)
                 if self._engine.host_memory:  # what lies behind the valid rows is finite, whoever's it was
                     self._engine.read(target)[:, :, :valid] = self._engine.read(source)[:, :, :valid]
                 else:
@@ -155,8 +164,9 @@ class KVArena:
 
     def view(self, layer: int, row: int = 0, batch: int | None = None) -> tuple[View, View]:
         """Key and value views `[batch, heads, rows, head_dim]` of one layer, for sequences row..row + batch − 1."""
-        count = self.batch - row if batch is None else batch
-        return self._view(self.keys[layer], row, count), self._view(self.values[layer], row, count)
+        count, shape = self.batch - row if batch is None else batch, self._shapes[layer]
+        keys, values = self.keys[layer], self.values[layer]
+        return self._view(keys, shape, row, count), self._view(values, shape, row, count)
 
     def bindings(
         self, first: int, end: int, row: int = 0, batch: int | None = None
@@ -181,7 +191,7 @@ class KVArena:
 
     def store(self, layer: int, row: int, key: View, value: View) -> None:
         """Copy `[1, heads, n, head_dim]` to the first n rows of a sequence (cross-attention, once per request)."""
-        engine, (heads, size) = self._engine, self._shape
+        engine, (heads, size) = self._engine, self._shapes[layer]
         for target, source in zip(self.view(layer, row, 1), (key, value), strict=True):
             count = source.shape[2]
             if engine.host_memory:
@@ -192,19 +202,19 @@ class KVArena:
                 own = source.buffer.view((count, size), self._dtype, source.offset + head * count * size)
                 engine.copy(to, own).run()
 
-    def _view(self, buffer: Buffer, row: int, batch: int) -> View:
-        heads, size = self._shape
+    def _view(self, buffer: Buffer, shape: tuple[int, int], row: int, batch: int) -> View:
+        heads, size = shape
         return buffer.view((batch, heads, self.rows, size), self._dtype, row * heads * self.rows * size)
 
     def _grow(self, rows: int) -> None:
         """Re-stride from `self.rows` to `rows` per head."""
-        for buffer in (*self.keys, *self.values):
-            (self._grow_here if self._engine.host_memory else self._grow_there)(buffer, rows)
+        for buffer, shape in self._buffers:
+            (self._grow_here if self._engine.host_memory else self._grow_there)(buffer, shape, rows)
         self.rows = rows
 
-    def _grow_here(self, buffer: Buffer, rows: int) -> None:
+    def _grow_here(self, buffer: Buffer, shape: tuple[int, int], rows: int) -> None:
         """In the memory itself, last head first so that nothing is overwritten."""
-        old, (per_sequence, size) = self.rows, self._shape
+        old, (per_sequence, size) = self.rows, shape
         heads, valid = self.batch * per_sequence, self.length
         flat = self._engine.read(buffer.view((buffer.nbytes // DTYPES[self._dtype].itemsize,), self._dtype))
         before = flat[: heads * old * size].reshape(heads, old, size)
@@ -214,9 +224,9 @@ class KVArena:
         # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
         after[:, valid:] = 0
 
-    def _grow_there(self, buffer: Buffer, rows: int) -> None:
+    def _grow_there(self, buffer: Buffer, shape: tuple[int, int], rows: int) -> None:
         """On the device, where copies must not overlap: out of the way and back, over zeros."""
-        engine, old, (per_sequence, size), kind = self._engine, self.rows, self._shape, self._dtype
+        engine, old, (per_sequence, size), kind = self._engine, self.rows, shape, self._dtype
         heads, valid = self.batch * per_sequence, self.length
         moved, zeros = (
             self._aside(name, heads * count * size).view((heads * count * size,), kind)

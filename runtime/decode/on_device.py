@@ -27,8 +27,6 @@ from .tree import TokenTree
 if TYPE_CHECKING:
     from .passes import Decoder, Pass
 
-DraftStep = Callable[[View, "dict[str, View]"], "list[Call]"]
-
 LAYOUTS = 4
 """Of caches that grow, so many have their programs kept."""
 
@@ -38,7 +36,11 @@ class DraftsOnDevice(Protocol):
 
     name: str
 
-    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]: ...
+    def sent_on_device(self, count: int, start: int) -> Mapping[str, np.ndarray]: ...
+    def draft_step(
+        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
+    ) -> list[Call]: ...
+    def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]: ...
 
 
 def offered(engine: Engine) -> bool:
@@ -73,8 +75,13 @@ class Drafted:
 
 
 def _sent(name: str) -> str:
-    """The field of what a `DeviceChain` sends."""
+    """The field of what a draft sends."""
     return f"draft.{name}"
+
+
+def _sizes(sent: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Bytes of the fields of what a draft sends."""
+    return {_sent(name): values.nbytes for name, values in sent.items()}
 
 
 @dataclass
@@ -88,6 +95,13 @@ class _Transfers:
     def sent(self, names: Mapping[str, int]) -> dict[str, View]:
         """Fields of int64, so many of each."""
         return {name: self.up.view(name, count) for name, count in names.items()}
+
+    def of_draft(self, sent: Mapping[str, np.ndarray]) -> dict[str, View]:
+        """What a draft sends, where the engine has it."""
+        return {
+            name: self.up.view(_sent(name), *values.shape, dtype=dtype_name(values))
+            for name, values in sent.items()
+        }
 
 
 class _Cycle:
@@ -156,11 +170,13 @@ class OnDevice:
     ) -> Drafted:
         """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`, and
         verified by the tail."""
-        graph = changes and changes.graph
+        graph, sent = changes and changes.graph, draft.sent_on_device(count, start)
         cycle = self._cycle(
             ("draft", draft.name, count, graph),
-            lambda: self._drafting(draft.draft_step, cut, count, graph),
+            lambda: self._drafting(draft, cut, count, graph, sent),
         )
+        for name, values in sent.items():
+            cycle.send(_sent(name), values)
         return self._drafted(cycle, [token] * self._decoder.padded(1), count, start, changes)
 
     def draft_apart(
@@ -177,7 +193,7 @@ class OnDevice:
         graph = changes and changes.graph
         cycle = self._cycle(
             ("apart", draft.name, count, graph),
-            lambda: self._apart(draft.draft_step, bind(), count, graph),
+            lambda: self._apart(draft, bind(), count, graph),
         )
         return self._drafted(cycle, [token] * cycle.width, count, start, changes)
 
@@ -285,14 +301,16 @@ class OnDevice:
         calls += self._judge(run, width, transfers, up.view("tokens", width), related)
         return self._done(calls, [run], width, transfers)
 
-    def _drafting(self, step: DraftStep, cut: int, count: int, graph: str | None) -> _Cycle:
+    def _drafting(
+        self, draft: DraftsOnDevice, cut: int, count: int, graph: str | None, sent: Mapping[str, np.ndarray]
+    ) -> _Cycle:
         decoder, engine = self._decoder, self._engine
         # With a `verify_width` every pass is over all nodes that there will be, from the first slot on; those that are not
         # drafted yet are the pending token.
         fixed, width, wide = decoder.verify_width is not None, decoder.padded(count + 1), decoder.padded(1)
         steps, together = 0 if fixed else count, fixed or graph is not None
-        transfers, between = self._of_drafting(wide, width, count, graph, steps)
-        up = transfers.up
+        transfers, between = self._of_drafting(wide, width, count, graph, steps, _sizes(sent))
+        up, given = transfers.up, transfers.of_draft(sent)
         token, passes, calls = up.view("tokens", 1, wide), [], []
         if together:
             calls.append(engine.copy(between.view("all", 1, wide), token))
@@ -303,9 +321,11 @@ class OnDevice:
             passes.append(run)
             calls.append(decoder.embedding.bind(token))
             calls += self._pass(run, up, min(number, steps), self._chain(wide))
-            if number == count:
-                break  # the last draft passes the trunk too
-            head = partial(step, decoder.exit_rows(cut, number))
+            exits = decoder.exit_rows(cut, number)
+            if number == count:  # the last draft passes the trunk too
+                calls += draft.last_step(exits, number, given)
+                break
+            head = partial(draft.draft_step, exits, number=number, sent=given)
             calls += self._drafts(head, number, transfers, between, together)
             if not fixed:
                 token = between.view(f"token.{number}", 1, 1)
@@ -315,7 +335,7 @@ class OnDevice:
         calls += self._judge(run, width, transfers, between.view("all", width), self._chain(width))
         return self._done(calls, [*passes, run], width, transfers, steps)
 
-    def _apart(self, step: DraftStep, drafting: Pass, count: int, graph: str | None) -> _Cycle:
+    def _apart(self, draft: DraftsOnDevice, drafting: Pass, count: int, graph: str | None) -> _Cycle:
         decoder, engine, width = self._decoder, self._engine, self._decoder.padded(count + 1)
         transfers, between = self._of_drafting(width, width, count, graph, count - 1)
         up = transfers.up
@@ -325,7 +345,8 @@ class OnDevice:
         for number in range(count):
             calls.append(decoder.embedding.bind(token))
             calls += self._pass(drafting, up, number, self._chain(1))
-            calls += self._drafts(partial(step, drafting.result), number, transfers, between, True)
+            head = partial(draft.draft_step, drafting.result, number=number, sent={})
+            calls += self._drafts(head, number, transfers, between, True)
             token = between.view(f"token.{number}", 1, 1)
         run = decoder.prepared(0, decoder.segments, width, 0)
         calls.append(decoder.embedding.bind(between.view("all", 1, width)))
@@ -334,15 +355,22 @@ class OnDevice:
         return self._done(calls, [drafting, run], width, transfers, count - 1)
 
     def _of_drafting(
-        self, places: int, width: int, count: int, graph: str | None, steps: int
+        self,
+        places: int,
+        width: int,
+        count: int,
+        graph: str | None,
+        steps: int,
+        own: Mapping[str, int] | None = None,
     ) -> tuple[_Transfers, Fields]:
-        """Transfers of a cycle that is sent so many places of the pending token and drafts `count` tokens; and, on the device,
-        each of these where it can be bound, and all of a pass in a row."""
+        """Transfers of a cycle that is sent so many places of the pending token, fields of the draft's `own`, and drafts
+        `count` tokens; and, on the device, each of these where it can be bound, and all of a pass in a row."""
         sizes = {"all": width * INT}
         for number in range(count):
             sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
         brought = {"drafted": count * INT, "drafts_finite": count * FLAG}
-        transfers = self._transfers(width, graph, {"tokens": places * INT}, brought, steps)
+        sizes_up = {"tokens": places * INT, **(own or {})}
+        transfers = self._transfers(width, graph, sizes_up, brought, steps)
         return transfers, Fields(self._engine, "cycle.tokens", sizes)
 
     def _drafts(
@@ -370,7 +398,7 @@ class OnDevice:
     def _chaining(self, chain: DeviceChain, graph: str | None) -> _Cycle:
         decoder, engine, count = self._decoder, self._engine, chain.length
         width = decoder.padded(count + 1)
-        sizes = {"tokens": width * INT} | {_sent(name): values.nbytes for name, values in chain.sent.items()}
+        sizes = {"tokens": width * INT} | _sizes(chain.sent)
         transfers = self._transfers(width, graph, sizes, {"drafted": count * INT, "scores": count * FLOAT})
         up, down = transfers.up, transfers.down
         between = Fields(engine, "cycle.tokens", {"all": width * INT})
@@ -379,10 +407,7 @@ class OnDevice:
             noted = down.view("scores", 1, dtype="float32", offset=number)
             return [engine.copy(between.view("all", 1, offset=number + 1), token), engine.copy(noted, score)]
 
-        sent = {
-            name: up.view(_sent(name), *values.shape, dtype=dtype_name(values))
-            for name, values in chain.sent.items()
-        }
+        sent = transfers.of_draft(chain.sent)
         run = decoder.prepared(0, decoder.segments, width, 0)
         tokens = between.view("all", width)
         # The pending token everywhere; what is drafted takes its places from the second on.

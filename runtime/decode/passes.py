@@ -40,6 +40,14 @@ OnRows = Callable[[int, View], None]
 """`on_rows(first slot, rows [1, n, E])`: rows before the final norm of one chunk of a prompt."""
 
 
+def _tapped(manifest: Manifest) -> set[int]:
+    """Layers after which a pass leaves its rows: `taps`, and those of drafts that attend over such rows."""
+    taps = {layer for draft in manifest.drafts for layer in draft.taps or ()}
+    return taps | {
+        draft.layer for draft in manifest.drafts if draft.name in manifest.attending and draft.layer
+    }
+
+
 class Pass:
     """A prepared run of segments over [batch, width] rows. Host arrays are None where not needed."""
 
@@ -112,6 +120,7 @@ class Decoder:
             bucket=BUCKET if max_batch == 1 else BATCH_BUCKET,
             # The bound length is a part of a kernel's shape, and when it grows depends on what is drafted.
             static=engine.static_cache or self.verify_width is not None,
+            beside=[(cache.num_kv_heads, cache.head_dim) for cache in manifest.attending.values()],
         )  # fmt: skip
         if engine.static_cache and self.arena.capacity != capacity:
             raise OptionError(
@@ -144,8 +153,10 @@ class Decoder:
         # Rows of a pass after the cuts that a draft reads: [batch, width, E].
         self._taps = {
             info.cuts.index(layer): engine.allocate(f"tap.{layer}", rows * self._size * item, zeroed=True)
-            for layer in sorted({layer for draft in manifest.drafts for layer in draft.taps or ()})
+            for layer in sorted(_tapped(manifest))
         }
+        self._due: tuple[int, int] | None = None
+        """(cut, count) of a tail whose exit rows are not among the taps yet."""
         self.pass_number = 0
         """Of the last pass over all segments, or over those behind exit rows."""
         masks = info.mask_heads * capacity * rows
@@ -371,11 +382,7 @@ class Decoder:
         if run.hidden is not None:
             self._gather_exits(run, cut, count)
         self._pass(run, None, trees)
-        for tap in self._taps:
-            if tap <= cut:
-                # Rows that the trunk left at that cut, to where a pass over all segments would leave them.
-                for copy in self._exit_copies(self._taps[tap], tap, batch, width, count):
-                    copy.run()
+        self._due = cut, count
 
     def full(self, *trees: TokenTree) -> None:
         """Run all segments over one tree per sequence, padded to the widest, or to `verify_width`. Follow with `head`.
@@ -807,8 +814,26 @@ class Decoder:
         ]
 
     def tapped(self, layer: int) -> View:
-        """Rows [batch, width, E] of the last pass after `layer` layers, one of the drafts' `taps`."""
+        """Rows [batch, width, E] of the last pass after `layer` layers, one of the drafts' `taps` or the layer of one that
+        attends."""
+        if self._due is not None:
+            (cut, count), self._due = self._due, None
+            batch, width = self._last.batch, self._last.width
+            for tap in self._taps:
+                if tap <= cut:
+                    # Rows that the trunk left at that cut, to where a pass over all segments would leave them.
+                    for copy in self._exit_copies(self._taps[tap], tap, batch, width, count):
+                        copy.run()
         return self._taps[self._info.cuts.index(layer)].view(self._last.result.shape, self.dtype)
+
+    @property
+    def last_place(self) -> int:
+        """The first sequence of the last pass."""
+        return self._last.row
+
+    def beside(self, draft: str) -> int:
+        """The layer of the arena where a draft that attends keeps its keys and values."""
+        return self._info.num_layers + list(self.manifest.attending).index(draft)
 
     def place_of(self, rows: View) -> int:
         """Where rows of the last pass begin among all of it, in elements."""
@@ -830,4 +855,5 @@ class Decoder:
     def passed(self, run: Pass) -> None:
         """`run` was the last pass."""
         self._last = run
+        self._due = None
         self.pass_number += 1

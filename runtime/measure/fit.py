@@ -15,7 +15,7 @@ from ..errors import BundleError, OptionError
 from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable
 from .devices import JETSON, RTX_TARGETS, Device, lowerings
-from .inspection import cross_kv_bytes_per_row, kv_bytes_per_token
+from .inspection import cross_kv_bytes_per_row, kv_bytes_per_layer, kv_bytes_per_token
 from .passes import cost_table, passes
 
 CONTEXT_BYTES = 512 << 20
@@ -80,7 +80,7 @@ def roofline(manifest: Manifest, bandwidth: float, filled: int) -> CostTable:
             "the manifest does not count the numbers of each graph, as those of older versions; build the bundle again"
         )
     item = PLAN_ITEM / ITEM_SIZES[manifest.cache_dtype]
-    rows = filled * kv_bytes_per_token(manifest) * item / manifest.decoder.num_layers
+    rows = filled * kv_bytes_per_layer(manifest) * item
 
     def seconds(graph: str) -> float:
         info = manifest.graphs[graph]

@@ -11,10 +11,18 @@ from ..speculate.stored_acceptance import stored_acceptance
 from ..speculate.stored_costs import every_costs
 
 
-def kv_bytes_per_token(manifest: Manifest) -> int:
-    """Bytes that one position adds to the key/value buffers of all decoder layers."""
+def kv_bytes_per_layer(manifest: Manifest) -> int:
+    """Bytes that one position adds to the key/value buffers of one decoder layer."""
     decoder = manifest.decoder
-    return 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[manifest.cache_dtype]
+    return 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_SIZES[manifest.cache_dtype]
+
+
+def kv_bytes_per_token(manifest: Manifest) -> int:
+    """Bytes that one position adds to the key/value buffers of all decoder layers, and of drafts that attend beside them
+    (`Manifest.attending`)."""
+    beside = sum(cache.num_kv_heads * cache.head_dim for cache in manifest.attending.values())
+    layers = manifest.decoder.num_layers * kv_bytes_per_layer(manifest)
+    return layers + 2 * beside * ITEM_SIZES[manifest.cache_dtype]
 
 
 def kv_bytes_per_sequence(manifest: Manifest) -> int:

@@ -20,7 +20,8 @@ def passes(
 ) -> dict[Pass, list[str]]:
     """The graphs of every pass of plain decoding and of these drafts, at 1 and at `widths` new positions.
 
-    Drafts that branch off after a layer get tail, trunk and proposal; heads on the last row run once per cycle, a layer with
+    Drafts that branch off after a layer get tail, trunk and proposal, and with attention their network once more for the row of
+    the last drafted token; heads on the last row run once per cycle, a layer with
     a cache of its own once per drafted token, and so does the decoder with sublayers left out, and its head; a draft without graphs runs on the host. `embed`: whether embedding rows, and masks where there is a graph for them, come from
     graphs.
     """
@@ -37,6 +38,8 @@ def passes(
     for draft in drafts:
         if draft.layer:
             found["propose", draft.name, 1] = [*draft.graphs.values(), "head"]
+            if draft.cache is not None:
+                found["once", draft.name, 1] = list(draft.graphs.values())
         elif draft.heads:
             found["once", draft.name, 1] = list(draft.graphs.values())
         elif draft.cache is not None:
@@ -62,7 +65,8 @@ def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> Co
     for draft in drafts:
         if draft.layer:
             trunk, propose = seconds["trunk", draft.layer, 1], seconds["propose", draft.name, 1]
-            costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose)
+            once = 0.0 if draft.cache is None else seconds["once", draft.name, 1]
+            costs[draft.name] = DraftCosts(curve("tail", draft.layer), trunk, propose, once)
         elif draft.heads:
             costs[draft.name] = DraftCosts(once=seconds["once", draft.name, 1])
         elif draft.cache is not None or draft.skipped is not None:

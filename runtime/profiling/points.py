@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..bundle.folder import Bundle
-from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
+from ..bundle.interfaces import CHANGING, reads_prompts
 from ..bundle.manifest import Manifest
 from ..families import get_family
 from ..images.synthetic import synthetic_image
@@ -90,7 +90,7 @@ def points(bundle: Bundle, widths: Iterable[int]) -> list[Point]:
             found.append(Point(name, "request", rows, {**fixed, "image_rows": rows}))
         elif graph.role == "commit":
             found += [_at(name, "verify", width, fixed) for width in wide]
-        elif graph.role in ("embed", "segment", "head", "fusion", *DRAFT_LAYERS):
+        elif graph.role in ("embed", "segment", "head", "fusion") or reads_prompts(graph):
             # A prompt's last row alone gets logits.
             found.append(_at(name, "prefill", chunk, fixed, rows=1))
             found.append(_at(name, "token", 1, fixed))

@@ -18,12 +18,12 @@ KINDS = {
     "eagle": ("eagle", "Eagle"),
     "eagle3": ("eagle3", "Eagle3"),
     "early-exit": ("self_draft", "SelfDraft"),
-    "imitation": ("self_draft", "SelfDraft"),
+    "imitation": ("attending", "imitation"),
     "medusa": ("medusa", "Medusa"),
     "prompt-lookup": ("prompt_lookup", "PromptLookup"),
     "vispec": ("vispec", "Vispec"),
 }
-"""Draft kind → (module, class). A class is made with (draft, decoder), once per session."""
+"""Draft kind → (module, class, or a function that chooses one). It is called with (draft, decoder), once per session."""
 
 
 def create(draft: DraftInfo, decoder: Decoder) -> Proposer:

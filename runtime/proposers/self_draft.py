@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ..bundle.manifest import DraftInfo
@@ -56,7 +57,9 @@ class SelfDraft(Proposer):
         (`Sequence.propose`)."""
         return sequence.propose(rows, row, after)
 
-    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]:
+    def draft_step(
+        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
+    ) -> list[Call]:
         call, hidden = self._corrected(hidden, 1)
         inputs = {"hidden": hidden, "row_index": self._index.view((1,))}
         head = self._decoder.engine.bind("head", inputs, outputs)

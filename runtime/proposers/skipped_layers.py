@@ -8,6 +8,7 @@ are not written while drafting, and not read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
@@ -81,7 +82,9 @@ class SkippedLayers(Proposer):
     def pass_apart(self) -> Pass:
         return self._decoder.apart(self.draft_graph, self._attention)
 
-    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]:
+    def draft_step(
+        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
+    ) -> list[Call]:
         inputs = {"hidden": hidden, "row_index": self._decoder.rows_in_order(1)}
         return [self._decoder.engine.bind("head", inputs, outputs)]
 

@@ -61,6 +61,16 @@ class Wrong(Proposer):
     def on_rows(self, sequence: Sequence, slot: int, rows: Any) -> None:
         self._inner.on_rows(sequence, slot, rows)
 
+    def passed(self, step: int) -> None:
+        self._inner.passed(step)
+
+    @property
+    def needs_passes(self) -> bool:  # type: ignore[override]
+        return self._inner.needs_passes
+
+    def on_pass(self) -> None:
+        self._inner.on_pass()
+
     def begin(self, sequence: Sequence) -> None:
         self._inner.begin(sequence)
 

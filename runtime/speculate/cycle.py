@@ -42,6 +42,7 @@ class Cycle:
         # Who shares a policy, and who a proposer that does not draft on the trunk: known until someone comes or goes.
         self._policies: list[tuple[DraftPolicy, list[Sequence]]] = []
         self._proposers: list[tuple[Proposer, list[Sequence]]] = []
+        self._watching: list[Proposer] = []
 
     def join(self, sequence: Sequence) -> None:
         """Take a sequence that was prefilled in the next free place, and whose first token was emitted."""
@@ -78,6 +79,8 @@ class Cycle:
                 decoder.tail(cut, decoder.exit_count, trees)
             verified = perf_counter()
             rows = decoder.head_of(trees)
+        for proposer in self._watching:
+            proposer.on_pass()
         verdicts: list[Verdict] = []
         paths: list[list[int]] = []
         first = 0
@@ -115,6 +118,8 @@ class Cycle:
                 if proposer.cut is None:
                     proposers.setdefault(id(proposer), (proposer, []))[1].append(sequence)
         self._policies, self._proposers = list(policies.values()), list(proposers.values())
+        drafting = dict.fromkeys(sequence.proposer for sequence in self.sequences)
+        self._watching = [each for each in drafting if each is not None and each.needs_passes]
 
     def _budgets(self) -> list[Budget]:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""

@@ -35,6 +35,10 @@ class TrunkProposer(Protocol):
         """The token to draft after the emitted tokens and `after`, which is the caller's and grows."""
         ...
 
+    def passed(self, step: int) -> None:
+        """The rows of `step` are there, and nothing is drafted behind them."""
+        ...
+
 
 def draft_on_trunk(
     decoder: Decoder, sequences: Items[Sequence], budgets: Items[Budget], trees: list[TokenTree | None]
@@ -64,7 +68,10 @@ def draft_on_trunk(
             tokens.append(known[min(step, len(known) - 1)])
         fed = [tree or TokenTree.chain(chains[row]) for row, tree in enumerate(trees)] if others else None
         decoder.trunk(cut, tokens, fed)
-        for proposer in {proposers[row] for row in drafting}:
+        asked = {proposers[row] for row in drafting}
+        for proposer in {proposers[row] for row, chain in chains.items() if len(chain) > step} - asked:
+            proposer.passed(step)
+        for proposer in asked:
             rows = proposer.rows(step)
             for row in [row for row in drafting if proposers[row] is proposer]:
                 chain = chains[row]
@@ -103,4 +110,5 @@ def _one(
         if ends(rows, 0, token):
             break
     decoder.trunk(cut, tokens)  # the last draft passes the trunk too: d + 1 exit rows
+    proposer.passed(len(drafted))
     return sequence.drafted([pending, *drafted])

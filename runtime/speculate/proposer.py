@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -46,6 +47,8 @@ class Proposer:
     """Whether `on_pictures` is called."""
     needs_rows: ClassVar[bool] = False
     """Whether `advance` gets rows."""
+    needs_passes: ClassVar[bool] = False
+    """Whether `on_pass` is called."""
     drafts_on_device: ClassVar[bool] = False
     """Whether it has a `draft_step`, behind the trunk's row or, without a `cut`, behind that of its `pass_apart`."""
     draft_graph: str = "head"
@@ -88,11 +91,30 @@ class Proposer:
         with (`Decoder.apart`)."""
         raise NotImplementedError
 
-    def draft_step(self, hidden: View, outputs: dict[str, View]) -> list[Call]:
-        """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, to write `outputs` of the
-        head: its `logits` (float32 [1, V]) or the `best` token of them (int64 [1]), and whether they are `finite`
-        (bool [1])."""
+    def passed(self, step: int) -> None:
+        """Proposers with a `cut`: drafted tokens of theirs passed the trunk as `step` of this cycle, and nothing is drafted
+        behind these rows. Steps behind which something is are asked for as `rows`."""
+
+    def on_pass(self) -> None:
+        """A cycle's pass over all of its nodes is done, and none is accepted yet: the decoder's lengths are those before
+        it."""
+
+    def sent_on_device(self, count: int, start: int) -> Mapping[str, np.ndarray]:
+        """Proposers that draft on a device: inputs of their own graphs in a cycle of `count` drafts behind the pending token
+        in slot `start`, of the shapes and types that the graphs read. Asked once in every such cycle."""
+        return {}
+
+    def draft_step(
+        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
+    ) -> list[Call]:
+        """Proposers that draft on a device: what follows the trunk's row `hidden` [1, 1, E] there, the one of that `number`
+        in the cycle, to write `outputs` of the head: its `logits` (float32 [1, V]) or the `best` token of them
+        (int64 [1]), and whether they are `finite` (bool [1]). `sent`: `sent_on_device`, where the engine has it."""
         raise NotImplementedError
+
+    def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]:
+        """The same for the row of the last drafted token, behind which nothing is drafted (as `passed`)."""
+        return []
 
     def propose_on_device(self, sequence: Sequence, budget: Budget) -> DeviceChain | TokenTree:
         """Proposers without a `cut`, for the only sequence of a device that does whole cycles: a chain that it drafts by

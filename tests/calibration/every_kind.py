@@ -36,9 +36,13 @@ def counted_by_the_runtime(
     return counted
 
 
-def learns_and_resumes(target: Target, records: RecordSet, folder: Path, kind: str) -> None:
-    """With the options of the table it learns, and a run that was killed and resumed ends with the same weights."""
-    own, loop = options_of(kind)(**TRAINED[kind]), LoopOptions(steps=8, batch_size=6, lr=3e-3, warmup=1)
+def learns_and_resumes(target: Target, records: RecordSet, folder: Path, kind: str, **options: Any) -> None:
+    """With the options of the table, or these beside them, it learns, and a run that was killed and resumed ends with the
+    same weights."""
+    own, loop = (
+        options_of(kind)(**{**TRAINED[kind], **options}),
+        LoopOptions(steps=8, batch_size=6, lr=3e-3, warmup=1),
+    )
     source = source_for(target, records, own)
 
     def run(name: str, stop: int | None = None):

@@ -20,6 +20,7 @@ from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.imitation_search import (
     SPACE,
     Trial,
+    folder_name,
     front,
     propose,
     search_shapes,
@@ -29,6 +30,7 @@ from vlmexport.calibration.training.imitation_search import (
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation_network import SEEN
 from vlmexport.runtime import cli
 from vlmexport.runtime.errors import OptionError
 
@@ -84,7 +86,9 @@ def test_a_proposal_follows_from_the_seed_and_the_trials_before_it():
     firsts = [propose([], fixed, seed) for seed in range(8)]
     assert all(s is not None and s == {**s, **fixed} and s["activation"] == "none" for s in firsts)
     assert {s["norm"] for s in firsts if s} == set(SPACE["norm"])
-    assert len(shapes({})) == 2 * 3 * (1 + 4) and len(shapes(fixed)) == 3
+    assert len(shapes({})) == 2 * 2 * 3 * (1 + 4) and len(shapes(fixed)) == 2 * 3
+    assert len(shapes({"attention_heads": 0})) == 30
+    assert {shape["attention_heads"] for shape in seen} == {0, 4}
     assert propose([Trial(s, 0.5, 1) for s in shapes(fixed)], fixed, 0) is None
 
 
@@ -109,6 +113,16 @@ def test_flops_are_those_of_the_products_and_of_what_is_done_singly():
         assert network.config.flops == products + 16 * singly
     plain = ImitationConfig(16, num_linear=2, activation="none", norm="none", residual=False)
     assert plain.flops == 2 * 2 * 16 * 16 + 2 * 16
+    for linear in (1, 2):
+        network = ImitationNetwork(16, num_linear=linear, attention_heads=4)
+        with FlopCounterMode(display=False) as counter:
+            network(torch.zeros(1, SEEN, 16))
+        products = counter.get_total_flops() // SEEN
+        assert products == 2 * 16 * 16 * (linear + 4)
+        seen = 2 * 2 * 16 * SEEN  # what the counter leaves out: queries by keys, and weights by values
+        without = ImitationConfig(16, num_linear=linear).flops - 2 * 16 * 16 * linear
+        singly = 16 * (7 + 1 + 3 * 2) + 5 * 4 * SEEN  # norm, residual, angles of queries and keys, softmax
+        assert network.config.flops == products + seen + without + singly
 
 
 def test_a_search_that_goes_on_is_one_that_was_never_killed(
@@ -141,16 +155,40 @@ def test_a_trial_is_a_training_of_its_shape_and_the_exit_is_measured(
 ) -> None:
     target, records, _ = llama
     found = run(llama, tmp_path, 9, fixed={"num_linear": 1, "residual": False}, cache_dtype="float32")
-    assert len(found["trials"]) == 3, "there are no more"
+    assert len(found["trials"]) == 6, "there are no more"
+    assert sorted(one["shape"]["attention_heads"] for one in found["trials"]) == [0, 0, 0, 4, 4, 4]
     rows = LiveFeatures(target, records, LAYER).rows(range(len(records)))
     agreed = target.head(rows.trunk).argmax(-1) == target.head(rows.residuals[:, -1]).argmax(-1)
     assert found["early_exit"] == pytest.approx(agreed.float().mean().item())
     for one in found["trials"]:
-        folder = tmp_path / "trials" / "-".join(str(one["shape"][n]).lower() for n in SPACE)
+        folder = tmp_path / "trials" / folder_name(one["shape"])
         draft = ImitationDraft.load(folder)
         assert draft.network.config == ImitationConfig(target.hidden_size, **one["shape"])
         assert draft.evaluation["validation"]["agreement"] == one["agreement"]
         assert one["flops"] == draft.network.config.flops and one["shape"]["num_linear"] == 1
+
+
+def test_a_search_from_before_there_was_an_attention_goes_on(
+    llama: tuple[Target, RecordSet, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trials had none, and lie where a shape without one is trained."""
+    fixed = {"num_linear": 1, "residual": False}
+    run(llama, tmp_path, 6, fixed={**fixed, "attention_heads": 0})
+    document = json.loads((tmp_path / "search.json").read_text())
+    for one in (*document["trials"], *document["front"]):
+        del one["shape"]["attention_heads"]
+    document["search"]["given"] = fixed
+    (tmp_path / "search.json").write_text(json.dumps(document))
+    assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == [
+        "1-layer_norm-false-none", "1-none-false-none", "1-rms_norm-false-none",
+    ]  # fmt: skip
+    found = run(llama, tmp_path, 6, fixed=fixed)
+    assert [one["shape"]["attention_heads"] for one in found["trials"]] == [0, 0, 0, 4, 4, 4]
+    monkeypatch.setattr(type(llama[0]), "hidden_size", 12)
+    with pytest.raises(
+        OptionError, match="--search tries attention of 4 heads, which do not divide the width 12"
+    ):
+        run(llama, tmp_path / "b", 1)
 
 
 def test_what_does_not_fit_is_refused(llama: tuple[Target, RecordSet, Path], tmp_path: Path) -> None:
@@ -158,7 +196,7 @@ def test_what_does_not_fit_is_refused(llama: tuple[Target, RecordSet, Path], tmp
         run(llama, tmp_path / "a", 1, own=replace(OWN, fine_tune=1))
     for fixed in (
         {name: values[0] for name, values in SPACE.items()},
-        {"num_linear": 1, "norm": "none", "residual": True},
+        {"num_linear": 1, "norm": "none", "residual": True, "attention_heads": 0},
     ):
         with pytest.raises(OptionError, match="nothing to choose: leave out one of --num-linear, --norm, "):
             run(llama, tmp_path / "b", 1, fixed=fixed)

@@ -66,18 +66,32 @@ def layered(rig: Rig) -> list[str]:
 
 def same_drafts(rig: Rig) -> None:
     """Whole cycles on a device draft and accept what the host does step by step."""
-    request = rig.request(72)
     for draft in ("early-exit", "imitation", *layered(rig)):
-        runs = []
-        for steps in (False, True):
-            with pytest.MonkeyPatch.context() as patch:
-                if steps:
-                    patch.setattr(lossless.Cycle, "_stays_on_device", lambda self, budgets: False)
-                runs.append(
-                    lossless.generate(rig, request, 40, proposer=lossless.DRAFTS[draft](rig, ()), length=3)
-                )
-        counts = [(run.stats.cycles, run.stats.proposed, run.stats.accepted) for run in runs]
-        assert runs[0].tokens == runs[1].tokens and counts[0] == counts[1], (draft, counts)
+        same_drafts_of(rig, draft)
+
+
+def same_drafts_of(rig: Rig, draft: str) -> None:
+    """The same for one draft."""
+    request, runs = rig.request(72), []
+    drafted: list[list[list[int]]] = []
+    tell = lossless.Cycle._tell
+
+    def noted(self: Any, sequence: Any, tree: Any, verdict: Any) -> Any:
+        drafted[-1].append(list(map(int, tree.tokens)))
+        return tell(self, sequence, tree, verdict)
+
+    for steps in (False, True):
+        drafted.append([])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lossless.Cycle, "_tell", noted)
+            if steps:
+                patch.setattr(lossless.Cycle, "_stays_on_device", lambda self, budgets: False)
+            runs.append(
+                lossless.generate(rig, request, 40, proposer=lossless.DRAFTS[draft](rig, ()), length=3)
+            )
+    counts = [(run.stats.cycles, run.stats.proposed, run.stats.accepted) for run in runs]
+    assert runs[0].tokens == runs[1].tokens and counts[0] == counts[1], (draft, counts)
+    assert drafted[0] == drafted[1], draft
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracle import NEVER, Request
 from rig import Rig
-from tiny_bundles import BUNDLES
+from tiny_bundles import ATTENDING, BUNDLES
 from vlmexport.runtime import proposers
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decode.tree import TokenTree
@@ -125,6 +125,13 @@ def _bundled(kind: str) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def _attending(rig: Rig, truth: Items[int]) -> Any:
+    """The imitation network with attention, which bundles of two cuts have."""
+    draft = rig.manifest.draft(f"imitation@{ATTENDING}")
+    assert draft is not None and draft.cache is not None
+    return proposers.create(draft, rig.decoder)
+
+
 def _combined(kind: str) -> Callable[[Rig, Items[int]], Any]:
     """Prompt lookup first; after a single token, so that both propose in turn."""
 
@@ -161,8 +168,15 @@ def _growing(kind: str) -> Callable[[Rig, Items[int]], Any]:
     return make
 
 
+def bundle_of(family: str, draft: str) -> str:
+    """The bundle of a family that has such a draft."""
+    return f"{family}-two-cuts" if "attending" in draft else family
+
+
 def fits(family: str, draft: str) -> bool:
-    """Whether there is such a draft for this family: ViSpec sees pictures among the rows of a decoder."""
+    """Whether the bundle `family` has such a draft: ViSpec sees pictures among the rows of a decoder."""
+    if "attending" in draft:
+        return ATTENDING in BUNDLES[family].draft_layers
     if draft.startswith("eagle3"):
         return BUNDLES[family].taps is not None
     return not draft.startswith("vispec") or BUNDLES[family].sees
@@ -184,6 +198,7 @@ def _at(truth: Items[int], index: int) -> int:
 DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "early-exit": _bundled("early-exit"),
     "imitation": _bundled("imitation"),
+    "imitation-attending": _attending,
     "draft-and-verify": _bundled("draft-and-verify"),
     "medusa": _bundled("medusa"),
     "medusa-tree": _branching(tree=True),
@@ -212,6 +227,8 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
 SHARED = (
     "early-exit",
     "imitation",
+    "imitation-attending",
+    "imitation-attending-wrong",
     "draft-and-verify",
     "medusa",
     "medusa-tree",
@@ -399,7 +416,7 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
     made: dict[str, Any] = {}
     asked, wanted = [], []
     names = [draft]
-    if draft == "mixed":
+    if draft in MIXED:
         names = [name for name in DRAFTS if fits(rig.tiny.name, name) and runs_on(rig.column, name)]
     for number in range(count):
         request = rig.request(60 + number, 1 + 3 * number % 17)
@@ -429,6 +446,9 @@ def batch(rig: Rig, draft: str, together: int, count: int) -> None:
         )
 
 
+MIXED = ("mixed", "mixed-attending")
+"""All drafts of a bundle side by side: of the family's own, and of that with two cuts."""
+
 SHAPES = {"chain": (5, 5), "tree of 8": (4, 8), "tree of 30": (5, 30)}
 """Depth and drafted tokens of a proposal."""
 
@@ -437,6 +457,7 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     for name in (
         "early-exit",
         "imitation",
+        "imitation-attending",
         "draft-and-verify",
         "medusa-tree",
         "medusa-likeliest",
@@ -448,6 +469,9 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
         "always-wrong",
     )
 } | {
+    "imitation-attending-wrong": lambda rig, truth: Wrong(
+        _attending(rig, truth), rig.manifest.text.vocab_size
+    ),
     "eagle-wrong": lambda rig, truth: Wrong(DRAFTS["eagle"](rig, truth), rig.manifest.text.vocab_size),
     "vispec-wrong": lambda rig, truth: Wrong(DRAFTS["vispec"](rig, truth), rig.manifest.text.vocab_size),
     "bushy": lambda rig, truth: Bushy(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
+import attending_rows
 import numpy as np
 import pytest
 import torch
@@ -385,6 +386,13 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
     (found,) = proposer.propose(sequences[2:], [Budget(7, 3)])
     layer = oracle(rig, network, requests[2], sequences[2].tokens)
     assert paths_of(found) == layer.paths(Budget(7, 3), asked.ranks), "in the place of one that left"
+
+
+@row
+def imitation_attends(rig_for: RigFor, family: str) -> None:
+    """With attention an imitation network says, wherever it drafts, what it says over all exit rows of the text at once."""
+    attending_rows.alone(rig_for(f"{family}-two-cuts"))
+    attending_rows.together(rig_for(f"{family}-two-cuts"))
 
 
 @row

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from math import prod
 from typing import Any
 
 import lossless
 import numpy as np
 import pytest
-from device_mutants import changed_logits, layered, not_finite, same_drafts
+from device_mutants import changed_logits, layered, not_finite, same_drafts, same_drafts_of
 from engines.recording_device import RecordingDevice
 from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
@@ -50,18 +51,34 @@ def test_the_host_waits_once_for_a_cycle(
     """With an end token that may come, alone: one wait, no more than 4 KB to the host, and one launch where more than
     single graphs can be captured."""
     rig: Rig = rigs(family, engine)
+    own = layered(rig)
+    shapes = [("early-exit", 3), ("imitation", 5), ("prompt-lookup", 5), (None, 0)]
+    _waits_once(rig, engine, [*shapes, *((draft, 3) for draft in own)], monkeypatch, own)
+
+
+@in_pairs(family=FAMILIES, engine=("device", "growing-device", "tensorrt", "cuda"))
+def test_attention_over_exit_rows_is_a_part_of_the_cycle(
+    rigs: Callable, family: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for an imitation network with attention; what it drafts is what the host would draft."""
+    rig: Rig = rigs(f"{family}-two-cuts", engine)
+    same_drafts_of(rig, "imitation-attending")
+    if engine != "growing-device":  # where every length of the caches is captured anew
+        _waits_once(rig, engine, [("imitation-attending", 5)], monkeypatch)
+
+
+def _waits_once(
+    rig: Rig,
+    engine: str,
+    shapes: Items[tuple[str | None, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    own: Items[str] = (),
+) -> None:
+    """Generations with these drafts and lengths."""
     request = rig.request(53)
     truth = rig.oracle.greedy(request, 40)
     end = next(token for token in range(3, 200) if token not in truth)
     waited = _counted(rig, monkeypatch)
-    own = layered(rig)
-    shapes = [
-        ("early-exit", 3),
-        ("imitation", 5),
-        ("prompt-lookup", 5),
-        (None, 0),
-        *((draft, 3) for draft in own),
-    ]
     for draft, length in shapes:
         proposer = None if draft is None else lossless.DRAFTS[draft](rig, truth)
         for _ in range(3):
@@ -76,6 +93,8 @@ def test_the_host_waits_once_for_a_cycle(
             enqueues = (2 if rig.manifest.decoder.cross_attention else 0) if whole else 40 * (length + 2)
             # Accepted rows are kept for the next cycle, EAGLE-3's after they were joined.
             enqueues += (draft in own) + (draft == "eagle3")
+            # A cycle in which attention drafted nothing, the last one: the rows of its pass are brought to the network.
+            enqueues += 4 * (draft == "imitation-attending")
             assert counts.enqueues <= enqueues, (draft, counts)
             assert counts.bytes_down <= 4096 and counts.bytes_up <= 8192, (draft, counts)
 

@@ -22,34 +22,36 @@ GRID = {"onnxruntime": WHOLE}
 
 def there(case: dict[str, Any]) -> bool:
     """Whether there is the draft of a case for its family."""
-    runs = lossless.runs_on(case.get("engine", ""), case["draft"])
-    return runs and lossless.fits(case["family"], case["draft"])
+    family, draft = case["family"], case["draft"]
+    return lossless.runs_on(case.get("engine", ""), draft) and lossless.fits(
+        lossless.bundle_of(family, draft), draft
+    )
 
 
 @in_pairs(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_greedy_equals_generate(rigs: Callable, family: str, engine: str, draft: str) -> None:
-    lossless.greedy(rigs(family, engine), draft, **GRID.get(engine, CORNERS))
+    rig = rigs(lossless.bundle_of(family, draft), engine)
+    lossless.greedy(rig, draft, **GRID.get(engine, CORNERS))
 
 
 @in_pairs(there, family=FAMILIES, engine=ENGINES, draft=lossless.DRAFTS)
 def test_end_token(rigs: Callable, family: str, engine: str, draft: str) -> None:
     some = engine == "onnxruntime"
-    lossless.early_end(
-        rigs(family, engine), draft, 44, (1, 3, 8) if some else (5,), (0, 1, 2, 5, 11) if some else (3,)
-    )
+    rig = rigs(lossless.bundle_of(family, draft), engine)
+    lossless.early_end(rig, draft, 44, (1, 3, 8) if some else (5,), (0, 1, 2, 5, 11) if some else (3,))
 
 
 @in_pairs(there, family=FAMILIES, draft=lossless.DRAFTS, length=(1, 4, 16))
 def test_sampling_equals_plain_sampling(rigs: Callable, family: str, draft: str, length: int) -> None:
-    lossless.sampled(rigs(family, "onnxruntime"), draft, (1, 2**63 - 1), (length,))
+    rig = rigs(lossless.bundle_of(family, draft), "onnxruntime")
+    lossless.sampled(rig, draft, (1, 2**63 - 1), (length,))
 
 
-@in_pairs(there, family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, "mixed"], together=(3, 16))
+@in_pairs(there, family=FAMILIES, engine=ENGINES, draft=[*lossless.DRAFTS, *lossless.MIXED], together=(3, 16))
 def test_a_batch_equals_generate(rigs: Callable, family: str, engine: str, draft: str, together: int) -> None:
     """Ragged prompts, limits, end tokens, lengths, seeds and drafts, more requests than are decoded together."""
-    lossless.batch(
-        rigs(family, engine), draft, together, 20 if engine == "onnxruntime" and together == 16 else 7
-    )
+    rig = rigs(lossless.bundle_of(family, draft), engine)
+    lossless.batch(rig, draft, together, 20 if engine == "onnxruntime" and together == 16 else 7)
 
 
 def test_rows_move_by_calls_bound_once(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +96,7 @@ def test_the_matrix(
     temperature: float,
 ) -> None:
     """Drafts × shapes × families × ends × batches × temperatures: pairs in every run, the product in `make test-all`."""
-    rig = rigs(family, "onnxruntime")
+    rig = rigs(lossless.bundle_of(family, draft), "onnxruntime")
     monkeypatch.setattr(rig.manifest.limits, "max_width", 32)
     lossless.matrix(rig.fresh(), draft, shape, end, together, temperature)
 
@@ -103,10 +105,10 @@ def test_the_matrix(
     there,
     family=FAMILIES,
     engine=ENGINES,
-    draft=("early-exit", "prompt-lookup", "eagle", "vispec", "tree"),
+    draft=("early-exit", "imitation-attending", "prompt-lookup", "eagle", "vispec", "tree"),
 )
 def test_who_fails_fails_alone(rigs: Callable, family: str, engine: str, draft: str) -> None:
-    lossless.one_ends(rigs(family, engine), draft)
+    lossless.one_ends(rigs(lossless.bundle_of(family, draft), engine), draft)
 
 
 @in_pairs(family=FAMILIES, threshold=(0.0, 0.3, 1.0))

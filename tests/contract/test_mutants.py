@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import attending_mutants as attending
+import attending_rows
 import cuda_mutants as provider
 import device_mutants as device
 import eagle3_mutants as eagle3
@@ -429,6 +431,21 @@ def changed_logits(rigs: Callable, family: str) -> None:
     device.changed_logits(rigs(family, "device"), rigs(family, "onnxruntime"))
 
 
+def attending_alone(rigs: Callable, family: str) -> None:
+    """What an imitation network with attention says of one sequence, over a cache that grows."""
+    attending_rows.alone(rigs(f"{family}-two-cuts", "onnxruntime"))
+
+
+def attending_together(rigs: Callable, family: str) -> None:
+    """What it says of sequences that come and go, beside other drafts."""
+    attending_rows.together(rigs(f"{family}-two-cuts", "onnxruntime"))
+
+
+def attending_on_device(rigs: Callable, family: str) -> None:
+    """What it drafts on a device is what the host would draft."""
+    device.same_drafts_of(rigs(f"{family}-two-cuts", "device"), "imitation-attending")
+
+
 def turns_with_pictures(rigs: Callable, family: str) -> None:
     """A conversation whose later turns go on behind what a ViSpec layer keeps."""
     sessions.conversation(rigs(family, "onnxruntime"))
@@ -443,6 +460,8 @@ def a_video(rigs: Callable, family: str) -> None:
     """A video that a ViSpec layer sees."""
     sessions.video(rigs(family, "onnxruntime"))
 
+
+ATTENDING_GUARDS: dict[str, Guard] = {"alone": attending_alone, "together": attending_together}
 
 SEES = ("llava", "qwen2.5-vl")
 TAPPED = ("llama", "qwen2.5-vl")
@@ -619,6 +638,30 @@ MUTANTS = {
         vispec.pictures_of_earlier_turns_forgotten, {"conversation": turns_with_pictures}, SEES
     ),
     "frames not averaged": Mutant(vispec.frames_not_averaged, {"video": a_video}, ("qwen2.5-vl",)),
+    # Attention of an imitation network.
+    **{
+        f"attending: {name}": Mutant(plant, guards)
+        for name, plant, guards in (
+            ("prompt rows missing", attending.prompt_rows_missing, ATTENDING_GUARDS),
+            ("prompt one slot late", attending.prompt_one_slot_late, ATTENDING_GUARDS),
+            ("last draft missing", attending.last_draft_missing, ATTENDING_GUARDS),
+            ("plain cycles missing", attending.plain_cycles_missing, ATTENDING_GUARDS),
+            ("every cycle taken for drafted", attending.every_cycle_taken_for_drafted, ATTENDING_GUARDS),
+            ("rejected rows seen", attending.rejected_rows_seen, ATTENDING_GUARDS),
+            ("rejected rows kept", attending.rejected_rows_kept, ATTENDING_GUARDS),
+            ("one position late", attending.one_position_late, ATTENDING_GUARDS),
+            (
+                "keys of the first sequence",
+                attending.keys_of_the_first_sequence,
+                {"together": attending_together},
+            ),
+            ("keys of who left", attending.keys_of_who_left, {"together": attending_together}),
+            ("own rows left by growth", attending.own_rows_left_by_growth, {"alone": attending_alone}),
+            ("rows of the pass before", attending.rows_of_the_pass_before, {"together": attending_together}),
+            ("slots of the first step", attending.slots_of_the_first_step, {"device": attending_on_device}),
+            ("masks of the first step", attending.masks_of_the_first_step, {"device": attending_on_device}),
+        )
+    },
     "growth without moving rows": Mutant(
         rows_left_over_by_growth,
         {"last positions": table("last_positions"), "growing device": growing("last_positions")},

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import attending_rows
 import pytest
 from engines.recording_device import GrowingDevice, RecordingDevice
 from engines.width_dependent import WidthDependent
@@ -99,7 +100,8 @@ def test_without_it_they_do(tiny_bundle: Callable[[str], TinyBundle], way: str) 
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("t5-two-cuts", {"draft": "imitation"}),
+        ("t5-two-cuts", {"draft": "imitation@1"}),
+        ("t5-two-cuts", {"draft": "imitation@2"}),
         ("llama-two-cuts", {"draft": "early-exit", "repetition_penalty": 1.3}),
     ],
     ids=lambda value: value if isinstance(value, str) else value["draft"],
@@ -121,7 +123,7 @@ def test_drafts_of_the_bundle_on_a_device(
 def test_requests_of_a_batch(tiny_bundle: Callable[[str], TinyBundle]) -> None:
     """Sequences of other lengths, with drafts of every way to propose, get what they get alone: here the number of
     sequences is no part of a kernel's shape."""
-    kinds = ("early-exit", "none", "prompt-lookup", "medusa", "imitation")
+    kinds = ("early-exit", "none", "prompt-lookup", "medusa", "imitation@1", "imitation@2")
     requests = [
         {"prompt": f"a{'b' * number}", "max_new_tokens": 6 + 5 * number, "ignore_eos": True, "draft": draft}
         | ({} if draft == "none" else {"draft_length": 3})
@@ -132,6 +134,15 @@ def test_requests_of_a_batch(tiny_bundle: Callable[[str], TinyBundle]) -> None:
         plain = session.generate_batch([{**request, "draft": "none"} for request in requests])
         alone = [session.generate(**request).tokens for request in requests]
     assert [result.tokens for result in together] == [result.tokens for result in plain] == alone
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_attention_over_exit_rows(rigs: Callable, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """What an imitation network says does not depend on the rows that pad a pass."""
+    rig = rigs(f"{family}-two-cuts", "onnxruntime")
+    monkeypatch.setattr(rig.manifest, "verify_width", 9)
+    for row in (attending_rows.alone, attending_rows.together):
+        row(rig.fresh())
 
 
 # --- seeded errors ---

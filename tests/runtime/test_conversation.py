@@ -59,9 +59,11 @@ def test_a_turn_computes_what_is_new(tiny: TinyBundle) -> None:
         assert [turn["role"] for turn in chat.messages] == ["system", *["user", "assistant"] * 3]
 
 
-@pytest.mark.parametrize("draft", ["none", "imitation", "medusa", "eagle", "vispec", "prompt-lookup"])
+@pytest.mark.parametrize(
+    "draft", ["none", "imitation", "imitation@2", "medusa", "eagle", "vispec", "prompt-lookup"]
+)
 def test_whatever_drafts_a_later_turn_has_the_same_answer(tiny_bundle: Bundles, draft: str) -> None:
-    tiny = tiny_bundle("qwen2.5-vl")
+    tiny = tiny_bundle("qwen2.5-vl-two-cuts" if draft == "imitation@2" else "qwen2.5-vl")
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:
         chat = session.chat()
         for words, most in zip(WORDS, (3, 3, 24), strict=True):
@@ -106,14 +108,21 @@ def test_only_requests_that_ask_for_it_reuse_a_prompt(tiny_bundle: Bundles) -> N
             reused(None, reuse_prompt=1)
 
 
-def test_the_kept_rows_are_those_of_a_prefill(tiny_bundle: Bundles) -> None:
-    tiny = tiny_bundle("qwen2.5-vl")
+@pytest.mark.parametrize(
+    ("bundle", "draft"), [("qwen2.5-vl", "imitation"), ("qwen2.5-vl-two-cuts", "imitation@2")]
+)
+def test_the_kept_rows_are_those_of_a_prefill(tiny_bundle: Bundles, bundle: str, draft: str) -> None:
+    """Those of a draft with attention, too, which passes the rows behind the kept ones only."""
+    tiny = tiny_bundle(bundle)
     with Session.load(tiny.path) as session, Session.load(tiny.path) as other:
         chat = session.chat()
-        chat.say(WORDS[0], PICTURES[0], max_new_tokens=6, draft="imitation")
-        chat.say(WORDS[1], max_new_tokens=1)
-        other.generate(PICTURES[0], chat.messages[:-1], max_new_tokens=1)
-        for layer in range(tiny.bundle.manifest.decoder.num_layers):
+        chat.say(WORDS[0], PICTURES[0], max_new_tokens=6, draft=draft)
+        found = chat.say(WORDS[1], max_new_tokens=2, draft=draft)
+        other.generate(PICTURES[0], chat.messages[:-1], max_new_tokens=2, draft=draft)
+        assert found.stats.reused_tokens > 0
+        manifest = tiny.bundle.manifest
+        assert len(session.decoder.arena.keys) == manifest.decoder.num_layers + len(manifest.attending)
+        for layer in range(len(session.decoder.arena.keys)):
             here, there = (each.decoder.arena.read(layer) for each in (session, other))
             for part in ("key", "value"):
                 np.testing.assert_allclose(here[part], there[part], atol=1e-4)

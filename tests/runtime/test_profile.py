@@ -20,6 +20,7 @@ import pytest
 import vlmexport.runtime
 from tiny_bundles import TinyBundle
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.engines.base import DTYPES
@@ -88,7 +89,7 @@ def with_plans(
         used = {d for each in bindings for d in each["shape"] if isinstance(d, str)}
         profiles = [
             {"name": p.name, "dimensions": {d: list(r) for d, r in p.ranges.items() if d in used}}
-            for p in trt.profiles_for(graph.role, sizes)
+            for p in trt.profiles_for(graph.role, sizes, reads_prompts(graph))
         ]
         manifest.plans.append(
             {

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ....exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from ...targets.target import FUSED, Rows
+from ...targets.target import FUSED, Rows, Texts
 from .. import losses
 from ..fusion import fusion_for
+from ..texts import rows_of
 from .base import Counts, LearnedTarget, Objective, identity_of
 from .imitation_options import ImitationOptions
 
@@ -22,12 +23,12 @@ from .imitation_options import ImitationOptions
 def imitation_objective(
     options: ImitationOptions, target: LearnedTarget, counts: Counts | None = None
 ) -> ImitationObjective:
-    """For a frozen target, or one that learns at first."""
+    """For a frozen target, row by row or over whole texts, or for one that learns at first."""
     from .imitation_joint import JointImitationObjective
 
-    return (JointImitationObjective if options.changes_target else ImitationObjective)(
-        options, target, counts
-    )
+    if options.changes_target:
+        return JointImitationObjective(options, target, counts)
+    return (AttendingObjective if options.attention_heads else ImitationObjective)(options, target, counts)
 
 
 class ImitationObjective(Objective):
@@ -44,7 +45,12 @@ class ImitationObjective(Objective):
         self.target = identity_of(target)
         width = target.hidden_size
         self.network: ImitationNetwork = ImitationNetwork(
-            width, options.num_linear, options.activation, options.norm, options.residual
+            width,
+            options.num_linear,
+            options.activation,
+            options.norm,
+            options.residual,
+            options.attention_heads,
         )
         self.fusion: nn.Module | None = None
         if options.cosine:
@@ -108,3 +114,14 @@ class ImitationObjective(Objective):
             provenance=dict(provenance),
             evaluation=dict(evaluation),
         )
+
+
+class AttendingObjective(ImitationObjective):
+    """The same losses at the same rows for a network with attention, which sees the whole text before each, its prompt too."""
+
+    def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
+        """As `ImitationObjective`."""
+        layer = self.options.layer
+        last = [tap for tap in self.options.taps(target.num_layers) if tap > target.num_layers - FUSED]
+        places, rows = rows_of(batch, layer, last if self.options.cosine else ())
+        return self.compare(self.network(batch.taps[layer])[places], rows, target)

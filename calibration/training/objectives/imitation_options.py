@@ -41,6 +41,10 @@ class ImitationOptions(Options):
     activation: str = option("gelu", "gelu, silu, relu or none.")
     norm: str = option("layer_norm", "layer_norm, rms_norm or none.")
     residual: bool = option(True, "Add the input to the output.")
+    attention_heads: int = option(
+        0,
+        "Heads of the draft's attention. imitation: over the rows of earlier positions, 0 for none; layers: default the model's.",
+    )
     joint: bool = option(
         False,
         "The target's decoder learns with the draft, and changes: Medusa-2 (medusa), or at first (imitation: FastVLM, "
@@ -71,6 +75,18 @@ class ImitationOptions(Options):
         return self.layer
 
     @property
+    def whole_texts(self) -> bool:
+        """With attention a row depends on all before it, those of prompts among them."""
+        return self.attention_heads > 0
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Of whole texts: the layer that the draft follows, and those whose residuals a fusion joins with the last."""
+        from ...targets.target import FUSED
+
+        fused = range(max(1, num_layers - FUSED + 1), num_layers) if self.cosine else ()
+        return tuple(sorted({self.layer, *fused}))
+
+    @property
     def changes_target(self) -> bool:
         return self.joint or self.fine_tune > 0
 
@@ -94,11 +110,15 @@ class ImitationOptions(Options):
 
     def __post_init__(self) -> None:
         self._at_least(1, "num_linear", "joint_steps")
-        self._at_least(0, "ce", "cosine", "kd", "fine_tune")
+        self._at_least(0, "ce", "cosine", "kd", "fine_tune", "attention_heads")
         self._at_least(0, "base_lr", "draft_weight", strictly=True)
         for name in ("joint_steps", "draft_weight"):
             if not self.joint and getattr(self, name) is not None:
                 raise OptionError(f"--{name.replace('_', '-')} applies to --joint only, which is not given")
+        if self.attention_heads and self.changes_target:
+            raise OptionError(
+                "--attention-heads is learned beside a target that stays as it is: leave --joint and --fine-tune out"
+            )
         if not self.changes_target and self.base_lr is not None:
             raise OptionError("--base-lr is for a target that learns: give --joint or --fine-tune, too")
         if self.base_lr is not None and self.base_lr > FASTEST:

@@ -84,7 +84,9 @@ class _Model:
         if name in ("medusa", "eagle", "eagle3", "fusion", "vispec", "adaptor", "skipped"):
             return getattr(self, name)
         if name in self.networks:
-            network = self.networks[name]
+            network: Any = self.networks[name]
+            if network.attention is not None:
+                return lambda io: self.attending(io, network)
             return lambda io: {"hidden_out": network(io["hidden"])}
         if layers is not None:
             return lambda io: self.segment(io, *layers)
@@ -109,6 +111,12 @@ class _Model:
     def eagle3(self, io: Tensors) -> Tensors:
         network: Any = self.networks["eagle3"]
         return self._layer(io, network, network.joined(*self._pairs(io)))
+
+    def attending(self, io: Tensors, network: Any) -> Tensors:
+        """An imitation network with attention."""
+        cos, sin = (half.repeat(1, 1, 2) for half in network.attention.angles(io["positions"]))
+        rows = network.attention(io["hidden"], _additive(io["attn_mask"]), (cos, sin), _Rows(io))
+        return {"hidden_out": network.mapped(rows)}
 
     def skipped(self, io: Tensors) -> Tensors:
         """All layers, with what some sublayers give set to zero; caches that the graph has not are made up."""
