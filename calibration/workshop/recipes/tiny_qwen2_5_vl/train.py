@@ -34,7 +34,7 @@ from .tower import WIDTH
 
 PASSES = 2
 """Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
-WEIGHTS = {"caption": 1.0, "answer": 0.3, "pair_answer": 0.3, "story": 0.5, "film_answer": 0.5}
+WEIGHTS = {"caption": 1.0, "answer": 0.6, "pair_answer": 0.5, "story": 0.5, "film_answer": 1.0}
 
 
 @dataclass(frozen=True)
