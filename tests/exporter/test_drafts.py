@@ -144,7 +144,10 @@ def _nested(depth: int) -> str:
         ({"network": {"hidden_size": 8, "num_linear": 10**9}}, "1 or 2 linear layers"),
         ({"network": {"hidden_size": 8, "activation": []}}, "draft.json"),
         ({"network": {"hidden_size": 8, "heads": 2}}, "heads"),
-        ({"network": {"hidden_size": 8, "attention_heads": 3}}, "3 attention heads do not divide the width 8"),
+        (
+            {"network": {"hidden_size": 8, "attention_heads": 3}},
+            "3 attention heads do not divide the width 8",
+        ),
         ({"network": {"hidden_size": 8, "attention_heads": "2"}}, "0 or more attention heads, not '2'"),
         ({"network": {}}, "hidden_size"),
         ({"provenance": 3}, "field 'provenance'"),
