@@ -14,7 +14,7 @@ from .train import LanguageStage
 from .vision_stage import train_vision
 
 NAME = "tiny-qwen2.5-vl"
-STEPS, VISION_STEPS = 1900, 1200
+STEPS, VISION_STEPS = 3200, 1200
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ class LanguageStage:
     pairs: int = 8_000
     films: int = 12_000
     sizes: tuple[int, int, int] = (32, 8, 12)
-    lr: float = 3e-3
+    lr: float = 1.5e-3
     seed: int = 0
     precision: str = "auto"
     stop_at: int | None = None
