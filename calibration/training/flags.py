@@ -63,9 +63,8 @@ def _flag(kinds: Mapping[str, Field[Any]], hint: Any) -> inspect.Parameter:
     one = next(iter(kinds.values()))
     name = flag_of(one.name, one.metadata)
     differs = {kind: each.default for kind, each in kinds.items() if each.default != one.default}
-    others = {
-        kind: default for kind, default in differs.items() if default is not None
-    }  # its help says those
+    # What a default of None stands for is said by the option's own help.
+    others = {kind: default for kind, default in differs.items() if default is not None}
     shown = "" if one.default is None else f" (default: {'on' if one.default is True else one.default}"
     shown += "".join(f", {kind}: {default}" for kind, default in others.items()) + ")" if shown else ""
     text = f"{one.metadata['help'].rstrip('.')}{shown}."
