@@ -308,7 +308,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
     last = json.loads((tmp_path / "two" / "log.jsonl").read_text().splitlines()[-1])
     figures = {"facts", "answers", "early_exit_3_alpha", "film_answers", "story_facts", "pair_answers"}
     assert figures | {"caption", "story", "film_answer", "pair_answer", "answer"} <= set(last)
-    with pytest.raises(OptionError, match=r"trained with lr 0\.003, not 0\.001"):
+    with pytest.raises(OptionError, match=rf"trained with lr {LanguageStage.lr}, not 0\.001"):
         LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision)
 
 
