@@ -9,17 +9,13 @@ held-out captions. Counts only, no clock. Writes results/papers-fastvlm-attentio
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-import torch
+from imitation_work import prepared, work_parser
 from machine import save
-from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, STEPS, prepare
+from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, STEPS
 from vlmexport.calibration.workshop.recipes.workshop import SHIPPED
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 
@@ -27,23 +23,12 @@ FIGURES = ("alpha", "tau", "agreement", "overlap", "tokens")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--captions", type=int, default=CAPTIONS)
-    parser.add_argument("--heldout", type=int, default=HELDOUT)
-    parser.add_argument("--layer", type=int, default=3)
+    parser = work_parser(__doc__, STEPS)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    target = prepare(MODEL, options.work, options.captions, options.heldout).target
-    place = options.work / target.fingerprint.removeprefix("sha256:")[:12]
-    told = {name: load_records(str(place / name)) for name in ("captions", "validation", "heldout")}
+    workshop, told = prepared(options)
+    target = workshop.target
     found = []
     for seed in range(options.seeds):
         for heads in (0, options.heads):
@@ -51,9 +36,9 @@ def main() -> None:
             loop = LoopOptions(options.steps, options.batch_size, seed=seed)
             run = options.work / "runs" / f"attention-n{options.layer}-{heads}-{options.steps}-{seed}"
             cache = options.work / "features"
-            draft = train_draft(target, told["captions"], own, loop, run, told["validation"], cache)
+            draft = train_draft(target, told.captions, own, loop, run, told.validation, cache)
             assert isinstance(draft, ImitationDraft)
-            (result,) = evaluate_drafts(target, told["heldout"], [str(run)]).values()
+            (result,) = evaluate_drafts(target, told.heldout, [str(run)]).values()
             line = {
                 "attention_heads": heads,
                 "seed": seed,
@@ -68,8 +53,8 @@ def main() -> None:
         "layer": options.layer,
         "steps": options.steps,
         "records_per_step": options.batch_size,
-        "captions": len(told["captions"]),
-        "heldout": len(told["heldout"]),
+        "captions": len(told.captions),
+        "heldout": len(told.heldout),
         "drafts": found,
     }
     print(save(f"papers-fastvlm-attention-{MODEL}", result, "torch", "transformers"))

@@ -9,45 +9,30 @@ results/papers-fastvlm-search-tiny-blip2-flant5.json.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-import torch
+from imitation_work import prepared, work_parser
 from machine import save
-from vlmexport.calibration.data import load_records
 from vlmexport.calibration.training.imitation_search import search_shapes, table
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--captions", type=int, default=CAPTIONS)
-    parser.add_argument("--heldout", type=int, default=HELDOUT)
-    parser.add_argument("--layer", type=int, default=3)
+    parser = work_parser(__doc__, 150)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    target = prepare(MODEL, options.work, options.captions, options.heldout).target
-    place = options.work / target.fingerprint.removeprefix("sha256:")[:12]
+    workshop, told = prepared(options)
     loop = LoopOptions(options.steps, options.batch_size, seed=options.seed)
     found = search_shapes(
-        target,
-        load_records(str(place / "captions")),
+        workshop.target,
+        told.captions,
         ImitationOptions(options.layer, ce=1.0, kd=0.0),
         loop,
         {"attention_heads": 0},  # the table in docs/papers.md is of the shapes without
         options.trials,
         options.work / "runs" / f"search-n{options.layer}-{options.steps}-{options.seed}",
-        validation=load_records(str(place / "validation")),
+        validation=told.validation,
         cache=options.work / "features",
         eval_every=options.steps,
         save_every=options.steps,

@@ -213,29 +213,10 @@ class MeasuredTexts(Measured, Protocol):
         ...
 
 
-class MeasuredSelfDraft:
-    """A draft on the target's trunk that reads each row by itself."""
+class _OnTrunk:
+    """A draft on the target's trunk; chains of its best tokens."""
 
     def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
-        self.layer, self._target, self._network = draft.layer, target, draft.network.to(target.device).eval()
-        self.name = draft.name
-        self.layers: float = draft.layer
-        self._count = Count(draft_length, target.eos_token_ids)
-        self.result = self._count.result
-
-    @property
-    def cycles(self) -> Stats:
-        return self._count.cycles
-
-    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
-        self._count.add(self._target.head(self._network(trunk)), own, rows)
-
-
-class MeasuredAttending:
-    """A draft on the target's trunk that looks back at earlier rows."""
-
-    def __init__(self, target: Target, draft: ImitationDraft, draft_length: int) -> None:
-        self.taps: Sequence[int] = (draft.layer,)
         self._target, self._network = target, draft.network.to(target.device).eval()
         self.name = draft.name
         self.layers: float = draft.layer
@@ -245,6 +226,25 @@ class MeasuredAttending:
     @property
     def cycles(self) -> Stats:
         return self._count.cycles
+
+
+class MeasuredSelfDraft(_OnTrunk):
+    """One that reads each row by itself."""
+
+    def __init__(self, target: Target, draft: SelfDraft, draft_length: int) -> None:
+        super().__init__(target, draft, draft_length)
+        self.layer = draft.layer
+
+    def add(self, trunk: Tensor, own: Tensor, rows: Rows) -> None:
+        self._count.add(self._target.head(self._network(trunk)), own, rows)
+
+
+class MeasuredAttending(_OnTrunk):
+    """One that looks back at earlier rows."""
+
+    def __init__(self, target: Target, draft: ImitationDraft, draft_length: int) -> None:
+        super().__init__(target, draft, draft_length)
+        self.taps: Sequence[int] = (draft.layer,)
 
     def add(self, texts: Texts) -> None:
         """Whole texts."""

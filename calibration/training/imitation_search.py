@@ -170,7 +170,7 @@ def search_shapes(
         raise OptionError(
             "--search compares networks for a target that stays: leave --joint and --fine-tune out"
         )
-    heads = fixed.get("attention_heads", SPACE["attention_heads"][-1])
+    heads = SPACE["attention_heads"][-1]
     if "attention_heads" not in fixed and target.hidden_size % (2 * heads):
         raise OptionError(
             f"--search tries attention of {heads} heads, which do not divide the width {target.hidden_size} into pairs; give "

@@ -32,7 +32,7 @@ class TextFeatures:
 def rows_of(texts: Texts, layer: int, residuals: Sequence[int] = ()) -> tuple[Tensor, Rows]:
     """(places bool [B, T], what a draft behind `layer` learns there): the rows of `Target.rows`, in their order.
 
-    `residuals`: numbers of layers among the texts' `taps` whose rows come before the last layer's.
+    `residuals`: rising numbers of layers among the texts' `taps` whose rows come before the last layer's.
     """
     # At a place of `learned` the draft of a layer of its own stands one row behind: what it makes is the next row.
     places = torch.zeros_like(texts.learned)
@@ -40,7 +40,7 @@ def rows_of(texts: Texts, layer: int, residuals: Sequence[int] = ()) -> tuple[Te
     last = texts.hidden[places]
     return places, Rows(
         texts.taps[layer][places],
-        torch.stack([*(texts.taps[each][places] for each in sorted(residuals)), last], 1),
+        torch.stack([*(texts.taps[each][places] for each in residuals), last], 1),
         texts.tokens[places],
         places.nonzero()[:, 0],
         places.cumsum(1)[places],

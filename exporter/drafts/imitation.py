@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from .base import Run, SelfDraft, TrainedKind
+from .cached_parity import CachedParity, side_by_side
 from .imitation_network import ImitationConfig, ImitationNetwork
 from .layer import cache_entry, traced_with_cache
 from .trained import TrainedDraft
@@ -112,47 +113,19 @@ class ImitationDraft(TrainedDraft, SelfDraft):
         from ..parity.exact import with_error
 
         config, (batch, count, width) = self.network.config, hidden.shape
-        heads, spare = config.attention_heads, 5
-        shape = (batch, heads, count + spare, config.head_dim)
-        # What lies beyond the rows of a pass is hidden, whatever it is.
-        cache = np.random.default_rng(5).standard_normal(shape, np.float32)
-        caches = {"key_cache.0": cache, "value_cache.0": cache}
-        past: list[torch.Tensor | None] = [None, None]
-        off: list[torch.Tensor | None] = [None, None]
+        kept = CachedParity(batch, count, config.attention_heads, config.head_dim)
 
         def layer(net: Any, rows: Any, keys: Any, values: Any) -> torch.Tensor:
-            """Rows, keys and values side by side: one run of the reference gives all three."""
-            out, after = net.behind(rows, None if keys is None else (keys, values))
-            flat = [each.transpose(1, 2).flatten(2) for each in after]
-            return torch.cat(
-                [torch.nn.functional.pad(out, (0, 0, flat[0].shape[1] - out.shape[1], 0)), *flat], -1
-            )
+            return side_by_side(*net.behind(rows, None if keys is None else (keys, values)))
 
         for start, end in ((0, count // 2), (count // 2, count)):
-            places = np.arange(start, end, dtype=np.int64)
-            seen = np.arange(count + spare) <= places[:, None]
-            found = run(
-                {
-                    "hidden": hidden[:, start:end].copy(),
-                    "positions": np.broadcast_to(places, (batch, end - start)).copy(),
-                    "write_indices": np.full(batch, start, np.int64),
-                    "attn_mask": np.broadcast_to(seen, (batch, 1, *seen.shape)).copy(),
-                    **caches,
-                }
-            )
-            rows = torch.from_numpy(hidden[:, start:end].copy())
-            wanted, error = with_error(self.network, layer, [rows, *past], [None, *off])
-            out, out_error = (each[:, -(end - start) :, :width].numpy() for each in (wanted, error))
+            part = hidden[:, start:end].copy()
+            found = run({"hidden": part, **kept.inputs(start, end)})
+            rows = [torch.from_numpy(part), *kept.past]
+            wanted, error = with_error(self.network, layer, rows, [None, *kept.off])
+            out, out_error = (each[:, start:, :width].numpy() for each in (wanted, error))
             yield "hidden", found["hidden_out"], out, out_error
-            for number, kind in enumerate(("key", "value")):
-                part = slice(width * (1 + number), width * (2 + number))
-                own, own_error = (
-                    each[..., part].unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
-                    for each in (wanted, error)
-                )
-                caches[f"{kind}_cache.0"] = found[f"updated_{kind}_cache.0"]
-                yield f"{kind}s", caches[f"{kind}_cache.0"][:, :, :end], own.numpy(), own_error.numpy()
-                past[number], off[number] = own, own_error
+            yield from kept.compared(found, wanted, error, width)
 
 
 class ImitationKind(TrainedKind):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ...runtime.errors import ExportError
+from .cached_parity import CachedParity, side_by_side
 from .eagle_network import EagleNetwork
 from .ranked import compare_ranked, ranked
 from .tensors import DraftTensors
@@ -178,18 +179,12 @@ class LayerDraft(TrainedDraft):
         network, config = self.network, self.drafter.config
         hidden, features, differs = self.parity_rows(captured)
         batch, count, width = hidden.shape
-        first, spare = count // 2, 5
+        first = count // 2
         embedded = torch.from_numpy(captured.embedded)
         table = None if captured.lm_head is None else torch.from_numpy(captured.lm_head)
-        cache = np.random.default_rng(5).standard_normal(
-            (batch, config.num_kv_heads, count + spare, config.head_dim), np.float32
-        )  # what lies beyond the rows of a pass is hidden
-        caches = {"key_cache.0": cache, "value_cache.0": cache}
-        past: list[torch.Tensor | None] = [None, None]
-        off: list[torch.Tensor | None] = [None, None]
+        kept = CachedParity(batch, count, config.num_kv_heads, config.head_dim)
         for start, end, drafted in ((0, first, False), (first, count, True)):
             places = np.arange(start, end, dtype=np.int64)
-            seen = np.arange(count + spare) <= places[:, None]
             source = np.arange(batch)[:, None] * count + places
             index = np.arange(batch * (end - start), dtype=np.int64)[::-3].copy()
             rows = features.numpy() if drafted else hidden
@@ -200,41 +195,24 @@ class LayerDraft(TrainedDraft):
                     "feature_index": source,
                     **({"drafted": np.array([drafted])} if self.marks_drafted else {}),
                     "next_ids": captured.token_ids[:, start:end].copy(),
-                    "positions": np.broadcast_to(places, (batch, end - start)).copy(),
-                    "write_indices": np.full(batch, start, np.int64),
-                    "attn_mask": np.broadcast_to(seen, (batch, 1, *seen.shape)).copy(),
                     "row_index": index,
-                    **caches,
+                    **kept.inputs(start, end),
                     **more,
                 }
             )
-            mask = torch.from_numpy(seen[None, None, :, :end].copy())
+            mask = torch.from_numpy(kept.seen(start, end)[None, None, :, :end].copy())
             positions = torch.from_numpy(places)[None]
 
             def layer(net: Any, embedded: Any, features: Any, keys: Any, values: Any) -> torch.Tensor:
-                """Keys, values and rows side by side: one run of the reference gives all three."""
                 before = None if keys is None else (keys, values)
-                rows, after = net(embedded, features, positions, mask, before, **also)  # noqa: B023
-                flat = [each.transpose(1, 2).flatten(2) for each in after]
-                return torch.cat(
-                    [torch.nn.functional.pad(rows, (0, 0, flat[0].shape[1] - rows.shape[1], 0)), *flat], -1
-                )
+                return side_by_side(*net(embedded, features, positions, mask, before, **also))  # noqa: B023
 
             given = [embedded[:, start:end], features[:, start:end]]
             errors = [None, None if drafted or differs is None else differs[:, start:end]]
-            wanted, error = with_error(network, layer, [*given, *past], [*errors, *off])
+            wanted, error = with_error(network, layer, [*given, *kept.past], [*errors, *kept.off])
             out, out_error = wanted[:, -(end - start) :, :width], error[:, -(end - start) :, :width]
             yield "rows", found["hidden_out"], out.numpy(), out_error.numpy()
-            size = config.num_kv_heads * config.head_dim
-            for number, kind in enumerate(("key", "value")):
-                part = slice(width + number * size, width + (number + 1) * size)
-                own, own_error = (
-                    each[..., part].unflatten(-1, (config.num_kv_heads, -1)).transpose(1, 2).contiguous()
-                    for each in (wanted, error)
-                )
-                caches[f"{kind}_cache.0"] = found[f"updated_{kind}_cache.0"]
-                yield f"{kind}s", caches[f"{kind}_cache.0"][:, :, :end], own.numpy(), own_error.numpy()
-                past[number], off[number] = own, own_error
+            yield from kept.compared(found, wanted, error, width)
             asked = [each.reshape(-1, width)[index] for each in (out, out_error)]
             likely = lambda net, rows, table: net.logits(rows, table).log_softmax(-1)  # noqa: E731
             logits, logits_error = with_error(network, likely, [asked[0], table], [asked[1]])

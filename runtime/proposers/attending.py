@@ -102,14 +102,8 @@ class Attending(SelfDraft):
             sent[f"attn_mask.{number}"] = seen[start + number][None]
         return sent
 
-    def draft_step(
-        self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
-    ) -> list[Call]:
-        assert self._out is not None
-        out = self._out.view(hidden.shape, self._decoder.dtype)
-        inputs = {"hidden": out, "row_index": self._index.view((1,))}
-        head = self._decoder.engine.bind("head", inputs, outputs)
-        return [self._bound(hidden, self._sent(number, sent), 0, out), head]
+    def _corrected_in_cycle(self, hidden: View, number: int, sent: Mapping[str, View]) -> tuple[Call, View]:
+        return self._with_rows(hidden, self._sent(number, sent))
 
     def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]:
         return [self._bound(hidden, self._sent(number, sent), 0)]
@@ -165,9 +159,13 @@ class Attending(SelfDraft):
         call.run()
 
     def _corrected(self, hidden: View, batch: int) -> tuple[Call, View]:
+        return self._with_rows(hidden, self._placed(hidden.shape))
+
+    def _with_rows(self, hidden: View, placed: Mapping[str, View]) -> tuple[Call, View]:
+        """The network over placed exit rows [batch, 1, E] for the rows that the head reads, too."""
         assert self._out is not None
         out = self._out.view(hidden.shape, self._decoder.dtype)
-        return self._bound(hidden, self._placed(hidden.shape), 0, out), out
+        return self._bound(hidden, placed, 0, out), out
 
     def _placed(self, shape: tuple[int, ...]) -> dict[str, View]:
         """What the host places."""

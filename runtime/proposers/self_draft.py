@@ -60,7 +60,7 @@ class SelfDraft(Proposer):
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
     ) -> list[Call]:
-        call, hidden = self._corrected(hidden, 1)
+        call, hidden = self._corrected_in_cycle(hidden, number, sent)
         inputs = {"hidden": hidden, "row_index": self._index.view((1,))}
         head = self._decoder.engine.bind("head", inputs, outputs)
         return [head] if call is None else [call, head]
@@ -71,6 +71,12 @@ class SelfDraft(Proposer):
         head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
         found = self._steps[batch, step] = (call, head)
         return found
+
+    def _corrected_in_cycle(
+        self, hidden: View, number: int, sent: Mapping[str, View]
+    ) -> tuple[Call | None, View]:
+        """As `_corrected`, of the row of that `number` in a cycle that a device does by itself."""
+        return self._corrected(hidden, 1)
 
     def _corrected(self, hidden: View, batch: int) -> tuple[Call | None, View]:
         """The call of the imitation network over exit rows [batch, 1, E], None without one, and the rows that the head

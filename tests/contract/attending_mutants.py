@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -104,16 +106,23 @@ def keys_of_the_first_sequence(patch: Patch) -> None:
     patch.setattr(Decoder, "last_place", property(lambda self: 0))
 
 
+@contextmanager
+def without_the_drafts(arena: Any) -> Iterator[None]:
+    """The arena moves the target's layers alone, the last of its layers being the draft's."""
+    whole = arena._buffers
+    own = {id(buffer) for buffers in (arena.keys, arena.values) for buffer in buffers[:-1]}
+    arena._buffers = [pair for pair in whole if id(pair[0]) in own]
+    yield
+    arena._buffers = whole
+
+
 def keys_of_who_left(patch: Patch) -> None:
     """The last sequence takes the place of one that leaves, its keys and values of the draft do not."""
     remove = KVArena.remove
 
     def wrong(self: Any, row: int) -> None:
-        whole, layers = self._buffers, len(self.keys)
-        own = [buffer for buffers in (self.keys, self.values) for buffer in buffers[: layers - 1]]
-        self._buffers = [pair for pair in whole if any(pair[0] is buffer for buffer in own)]
-        remove(self, row)
-        self._buffers = whole
+        with without_the_drafts(self):
+            remove(self, row)
 
     patch.setattr(KVArena, "remove", wrong)
 
@@ -123,11 +132,8 @@ def own_rows_left_by_growth(patch: Patch) -> None:
     grow = KVArena._grow
 
     def wrong(self: Any, rows: int) -> None:
-        whole, layers = self._buffers, len(self.keys)
-        own = [buffer for buffers in (self.keys, self.values) for buffer in buffers[: layers - 1]]
-        self._buffers = [pair for pair in whole if any(pair[0] is buffer for buffer in own)]
-        grow(self, rows)
-        self._buffers = whole
+        with without_the_drafts(self):
+            grow(self, rows)
 
     patch.setattr(KVArena, "_grow", wrong)
 

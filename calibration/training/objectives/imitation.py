@@ -122,6 +122,5 @@ class AttendingObjective(ImitationObjective):
     def loss(self, batch: Texts, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
         """As `ImitationObjective`."""
         layer = self.options.layer
-        last = [tap for tap in self.options.taps(target.num_layers) if tap > target.num_layers - FUSED]
-        places, rows = rows_of(batch, layer, last if self.options.cosine else ())
+        places, rows = rows_of(batch, layer, self.options.fused(target.num_layers))
         return self.compare(self.network(batch.taps[layer])[places], rows, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,12 +80,15 @@ class ImitationOptions(Options):
         """With attention a row depends on all before it, those of prompts among them."""
         return self.attention_heads > 0
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
-        """Of whole texts: the layer that the draft follows, and those whose residuals a fusion joins with the last."""
+    def fused(self, num_layers: int) -> Sequence[int]:
+        """The layers whose residuals a fusion joins with the last."""
         from ...targets.target import FUSED
 
-        fused = range(max(1, num_layers - FUSED + 1), num_layers) if self.cosine else ()
-        return tuple(sorted({self.layer, *fused}))
+        return range(max(1, num_layers - FUSED + 1), num_layers) if self.cosine else ()
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Of whole texts: the layer that the draft follows, and those that are `fused`."""
+        return tuple(sorted({self.layer, *self.fused(num_layers)}))
 
     @property
     def changes_target(self) -> bool:

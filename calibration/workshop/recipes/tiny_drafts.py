@@ -93,7 +93,7 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
         features,
         train.identity() + told["validation"].identity(),
         heldout_data=sets["heldout"],
-        answers=Answers(train, told["validation"], told["heldout"]),
+        answers=Answers(train, told["captions"], told["validation"], told["heldout"]),
     )
 
 

@@ -37,9 +37,10 @@ class Features:
 
 @dataclass(frozen=True)
 class Answers:
-    """A target's own answers, whole texts."""
+    """A target's own answers, whole texts; `captions` are those of `train` that describe a scene."""
 
     train: RecordSet
+    captions: RecordSet
     validation: RecordSet
     heldout: RecordSet
 
