@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from vlmexport.exporter.checkpoint.aliases import find_alias
-from vlmexport.exporter.drafts import KINDS, draft_kinds, open_draft, shipped_drafts
+from vlmexport.exporter.drafts import KINDS, draft_kinds, open_draft, selection, shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.selection import DraftSelection, select_drafts
 from vlmexport.runtime.errors import ExportError, OptionError
@@ -71,6 +72,17 @@ def test_without_a_trained_draft_prompt_lookup_is_the_default() -> None:
             assert f"--draft imitation --draft-layer {cut}" in found.notices[0]
     alone = chosen(layers=1)  # nothing to cut
     assert names(alone) == ["prompt-lookup"] and alone.cuts(1) == [0, 1]
+
+
+def test_of_shipped_drafts_without_a_layer_the_order_of_kinds_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Folders are sorted by name, which puts "eagle" before "medusa"."""
+    heads = next(draft for draft in shipped_drafts(SHIPPED) if draft.kind == "medusa")
+    layer = copy.copy(heads)
+    layer.kind = "eagle"  # type: ignore[misc]
+    monkeypatch.setattr(selection, "shipped_drafts", lambda alias: [layer, heads, *shipped_drafts(alias)[:2]])
+    assert chosen(alias=SHIPPED).default is heads
 
 
 def test_a_kind_without_a_layer_needs_no_cut() -> None:
