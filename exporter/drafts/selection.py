@@ -107,8 +107,7 @@ def select_drafts(
         for place in sorted(found) if kind.has_layer else [None]:
             if not kind.trained and draft_name(kind.name, place) not in names:
                 drafts.append(kind.at(place))
-    order = list(KINDS)
-    selection.drafts = sorted(drafts, key=lambda d: order.index(d.kind))
+    selection.drafts = _in_order(drafts)
     for cut in sorted(found):
         if cut > num_layers // 2:
             selection.notices.append(
@@ -152,8 +151,13 @@ def _shipped_for(shipped: Sequence[Draft], layer: int | None) -> list[Draft]:
     decoder in one piece, and one small pass per cycle. Among kinds without a layer the order is that of `KINDS`."""
     if layer is not None:
         return [draft for draft in shipped if draft.layer == layer][:1]
+    return sorted(_in_order(shipped), key=lambda draft: draft.layer or 0)[:1]
+
+
+def _in_order(drafts: Sequence[Draft]) -> list[Draft]:
+    """As a bundle lists them, those of one kind as they are given."""
     order = list(KINDS)
-    return sorted(shipped, key=lambda draft: (draft.layer or 0, order.index(draft.kind)))[:1]
+    return sorted(drafts, key=lambda draft: order.index(draft.kind))
 
 
 def _wanted(
