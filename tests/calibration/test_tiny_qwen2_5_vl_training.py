@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import torch.nn.functional as F
 from PIL import Image
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.workshop.recipes import tiny_drafts
@@ -22,11 +23,21 @@ from vlmexport.calibration.workshop.recipes.common.carry import begin_with, pack
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import __main__ as recipe
-from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import vision_stage
-from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.attention import use_dense_attention
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import teacher, vision_stage
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.attention import (
+    dense_grouped,
+    use_dense_attention,
+)
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.batches import Batches
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.emphasis import (
+    EMPHASIS,
+    emphasis,
+    seen_ids,
+    seen_words,
+    weighted_loss,
+)
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.layout import (
     PAIR,
     PICTURE,
@@ -46,11 +57,14 @@ from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tower import (
 )
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.train import LanguageStage, film_rows, part_of
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.vision_stage import (
+    RowHeads,
     batch_of,
     film_view,
+    likeness,
     picture_view,
     train_vision,
 )
+from vlmexport.calibration.workshop.recipes.tiny_vit_gpt2.captioner import ViTGPT2
 from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, ask, render, sample_scene, tell
 from vlmexport.calibration.workshop.scenes.dataset import film_pictures, model_picture, resized
 from vlmexport.calibration.workshop.scenes.film import sample_film
@@ -59,12 +73,14 @@ from vlmexport.calibration.workshop.scenes.film_story import tell_film
 from vlmexport.calibration.workshop.scenes.pair import ask_pair, sample_pair
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.checkpoint.aliases import BUNDLED
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime import Session
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.images.video import Video
 
+TEACHER = BUNDLED / "tiny-vit-gpt2"
 SMALL = {"pictures": 6, "pairs": 4, "films": 12, "sizes": (2, 2, 2), "precision": "fp32", "checked": 2}
 
 
@@ -98,7 +114,15 @@ def brief(monkeypatch):
 def few_checks(monkeypatch):
     """The command's checks look at two scenes, pairs and films."""
     monkeypatch.setattr(vision_stage, "CHECKED", 3)
+    monkeypatch.setattr(teacher, "SAMPLE", 20)
     monkeypatch.setattr(recipe, "LanguageStage", partial(LanguageStage, checked=2))
+
+
+@pytest.fixture(scope="module")
+def taught():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher, "SAMPLE", 20)
+        return teacher.Teacher(TEACHER, 0)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +131,8 @@ def vision(tmp_path_factory):
     place = tmp_path_factory.mktemp("seen")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vision_stage, "CHECKED", 3)
-        train_vision(place, 2, 20, pictures=2, films=2, precision="fp32")
+        patch.setattr(teacher, "SAMPLE", 20)
+        train_vision(place, 2, 20, TEACHER, pictures=2, films=2, precision="fp32")
     return place / "vision" / "state.pt"
 
 
@@ -146,15 +171,54 @@ def test_the_tower_is_that_of_transformers():
     assert torch.allclose(ours.flatten(0, 1), theirs, atol=1e-5)
 
 
-def test_labels_of_a_film_are_those_of_its_frames():
+def test_labels_of_a_film_are_those_of_its_frames(taught):
     index = next(i for i in TRAIN[:50] if sample_film(0, i).events[0].time == 1)
-    pixels, labels = batch_of([film_view(0, index, 0), picture_view(0, index, True)])
-    assert tuple(pixels.shape) == (2, 256, 1176)
+    views = [film_view(0, index, 0, taught.side), picture_view(0, index, True, taught.side)]
+    batch = batch_of(views, taught)
+    labels = batch.labels
+    assert tuple(batch.pixels.shape) == (2, 256, 1176) and batch.still.tolist() == [False, True]
     frames = sample_film(0, index).frames
     counts = [[len(frames[f].objects), len(sample_scene(0, index).objects)] for f in range(FRAMES)]
     assert [found["count"].tolist() for found in labels] == counts
     assert any(not torch.equal(labels[0][n][0], labels[1][n][0]) for n in ("kind", "lane", "owner"))
     assert all(torch.equal(labels[0][n][1], labels[1][n][1]) for n in labels[0])
+    pictures = [resized(frame, taught.side) for frame in frames[:FRAMES]]
+    pictures.append(resized(sample_scene(0, index), taught.side)[:, ::-1])
+    one, two, mirrored = taught.rows(np.stack(pictures))
+    assert torch.allclose(
+        batch.taught, torch.stack([one, mirrored, two, mirrored]).unflatten(0, (2, 2)), atol=1e-4
+    )
+    assert not torch.allclose(one, two, atol=0.1)
+
+
+def test_the_teacher_is_the_other_tower_with_directions_of_one_size(taught):
+    scenes = [sample_scene(0, index) for index in TRAIN[:20]]
+    pictures = np.stack([resized(scene, taught.side) for scene in scenes])
+    rows = taught.rows(pictures).flatten(0, 1).double()
+    assert rows.mean(0).abs().max() < 1e-4
+    spread = (rows.T @ rows / len(rows)).diagonal()
+    assert 0.9 < spread.max() <= 1.0 and (spread[1:] > 0.01).all()
+    raw = ViTGPT2.open(TEACHER).rows(pictures)[:, 1:].flatten(0, 1).double()
+    raw = raw - raw.mean(0)
+    fitted = rows @ torch.linalg.lstsq(rows, raw).solution
+    assert (fitted - raw).square().mean() < 1e-6 * raw.square().mean()
+
+
+def test_rows_of_pictures_are_the_teachers_and_those_of_films_are_read(taught):
+    """The errors that `likeness` counts, and what they ask of the tower."""
+    index = next(i for i in TRAIN[:50] if sample_film(0, i).events[0].time == 1)
+    batch = batch_of(
+        [film_view(0, index, 0, taught.side), picture_view(0, index, False, taught.side)], taught
+    )
+    heads = RowHeads()
+    for frame in range(FRAMES):
+        error = (batch.taught[1 - frame, 0] - batch.taught[frame, 0]).square().mean() / FRAMES
+        found = likeness(heads, batch.taught[frame], batch)
+        assert torch.allclose(found, torch.stack([error, torch.zeros(())]), atol=1e-6) and error > 1e-3
+    with torch.no_grad():
+        heads.taught_heads[1].weight.zero_()
+    moved = likeness(heads, batch.taught[0], batch)
+    assert moved[1] < 1e-9 and torch.allclose(moved[0], batch.taught[1, 0].square().mean() / FRAMES)
 
 
 def _inputs(captioner: Qwen25VL, media: Media, pictures: np.ndarray, ids: list[int]) -> dict[str, object]:
@@ -250,8 +314,9 @@ def test_the_losses_are_of_descriptions_and_of_answers(captioner):
     batches = Batches(captioner, 0, 4, 4, 4, (2, 2, 2))
     known = np.random.default_rng(0).standard_normal((8, 64, 128)).astype(np.float16)
     batch = batches.of_pictures(0)
+    nothing = torch.tensor([], dtype=torch.long)
     with torch.no_grad():
-        part = part_of(captioner, batch, known, ("caption", "answer"))
+        part = part_of(captioner, batch, known, ("caption", "answer"), nothing, 1.0)
         rows = torch.from_numpy(known[batch.rows]).float()
         hidden = captioner.hidden(captioner.head_of(PICTURE), rows, batch.packed).last_hidden_state
         logits = captioner.model.lm_head(hidden)
@@ -270,7 +335,7 @@ def test_the_training_computes_attention_as_transformers_does(captioner, tokeniz
     grown = []
     for one in (captioner, dense):
         one.model.zero_grad()
-        losses = part_of(one, batch, known, ("caption", "answer"))
+        losses = part_of(one, batch, known, ("caption", "answer"), seen_ids(tokenizer), 6.0)
         sum(value for _, value in losses.values()).backward()
         grown.append({n: p.grad for n, p in one.language.named_parameters()})
         one.model.zero_grad()
@@ -281,9 +346,44 @@ def test_the_training_computes_attention_as_transformers_does(captioner, tokeniz
     assert "dense" not in (tmp_path / "model" / "config.json").read_text()
 
 
+def test_attention_of_groups_is_that_of_repeated_keys():
+    query, key, value = (torch.randn(2, heads, 9, 8) for heads in (4, 2, 2))
+    seen = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, 9, 9)
+    found, _ = dense_grouped(torch.nn.Identity(), query, key, value, seen, 8**-0.5)
+    wanted = F.scaled_dot_product_attention(
+        query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), seen
+    )
+    torch.testing.assert_close(found, wanted.transpose(1, 2))
+
+
+def test_words_of_the_picture_are_single_tokens_that_texts_use(tokenizer):
+    words = seen_words()
+    assert {"mug", "stripes", "further", "behind", "vanishes", "grey", "three", "rear"} <= words
+    assert not words & {"the", "a", "of", "it", "and", "stands", "perhaps", "objects", "single"}
+    assert all(len(tokenizer(word)["input_ids"]) == 1 for word in words)
+    assert len(seen_ids(tokenizer)) == len(words)
+    texts = []
+    for index in range(300):
+        film = sample_film(0, index)
+        texts += [tell(sample_scene(0, index), 1).text, tell_film(film, 1).text]
+        texts += [ask_film(film, variant).answer for variant in range(4)]
+    assert words <= set(re.findall(r"\w+", " ".join(texts)))
+
+
+def test_words_of_the_picture_weigh_more_and_in_the_end_nothing_does(captioner, tokenizer):
+    assert [emphasis(step, 8) for step in range(8)] == [EMPHASIS, 4.75, 3.5, 2.25, 1.0, 1.0, 1.0, 1.0]
+    logits, targets = torch.randn(6, len(tokenizer)), torch.tensor([3, 5, 3, 9, 11, 5])
+    each = F.cross_entropy(logits, targets, reduction="none")
+    found, of_seen = weighted_loss(logits, targets, torch.tensor([3, 9]), 4.0)
+    torch.testing.assert_close(found, (4 * each[[0, 2, 3]].sum() + each[[1, 4, 5]].sum()) / 15)
+    torch.testing.assert_close(of_seen, each[[0, 2, 3]].mean())
+    torch.testing.assert_close(weighted_loss(logits, targets, torch.tensor([3]), 1.0)[0], each.mean())
+
+
 def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
     monkeypatch.setattr(vision_stage, "CHECKED", 3)
-    small = {"scenes": 20, "pictures": 2, "films": 2, "precision": "fp32"}
+    monkeypatch.setattr(teacher, "SAMPLE", 20)
+    small = {"scenes": 20, "teacher": TEACHER, "pictures": 2, "films": 2, "precision": "fp32"}
     assert train_vision(tmp_path / "one", 3, **small) == 3
     assert train_vision(tmp_path / "two", 3, stop_at=2, **small) == 2
     assert train_vision(tmp_path / "two", 3, **small) == 3
@@ -291,7 +391,7 @@ def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
     assert one["step"] == two["step"] == 3 and len(one["model"]) > 50
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
     last = json.loads((tmp_path / "two" / "vision" / "log.jsonl").read_text().splitlines()[-1])
-    assert {"picture_kind0", "film_kind1", "film_count1", "picture_table"} <= set(last)
+    assert {"picture_kind0", "film_kind1", "film_count1", "picture_table", "film_taught"} <= set(last)
 
 
 def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
@@ -307,7 +407,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
     assert all(torch.equal(tower[f"tower.{n}"].half().float(), value) for n, value in stored.items())
     last = json.loads((tmp_path / "two" / "log.jsonl").read_text().splitlines()[-1])
     figures = {"facts", "answers", "early_exit_3_alpha", "film_answers", "story_facts", "pair_answers"}
-    assert figures | {"caption", "story", "film_answer", "pair_answer", "answer"} <= set(last)
+    assert figures | {"caption", "caption_seen", "story", "film_answer", "pair_answer", "answer"} <= set(last)
     with pytest.raises(OptionError, match=rf"trained with lr {LanguageStage.lr}, not 0\.001"):
         LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision)
 

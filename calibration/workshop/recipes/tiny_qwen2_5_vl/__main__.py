@@ -8,13 +8,16 @@ the step that is under way, with its state saved; SIGSTOP and SIGCONT pause it. 
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from .....exporter.checkpoint.aliases import BUNDLED
 from ..common.command import finish, parsed, recipe_parser
 from .captioner import Qwen25VL
 from .train import LanguageStage
 from .vision_stage import train_vision
 
 NAME = "tiny-qwen2.5-vl"
-STEPS, VISION_STEPS = 3200, 1200
+STEPS, VISION_STEPS = 2600, 2000
 
 
 def main() -> None:
@@ -25,6 +28,12 @@ def main() -> None:
     parser.add_argument(
         "--vision-scenes", type=int, default=64_000, help="training scenes of the vision stage"
     )
+    parser.add_argument(
+        "--teacher",
+        type=Path,
+        default=BUNDLED / "tiny-vit-gpt2",
+        help="folder of a trained tiny-vit-gpt2 whose tower teaches this one; default: the bundled one",
+    )
     parser.add_argument("--pairs", type=int, default=8_000, help="pairs of pictures that are rendered")
     parser.add_argument("--films", type=int, default=12_000, help="films that are rendered")
     parser.add_argument("--step-pairs", type=int, default=8, help="of a step")
@@ -34,6 +43,7 @@ def main() -> None:
         options.out,
         options.vision_steps,
         options.vision_scenes,
+        options.teacher,
         seed=options.seed,
         precision=options.precision,
     )

@@ -56,8 +56,9 @@ def build_tower(seed: int) -> Any:
 
 def patches(frames: np.ndarray) -> Tensor:
     """uint8 (B, 2, side, side, 3) to patches as the processor lays them out, float32 [B, 256, 1176]."""
-    pixels = (frames.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
-    return torch.from_numpy(np.stack([patchified(pair, GRID) for pair in pixels.transpose(0, 1, 4, 2, 3)]))
+    laid = np.stack([patchified(pair, GRID) for pair in frames.transpose(0, 1, 4, 2, 3)])
+    mean, std = (torch.tensor(v).repeat_interleave(GRID.patch_values // 3) for v in (MEAN, STD))
+    return torch.from_numpy(laid).float().div_(255).sub_(mean).div_(std)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,8 @@
-"""The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision."""
+"""The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision.
+
+It begins with single pictures, a step of which takes half the time of one with everything: what a row says, and where a
+thing stands, is learned there; what moved and what differs builds on it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ...precision import computing, dtype_of
 from ...scenes.dataset import film_pictures, resized
@@ -26,6 +29,7 @@ from .attention import use_dense_attention
 from .batches import Batch, Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
+from .emphasis import emphasis, seen_ids, weighted_loss
 from .layout import PAIR, film_media
 from .model import FROZEN, build_model, save_bundle
 from .tokenizer import build_tokenizer
@@ -34,7 +38,9 @@ from .tower import WIDTH
 
 PASSES = 2
 """Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
-WEIGHTS = {"caption": 1.0, "answer": 0.6, "pair_answer": 0.5, "story": 0.5, "film_answer": 1.0}
+WEIGHTS = {"caption": 1.0, "answer": 0.6, "pair_answer": 0.5, "story": 0.5, "film_answer": 0.6}
+ALONE = 1 / 3
+"""Share of the steps that see pictures alone."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class LanguageStage:
     pairs: int = 8_000
     films: int = 12_000
     sizes: tuple[int, int, int] = (32, 8, 12)
-    lr: float = 1.5e-3
+    lr: float = 2e-3
     seed: int = 0
     precision: str = "auto"
     stop_at: int | None = None
@@ -98,18 +104,21 @@ class LanguageStage:
             batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
-            trained = learning(model, FROZEN)
+            trained, seen = learning(model, FROZEN), seen_ids(tokenizer)
+            alone = int(ALONE * self.steps)
             parts = (
-                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
-                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
-                (1, batches.of_films, rows["films"], ("story", "film_answer")),
+                (0, PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
+                (alone, 1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
+                (alone, 1, batches.of_films, rows["films"], ("story", "film_answer")),
             )
 
             def losses(step: int) -> Iterator[Part]:
-                for passes, draw, known, names in parts:
-                    for turn in range(passes):
+                weight = emphasis(step, self.steps)
+                for first, passes, draw, known, names in parts:
+                    for turn in range(passes if step >= first else 0):
                         with computing(dtype):
-                            part = part_of(captioner, draw(passes * step + turn), known, names)
+                            batch = draw(passes * step + turn)
+                            part = part_of(captioner, batch, known, names, seen, weight)
                         yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
 
             def check() -> dict[str, Any]:
@@ -165,8 +174,19 @@ def film_rows(captioner: Qwen25VL, seed: int, index: int) -> torch.Tensor:
     return captioner.pair_rows(frames.reshape(-1, TOGETHER, *frames.shape[1:])).flatten(0, 1)
 
 
-def part_of(captioner: Qwen25VL, batch: Batch, known: np.ndarray, names: tuple[str, str]) -> Part:
-    """The losses of a batch, by name: of descriptions and of answers; a name "" where there are none."""
+def part_of(
+    captioner: Qwen25VL,
+    batch: Batch,
+    known: np.ndarray,
+    names: tuple[str, str],
+    seen: torch.Tensor,
+    weight: float,
+) -> Part:
+    """The losses of a batch, by name: of descriptions and of answers; a name "" where there are none. With weight 0, for the
+    log: that of a description's words about the picture.
+
+    known: rows of the tower. seen, weight: see `weighted_loss`.
+    """
     head = captioner.head_of(batch.media)
     rows = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
     hidden = captioner.hidden(head, rows, batch.packed).last_hidden_state
@@ -175,7 +195,10 @@ def part_of(captioner: Qwen25VL, batch: Batch, known: np.ndarray, names: tuple[s
     for name, where in zip(names, (batch.told, answers), strict=True):
         if name:
             logits = captioner.model.lm_head(hidden[where]).float()
-            found[name] = WEIGHTS[name], F.cross_entropy(logits, batch.packed.targets[where])
+            loss, of_seen = weighted_loss(logits, batch.packed.targets[where], seen, weight)
+            found[name] = WEIGHTS[name], loss
+            if where is batch.told:
+                found[f"{name}_seen"] = 0.0, of_seen
     return found
 
 

@@ -1,12 +1,14 @@
-"""First stage: the tower learns what lies where, in both frames of a patch, through throw-away heads.
+"""First stage: the tower learns the rows of `teacher`, and what lies where in both frames of a patch.
 
-Every row answers for the object at its place, once for either frame: in a picture both are the same, in a film something
-may have happened in between. The mean of all rows answers for the setting. The heads are dropped afterwards.
+The rows of a picture are the teacher's. Those of a film's pair of frames, between which something may have happened, let
+throw-away heads read off the teacher's rows of either frame, the object at their place in either and, in the mean over all
+rows, the setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +24,101 @@ from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION, Scene, sample_scene
 from ..common.labels import GLOBAL_CLASSES, NONE, SLOT_CLASSES, accuracies, mirrored, scene_labels
 from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, run_steps
+from .teacher import Teacher
 from .tower import FRAMES, SIDE, WIDTH, build_tower, encode, patches
 
-CHECKED = 500  # validation pictures, and as many pairs of frames
+CHECKED = 400  # validation pictures, and as many pairs of frames
+CHUNK = 100  # views that are checked together
 ROW_CLASSES = SLOT_CLASSES | {"ordinal": MOST_OBJECTS + 1}
 ONCE = ("table", "wall", "light")  # of both frames
+LIKENESS = 10.0  # weight of the squared error, at most 1, beside twenty cross entropies
 
-View = tuple[np.ndarray, list[dict[str, np.ndarray]]]
-"""Two frames, uint8 (2, side, side, 3), and the labels of each."""
+
+@dataclass(frozen=True)
+class View:
+    """Two frames of a patch.
+
+    frames: uint8 (2, side, side, 3). small: as the teacher takes them, uint8 (2, its side, its side, 3). labels: of each.
+    """
+
+    frames: np.ndarray
+    small: np.ndarray
+    labels: list[dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Views:
+    """A batch of views: patches float [B, 256, 1176], the teacher's rows of either frame [2, B, 64, width], labels
+    [B, ...] by name for either frame, and which are pictures: bool [B]."""
+
+    pixels: Tensor
+    taught: Tensor
+    labels: list[dict[str, Tensor]]
+    still: Tensor
 
 
 class RowHeads(nn.Module):
-    """Linear classifiers on rows; used in training only."""
+    """Linear readers of rows; used in training only. Those of the teacher's rows begin as the identity."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.taught_heads = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(FRAMES))
+        for reader in self.taught_heads:
+            nn.init.eye_(reader.weight)  # pyright: ignore[reportArgumentType]
         rows = {f"{n}{f}": nn.Linear(WIDTH, c) for n, c in ROW_CLASSES.items() for f in range(FRAMES)}
         setting = {n: nn.Linear(WIDTH, GLOBAL_CLASSES[n]) for n in ONCE}
         setting |= {f"count{f}": nn.Linear(WIDTH, GLOBAL_CLASSES["count"]) for f in range(FRAMES)}
         self.row_heads, self.setting_heads = nn.ModuleDict(rows), nn.ModuleDict(setting)
 
 
-def picture_view(seed: int, index: int, flip: bool) -> View:
-    """A picture as both frames, perhaps mirrored."""
+def picture_view(seed: int, index: int, flip: bool, side: int) -> View:
+    """A picture as both frames, perhaps mirrored; `side` of the teacher's."""
     scene = sample_scene(seed, index)
-    picture, labels = resized(scene, SIDE), scene_labels(scene)
+    frames, labels = shown(scene, side), scene_labels(scene)
     if flip:
-        picture, labels = picture[:, ::-1], mirrored(labels)
-    return np.stack([picture] * FRAMES), [labels] * FRAMES
+        frames, labels = tuple(frame[:, ::-1] for frame in frames), mirrored(labels)
+    large, small = (np.stack([frame] * FRAMES) for frame in frames)
+    return View(large, small, [labels] * FRAMES)
 
 
-def film_view(seed: int, index: int, draw: int) -> View:
+def film_view(seed: int, index: int, draw: int, side: int) -> View:
     """Two frames of a film that one patch shows; `draw` says which two."""
     frames = sample_film(seed, index).frames
     at = draw % (len(frames) // FRAMES) * FRAMES
     pair: Sequence[Scene] = frames[at : at + FRAMES]
-    return np.stack([resized(scene, SIDE) for scene in pair]), [scene_labels(scene) for scene in pair]
+    large, small = (np.stack(kind) for kind in zip(*(shown(scene, side) for scene in pair), strict=True))
+    return View(large, small, [scene_labels(scene) for scene in pair])
 
 
-def batch_of(views: Sequence[View]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Patches [B, 256, 1176] and, for either frame, labels [B, ...] by name."""
-    pixels = patches(np.stack([frames for frames, _ in views]))
+def shown(scene: Scene, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The picture of a scene as the tower and as the teacher takes it."""
+    return resized(scene, SIDE), resized(scene, side)
+
+
+def batch_of(views: Sequence[View], teacher: Teacher) -> Views:
+    """Patches, what they are to say, and labels of views."""
     labels = [
-        {name: torch.from_numpy(np.stack([found[f][name] for _, found in views])) for name in views[0][1][f]}
+        {name: torch.from_numpy(np.stack([v.labels[f][name] for v in views])) for name in views[0].labels[f]}
         for f in range(FRAMES)
     ]
-    return pixels, labels
+    # A picture is the same in both frames: the teacher looks once.
+    still = np.array([np.array_equal(*v.small) for v in views])
+    first = teacher.rows(np.stack([v.small[0] for v in views]))
+    second = first.clone()
+    if not still.all():
+        second[~still] = teacher.rows(np.stack([v.small[1] for v in views if not np.array_equal(*v.small)]))
+    pixels = patches(np.stack([v.frames for v in views]))
+    return Views(pixels, torch.stack([first, second]), labels, torch.from_numpy(still))
+
+
+def likeness(heads: RowHeads, rows: Tensor, views: Views) -> Tensor:
+    """Mean squared error [B] of the teacher's rows: of those of pictures as they are, of those of pairs as they are read."""
+    found = [
+        torch.where(views.still[:, None, None], rows, reader(rows)).float() for reader in heads.taught_heads
+    ]
+    return torch.stack(
+        [(f - t).square().mean((1, 2)) for f, t in zip(found, views.taught, strict=True)]
+    ).mean(0)
 
 
 def row_loss(
@@ -95,21 +146,30 @@ def row_loss(
 
 
 @torch.no_grad()
-def evaluate(tower: Any, heads: RowHeads, views: Sequence[View], dtype: torch.dtype) -> dict[str, float]:
-    """Accuracy per question over all rows."""
+def evaluate(
+    tower: Any, heads: RowHeads, views: Sequence[View], teacher: Teacher, dtype: torch.dtype
+) -> dict[str, float]:
+    """Accuracy per question over all rows, and under ``taught`` the share of the variance of the teacher's rows."""
+    missed: list[Tensor] = []
+    told: list[Tensor] = []
 
     def answers(at: int) -> dict[str, Tensor]:
-        pixels, labels = batch_of(views[at : at + 100])
+        part = batch_of(views[at : at + CHUNK], teacher)
         with computing(dtype):
-            return row_loss(heads, encode(tower, pixels), labels)[1]
+            rows = encode(tower, part.pixels)
+            missed.append(likeness(heads, rows, part))
+            told.append(part.taught.flatten(0, 2))
+            return row_loss(heads, rows, part.labels)[1]
 
-    return accuracies(map(answers, range(0, len(views), 100)))
+    found = accuracies(map(answers, range(0, len(views), CHUNK)))
+    return found | {"taught": round(1 - (torch.cat(missed).mean() / torch.cat(told).var(0).mean()).item(), 4)}
 
 
 def train_vision(
     work: Path,
     steps: int,
     scenes: int,
+    teacher: Path,
     pictures: int = 48,
     films: int = 16,
     lr: float = 3e-3,
@@ -123,14 +183,16 @@ def train_vision(
     `work` receives ``vision`` with ``state.pt`` and ``log.jsonl``. Every step draws its pictures anew.
 
     Args:
-        scenes: the first so many of `train` are drawn. pictures, films: views of a step.
+        scenes: the first so many of `train` are drawn. teacher: folder of a trained `tiny-vit-gpt2`. pictures, films:
+            views of a step.
 
     Raises:
         OptionError: see `LongRun`.
     """
-    dtype = dtype_of(precision)
+    dtype, taught = dtype_of(precision), Teacher(teacher, seed)
     settings = {
         "steps": steps,
+        "teacher": taught.digest,
         "scenes": scenes,
         "pictures": pictures,
         "films": films,
@@ -142,27 +204,32 @@ def train_vision(
         heads, tower = RowHeads(), build_tower(seed)
         modules = nn.ModuleDict({"tower": tower, "heads": heads})
         checks = {
-            "picture": [picture_view(seed, i, False) for i in VALIDATION[:CHECKED]],
-            "film": [film_view(seed, i, i) for i in VALIDATION[:CHECKED]],
+            "picture": [picture_view(seed, i, False, taught.side) for i in VALIDATION[:CHECKED]],
+            "film": [film_view(seed, i, i, taught.side) for i in VALIDATION[:CHECKED]],
         }
 
         def losses(step: int) -> Iterator[Part]:
             rng = np.random.default_rng([seed, 7, step])
-            chosen = rng.integers(0, scenes, pictures + films)
+            chosen = [TRAIN[i] for i in rng.integers(0, scenes, pictures + films)]
             flips, draws = rng.random(pictures) < 0.5, rng.integers(0, 1 << 16, films)
-            views = [picture_view(seed, TRAIN[i], f) for i, f in zip(chosen[:pictures], flips, strict=True)]
-            views += [
-                film_view(seed, TRAIN[i], int(d)) for i, d in zip(chosen[pictures:], draws, strict=True)
+            side = taught.side
+            views = [
+                picture_view(seed, i, bool(f), side) for i, f in zip(chosen[:pictures], flips, strict=True)
             ]
-            pixels, labels = batch_of(views)
+            views += [film_view(seed, i, int(d), side) for i, d in zip(chosen[pictures:], draws, strict=True)]
+            batch = batch_of(views, taught)
             with computing(dtype):
-                yield {"rows": (1.0, row_loss(heads, encode(tower, pixels), labels)[0])}
+                rows = encode(tower, batch.pixels)
+                yield {
+                    "rows": (1.0, row_loss(heads, rows, batch.labels)[0]),
+                    "taught": (LIKENESS, likeness(heads, rows, batch).mean()),
+                }
 
         def check() -> dict[str, Any]:
             return {
                 f"{kind}_{name}": value
                 for kind, views in checks.items()
-                for name, value in evaluate(tower, heads, views, dtype).items()
+                for name, value in evaluate(tower, heads, views, taught, dtype).items()
                 if kind == "film" or not name.endswith("1")
             }
 
