@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.combination import combinations
 from ..errors import OptionError
 from ..request import request_options, resolve
 from ..speculate.choice import predictions
@@ -161,7 +162,7 @@ def measure(
         statistics.mean(result.stats.prompt_tokens for result in references),
         statistics.mean(len(result.tokens) for result in references),
     )
-    known = with_combinations(table, manifest)
+    known = with_combinations(table, combinations(manifest.drafts))
     report = _report(session, requests, results, known, plain, speculative, draft, draft_options)
     forced = force_acceptance is not None
     return report | {

@@ -1,7 +1,7 @@
 """Which draft pays on this device: pass times, acceptance of every draft of a bundle on a user's own requests, the choice.
 
 First every draft decodes the requests at a fixed budget (`Calibration.survey`): the longest chain, which tells of all
-shorter ones, and, where it proposes trees, trees of several sizes. The output is the target's own whatever the budget, so
+shorter ones, and, where it proposes trees, trees of several sizes. So does every combination of two drafts, with its chain. The output is the target's own whatever the budget, so
 only counters and times differ. All drafts decode a request before the next request comes, in another order each time: a
 machine that is slow for some seconds is so for all. Passes are timed alone and brought to what they are within decoding
 (`within_decoding.py`).
@@ -16,10 +16,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.combination import combinations
 from ..errors import OptionError
 from ..proposers import KINDS
 from ..speculate.budget import Budget
@@ -27,7 +29,7 @@ from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_re
 from ..speculate.costs import CostTable
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import StoredAcceptance, stored_acceptance
-from ..speculate.stored_costs import StoredChoice
+from ..speculate.stored_costs import StoredChoice, with_combinations
 from . import machine
 from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .benchmark import Progress, measured_costs, time_passes
@@ -147,9 +149,12 @@ class Calibration:
         self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
         self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
         self._drafts = runnable(check_calibration(manifest, data, by), session.decoder.engine)
+        # Of two drafts in turn, each of which is one of these.
+        self._combined = combinations(self._drafts)
         widest = manifest.widest_tree - 1
         self._plain = Arm()
         self._arms = [Arm(draft.name, budget) for draft in self._drafts for budget in budgets(draft, widest)]
+        self._arms += [Arm(name, Budget.chain(min(CHAIN, widest))) for name in self._combined]
         self._shuffle = random.Random(0)
         self._looked_at: list[Mapping[str, Any]] = []
 
@@ -208,7 +213,9 @@ class Calibration:
     def report(self) -> dict[str, Any]:
         """What was measured, and the choice by it. Raises `ValueError` before a survey."""
         session, manifest = self._session, self._session.bundle.manifest
-        costs = measured_costs(session, *self._timed)
+        table, rows = self._timed
+        own = {name: costs for name, costs in table.drafts.items() if name not in self._combined}
+        costs = measured_costs(session, replace(table, drafts=own), rows)
         entries: list[StoredAcceptance] = []
         if self._data is not None:
             entries = [
@@ -265,7 +272,8 @@ class Calibration:
             total.prompt_tokens / total.requests,
             total.tokens / total.requests,
         )
-        return within_decoding(table, self._plain, self._arms), rows
+        table = with_combinations(table, self._combined)
+        return within_decoding(table, self._plain, self._arms, self._combined), rows
 
     def _known(self, arms: Sequence[Arm]) -> list[Observed]:
         """What the drafts accept: as these arms show it, or as the bundle has it."""

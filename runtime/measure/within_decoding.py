@@ -3,23 +3,26 @@ beside the graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from statistics import mean
 
-from ..speculate.costs import FREE, CostTable
+from ..speculate.costs import FREE, CostTable, DraftCosts
 from .arms import Arm
 
 LEAST_SECONDS = 1e-9
 """In place of nothing, or less, that cycles took beyond their passes."""
 
 
-def within_decoding(table: CostTable, plain: Arm, drafting: Sequence[Arm]) -> CostTable:
+def within_decoding(
+    table: CostTable, plain: Arm, drafting: Sequence[Arm], combined: Container[str] = ()
+) -> CostTable:
     """The table with what passes take within decoding, and with what cycles take outside the graphs; of a draft, as its
     chain and each of its trees showed it.
 
     Passes are taken to be as much slower as those of plain decoding were, or, of a draft that splits the layers, its own.
-    `drafting`: every draft's longest chain first.
+    `drafting`: every draft's longest chain first. `combined`: drafts of which the table has what they take where they run,
+    though they run in some cycles only; what their chains show says in how many.
     """
     whole, inside = plain.cycle_seconds
     table = table.scaled(inside / table.token_seconds()) if inside else table
@@ -31,6 +34,8 @@ def within_decoding(table: CostTable, plain: Arm, drafting: Sequence[Arm]) -> Co
         mine, (whole_cycle, inside_cycle) = costs.get(seen.draft, FREE), arm.cycle_seconds
         if inside_cycle and mine.tail is not None:  # no pass is the target's own
             mine = mine.scaled(inside_cycle / seen.cycle_seconds(table, seen.budget.depth))
+        if seen.draft in combined:
+            mine = mine.scaled(_share_of_cycles(table, mine, arm))
         costs[seen.draft] = mine
         passes = seen.cycle_seconds(replace(table, drafts=costs), seen.budget.depth)
         costs[seen.draft] = replace(mine, host=max(0.0, whole_cycle - passes))
@@ -44,6 +49,16 @@ def within_decoding(table: CostTable, plain: Arm, drafting: Sequence[Arm]) -> Co
         tree_host = {nodes: max(mean(seconds), LEAST_SECONDS) for nodes, seconds in beyond.items()}
         costs[name] = replace(costs[name], tree_host=tree_host)
     return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
+
+
+def _share_of_cycles(table: CostTable, costs: DraftCosts, arm: Arm) -> float:
+    """The share of its passes that a draft ran, by the seconds of its cycles; 0 to 1."""
+    seen, whole = arm.observed, arm.cycle_seconds[0]
+    without, always = (
+        seen.cycle_seconds(replace(table, drafts={seen.draft: each}), seen.budget.depth)
+        for each in (FREE, costs)
+    )
+    return min(1.0, max(0.0, (whole - without) / (always - without))) if always > without else 1.0
 
 
 def _trees(arms: Sequence[Arm]) -> dict[str, list[Arm]]:

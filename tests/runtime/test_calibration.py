@@ -137,6 +137,43 @@ def test_what_may_be_best_is_decoded_itself(script: Callable[..., Script]) -> No
     assert stored["heads", 2, 2]["accepted"] == [4 * CYCLES] * 2 and stored["heads", 2, 2]["requests"] == 4
 
 
+def combined_session() -> Any:
+    """`SESSION` with heads and prompt lookup in place of its drafts."""
+    lookup = draft("prompt-lookup", kind="prompt-lookup", heads=None, ranks=None)
+    manifest = SimpleNamespace(**{**vars(SESSION.bundle.manifest), "drafts": [HEADS, lookup]})
+    return SimpleNamespace(**{**vars(SESSION), "bundle": SimpleNamespace(manifest=manifest)})
+
+
+def test_a_combination_of_two_drafts_may_be_the_best(script: Callable[..., Script]) -> None:
+    """It copies further than its second draft has heads, and costs what its cycles took: no pass of its own is stored."""
+
+    def seconds(name: str | None, budget: Budget | None, number: int) -> float:
+        if name == "prompt-lookup+heads":
+            return 0.6
+        return 20.0 if name == "prompt-lookup" else steady(name, budget, number)
+
+    table = CostTable(
+        Curve({1: 1.0, 20: 1.0}), {"heads": DraftCosts(once=0.8), "prompt-lookup": DraftCosts()}
+    )
+    made, session = script(seconds, table), combined_session()
+    whole = Calibration(session, "data")
+    whole.survey(REQUESTS[:3])
+    surveyed = {call[1:] for call in made.calls}
+    assert ("prompt-lookup+heads", 9, 9) in surveyed and ("heads", 3, 3) in surveyed
+    assert {call[0] for call in surveyed} == {None, "heads", "prompt-lookup", "prompt-lookup+heads"}
+    whole.look(REQUESTS)
+    report = whole.report()
+    choice = StoredCosts.parse(report["costs"], "costs").choice
+    assert choice is not None and choice.draft == "prompt-lookup+heads"
+    assert choice.speedup == pytest.approx(1 / 0.6)
+    assert set(report["costs"]["drafts"]) == {"heads", "prompt-lookup"}
+    assert "prompt-lookup+heads" in {entry["draft"] for entry in report["acceptance"]}
+    row = next(
+        row for row in report["predictions"] if (row["draft"], row["depth"]) == ("prompt-lookup+heads", 9)
+    )
+    assert row["break_even"] == pytest.approx(1.0)
+
+
 def test_a_tree_that_was_never_decoded_may_be_the_best(script: Callable[..., Script]) -> None:
     """Trees of 8 and their second ranks tell of smaller ones, which cost as much less as their passes are narrower."""
     wide = CostTable(Curve({1: 0.5, 4: 0.6, 6: 0.7, 9: 3.0}), {"heads": DraftCosts(once=0.1)})
@@ -282,6 +319,25 @@ def test_an_interval_covers_what_it_should() -> None:
         held += found is not None and found[0] < 5 < found[1]
     assert 52 <= held <= 59
     assert interval(mean, [1.0] * 4) is None and interval(mean, [1.0] * 5) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("seconds", "once"), [(10.0, 0.0), (12.0, 2.0), (14.0, 4.0), (15.0, 4.0)])
+def test_a_combination_takes_a_share_of_its_second_draft(seconds: float, once: float) -> None:
+    """By what its cycles took, between nothing and all of it; another draft never takes less than its passes."""
+
+    def arm(name: str | None, took: float) -> Arm:
+        stats = Stats(
+            cycles=10, accepted_by_depth=[5, 2, 1], total_seconds=10 * took, engine_seconds=10 * took
+        )
+        stats.shapes[(0, 0) if name is None else (3, 3)] = 10
+        return Arm(name, None if name is None else Budget(3, 3), [stats])
+
+    timed = CostTable(Curve({1: 10.0, 4: 10.0}), {name: DraftCosts(once=4.0) for name in ("medusa", "both")})
+    arms = [arm("medusa", 12.0), arm("both", seconds)]
+    table = within_decoding(timed, arm(None, 10.0), arms, {"both"})
+    assert table.drafts["both"].once == pytest.approx(once)
+    assert table.drafts["medusa"].once == 4.0
+    assert predict(table, arms[1].observed).break_even == pytest.approx(max(seconds, 10.0) / 10)
 
 
 def test_every_tree_is_predicted_by_what_its_cycles_took() -> None:
