@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import io
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -54,6 +55,9 @@ MOUNTED_COMMANDS = {
     "calibrate": ("calibration", "Choose the draft, length and tree that pay on this device, for a bundle."),
 }
 """Command → (package whose `cli.register(app)` adds it, help: in the list and of the command)."""
+
+ROOM_FOR_A_TABLE = 100
+"""Columns of a terminal from which help is a table; a narrower one would cut the longest options."""
 
 # The backslash keeps rich from reading the bracket as markup.
 PANELS = {
@@ -104,9 +108,10 @@ def build_app(command: str | None = None) -> typer.Typer:
 
     So that `vlmexport --help` and `vlmexport run` never import another room.
     """
+    wide = shutil.get_terminal_size().columns >= ROOM_FOR_A_TABLE
     app = typer.Typer(
         name="vlmexport", no_args_is_help=True, pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich" if wide else None,
     )  # fmt: skip
     app.callback()(_root)
     for name, (module, text) in RUNTIME_COMMANDS.items():

@@ -1,0 +1,33 @@
+"""What `--help` shows in terminals of common widths."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+import typer
+from vlmexport.runtime import cli
+
+
+@pytest.mark.parametrize("columns", [80, cli.ROOM_FOR_A_TABLE, 160])
+@pytest.mark.parametrize("command", [*cli.RUNTIME_COMMANDS, *cli.MOUNTED_COMMANDS])
+def test_no_option_is_cut(
+    command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    found = typer.main.get_command(cli.build_app(command))
+    shown_ones = found.commands[command].params  # type: ignore[attr-defined]
+    options = [option for option in shown_ones if not getattr(option, "hidden", False)]
+    missing = [
+        flag
+        for option in options
+        for flag in option.opts
+        if flag.startswith("-") and not re.search(rf"(?<![\w-]){flag}(?![\w-])", shown)
+    ]
+    assert options and not missing
+    assert max(map(len, shown.splitlines())) <= columns
