@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
 from typing import Any
 
+from intervals import shown, with_interval
 from machine import describe, save
 
 CHILD = """
@@ -75,16 +75,9 @@ def start(python: str, bundle: str, request: dict[str, Any]) -> subprocess.Popen
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def ratio(one: Arm, other: Arm, measure: str) -> dict[str, float]:
+def ratio(one: Arm, other: Arm, measure: str) -> dict[str, float | None]:
     """Median ratio of paired repeats, and a bootstrapped 95 % interval of it."""
-    return interval([a / b for a, b in zip(one.found[measure], other.found[measure], strict=True)])
-
-
-def interval(values: list[float]) -> dict[str, float]:
-    """Median, and a bootstrapped 95 % interval of it."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
-    return {"median": statistics.median(values), "low": medians[50], "high": medians[1949]}
+    return with_interval([a / b for a, b in zip(one.found[measure], other.found[measure], strict=True)])
 
 
 def main() -> None:
@@ -138,7 +131,7 @@ def main() -> None:
     }
     for way, found in result["this_over_other"].items():
         for measure, values in found.items():
-            print(f"{way}, {measure}: {values['median']:.3f} [{values['low']:.3f} – {values['high']:.3f}]")
+            print(f"{way}, {measure}: {shown(values)}")
     print(json.dumps({"machine": describe(), **result}, indent=1))
     if options.save:
         print(save(options.save, result))

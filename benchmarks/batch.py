@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
 from typing import Any
 
+from intervals import with_interval
 from machine import save
 
 
@@ -31,13 +31,6 @@ def requests(manifest: Any, count: int, tokens: int) -> list[dict[str, Any]]:
     from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
 
     return [{"image": render(sample_scene(0, HELDOUT[n])), **limits} for n in range(count)]
-
-
-def interval(values: list[float]) -> dict[str, float]:
-    """Median and its bootstrapped 95 % interval."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
-    return {"median": statistics.median(values), "low": medians[50], "high": medians[1949]}
 
 
 def main() -> None:
@@ -73,8 +66,8 @@ def main() -> None:
     result = {
         "script": "benchmarks/batch.py", "batch": options.batch, "tokens": len(one.tokens), "repeats": options.repeats,
         "tokens_per_second": {name: statistics.median(row[name] for row in rows) for name in rows[0]},
-        "whole": interval([row["together"] / row["alone"] for row in rows]),
-        "decode": interval([row["together_decode"] / row["alone_decode"] for row in rows]),
+        "whole": with_interval([row["together"] / row["alone"] for row in rows]),
+        "decode": with_interval([row["together_decode"] / row["alone_decode"] for row in rows]),
         "requests_with_near_ties": differences,
     }  # fmt: skip
     print(json.dumps(result, indent=1))

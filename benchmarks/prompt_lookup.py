@@ -16,9 +16,10 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from intervals import with_interval
 from machine import save
 
 DRAFT = "prompt-lookup"
@@ -53,13 +54,6 @@ def chat(count: int) -> list[str]:
 
     heldout = chat_prompts()[1]
     return heldout[:: len(heldout) // count][:count]
-
-
-def interval(values: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> dict[str, float]:
-    """A statistic and its bootstrapped 95 % interval."""
-    rng = random.Random(0)
-    found = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(2000))
-    return {"value": statistic(values), "low": found[50], "high": found[1949]}
 
 
 def main() -> None:
@@ -109,7 +103,7 @@ def main() -> None:
         result[kind] = {
             "prompts": len(prompts),
             "tokens": sum(row["tokens"] for row in mine) // options.repeats,
-            "speedup": interval(mine, speedup),
+            "speedup": with_interval(mine, speedup, "value"),
             "tau": statistics.mean(row["tau"] for row in mine),
             "virtual": {
                 "mean": statistics.mean(r["virtual"] for r in mine),
@@ -118,7 +112,7 @@ def main() -> None:
         }
     by_repeat = [speedup([row for row in rows if row["repeat"] == n]) for n in range(options.repeats)]
     result["workload"] = {
-        "speedup": interval(rows, speedup),
+        "speedup": with_interval(rows, speedup, "value"),
         "by_repeat": by_repeat,
         "worst_prompt_virtual": {
             "of all": min(row["virtual"] for row in rows),
