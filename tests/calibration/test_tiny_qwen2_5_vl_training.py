@@ -126,13 +126,12 @@ def taught():
 
 
 @pytest.fixture(scope="module")
-def vision(tmp_path_factory):
+def vision(tmp_path_factory, taught):
     """State of a vision stage of two steps."""
     place = tmp_path_factory.mktemp("seen")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vision_stage, "CHECKED", 3)
-        patch.setattr(teacher, "SAMPLE", 20)
-        train_vision(place, 2, 20, TEACHER, pictures=2, films=2, precision="fp32")
+        train_vision(place, 2, 20, taught, pictures=2, films=2, precision="fp32")
     return place / "vision" / "state.pt"
 
 
@@ -380,10 +379,9 @@ def test_words_of_the_picture_weigh_more_and_in_the_end_nothing_does(captioner, 
     torch.testing.assert_close(weighted_loss(logits, targets, torch.tensor([3]), 1.0)[0], each.mean())
 
 
-def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
+def test_a_resumed_vision_stage_is_the_uninterrupted_one(taught, tmp_path, monkeypatch):
     monkeypatch.setattr(vision_stage, "CHECKED", 3)
-    monkeypatch.setattr(teacher, "SAMPLE", 20)
-    small = {"scenes": 20, "teacher": TEACHER, "pictures": 2, "films": 2, "precision": "fp32"}
+    small = {"scenes": 20, "teacher": taught, "pictures": 2, "films": 2, "precision": "fp32"}
     assert train_vision(tmp_path / "one", 3, **small) == 3
     assert train_vision(tmp_path / "two", 3, stop_at=2, **small) == 2
     assert train_vision(tmp_path / "two", 3, **small) == 3
@@ -394,22 +392,37 @@ def test_a_resumed_vision_stage_is_the_uninterrupted_one(tmp_path, monkeypatch):
     assert {"picture_kind0", "film_kind1", "film_count1", "picture_table", "film_taught"} <= set(last)
 
 
-def test_a_resumed_training_is_the_uninterrupted_one(vision, brief, tmp_path):
-    assert LanguageStage(3, **SMALL).train(tmp_path / "one", vision) == 3
-    assert LanguageStage(3, stop_at=2, **SMALL).train(tmp_path / "two", vision) == 2
-    assert LanguageStage(3, **SMALL).train(tmp_path / "two", vision) == 3
+def _read_both(
+    tower: dict[str, torch.Tensor], visual: object, taught: teacher.Teacher
+) -> tuple[torch.Tensor, ...]:
+    """Rows of a picture by the tower of a vision stage and by the one that a model took from it."""
+    learned = build_tower(0)
+    learned.load_state_dict({n.removeprefix("tower."): p for n, p in tower.items() if n.startswith("tower.")})
+    pixels = patches(np.stack([[model_picture(0, 3, SIDE)] * FRAMES]))
+    with torch.no_grad():
+        return encode(learned, pixels), encode(visual, pixels)
+
+
+def test_a_resumed_training_is_the_uninterrupted_one(vision, taught, brief, tmp_path):
+    assert LanguageStage(3, **SMALL).train(tmp_path / "one", vision, taught) == 3
+    assert LanguageStage(3, stop_at=2, **SMALL).train(tmp_path / "two", vision, taught) == 2
+    assert LanguageStage(3, **SMALL).train(tmp_path / "two", vision, taught) == 3
     one, two = (torch.load(tmp_path / n / "state.pt", weights_only=True) for n in ("one", "two"))
     assert one["step"] == two["step"] == 3
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
     assert not any(name.startswith("model.visual.") for name in one["model"])
     tower = torch.load(vision, weights_only=True)["model"]
-    stored = Qwen25VL.open(tmp_path / "two" / "model").model.model.visual.state_dict()
-    assert all(torch.equal(tower[f"tower.{n}"].half().float(), value) for n, value in stored.items())
+    visual = Qwen25VL.open(tmp_path / "two" / "model").model.model.visual
+    last = ("merger.mlp.2.weight", "merger.mlp.2.bias")
+    for name, value in visual.state_dict().items():
+        assert name in last or torch.equal(tower[f"tower.{name}"].half().float(), value)
+    rows, raw = _read_both(tower, visual, taught)
+    assert torch.allclose(raw, rows @ torch.linalg.inv(taught._turn) + taught._mean, atol=0.05)
     last = json.loads((tmp_path / "two" / "log.jsonl").read_text().splitlines()[-1])
     figures = {"facts", "answers", "early_exit_3_alpha", "film_answers", "story_facts", "pair_answers"}
     assert figures | {"caption", "caption_seen", "story", "film_answer", "pair_answer", "answer"} <= set(last)
     with pytest.raises(OptionError, match=rf"trained with lr {LanguageStage.lr}, not 0\.001"):
-        LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision)
+        LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision, taught)
 
 
 def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, few_checks, monkeypatch, capsys):

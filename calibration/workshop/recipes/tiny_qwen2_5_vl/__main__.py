@@ -13,11 +13,12 @@ from pathlib import Path
 from .....exporter.checkpoint.aliases import BUNDLED
 from ..common.command import finish, parsed, recipe_parser
 from .captioner import Qwen25VL
+from .teacher import Teacher
 from .train import LanguageStage
 from .vision_stage import train_vision
 
 NAME = "tiny-qwen2.5-vl"
-STEPS, VISION_STEPS = 2600, 2000
+STEPS, VISION_STEPS = 2000, 2000
 
 
 def main() -> None:
@@ -39,11 +40,12 @@ def main() -> None:
     parser.add_argument("--step-pairs", type=int, default=8, help="of a step")
     parser.add_argument("--step-films", type=int, default=12, help="of a step")
     options = parsed(parser)
+    teacher = Teacher(options.teacher, options.seed)
     reached = train_vision(
         options.out,
         options.vision_steps,
         options.vision_scenes,
-        options.teacher,
+        teacher,
         seed=options.seed,
         precision=options.precision,
     )
@@ -60,7 +62,7 @@ def main() -> None:
         precision=options.precision,
         stop_at=options.stop_at,
     )
-    reached = stage.train(options.out, options.out / "vision" / "state.pt")
+    reached = stage.train(options.out, options.out / "vision" / "state.pt", teacher)
     finish(options, reached, Qwen25VL, "python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl")
 
 

@@ -32,6 +32,7 @@ from .checks import ViewChecks
 from .emphasis import emphasis, seen_ids, weighted_loss
 from .layout import PAIR, film_media
 from .model import FROZEN, build_model, save_bundle
+from .teacher import Teacher
 from .tokenizer import build_tokenizer
 from .tower import FRAMES as TOGETHER
 from .tower import WIDTH
@@ -68,20 +69,20 @@ class LanguageStage:
     checked: int = 96
     save_every: float = 300.0
 
-    def train(self, out: Path, vision: Path) -> int:
+    def train(self, out: Path, vision: Path, teacher: Teacher) -> int:
         """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
 
         `out` receives ``data`` (rows), ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
 
         Args:
-            vision: state of `vision_stage.train_vision`, whose tower is taken.
+            vision: state of `vision_stage.train_vision`, whose tower is taken. teacher: whose rows it learned.
 
         Raises:
             OptionError: see `LongRun`.
         """
         dtype, tokenizer = dtype_of(self.precision), build_tokenizer()
         model = build_model(tokenizer, self.seed).eval()
-        take_tower(model, vision)
+        take_tower(model, vision, teacher)
         use_dense_attention(model.model.language_model)
         captioner, begun = Qwen25VL(model, tokenizer), digest(vision)
         settings = {
@@ -202,8 +203,9 @@ def part_of(
     return found
 
 
-def take_tower(model: Any, vision: Path) -> None:
-    """Copies the tower of a vision stage's state into a model."""
+def take_tower(model: Any, vision: Path, teacher: Teacher) -> None:
+    """Copies the tower of a vision stage's state into a model, so that it gives the rows of the teacher as they are."""
     state = torch.load(vision, weights_only=True, map_location="cpu")["model"]
     tower = {n.removeprefix("tower."): p for n, p in state.items() if n.startswith("tower.")}
     model.model.visual.load_state_dict(tower)
+    teacher.turn_back(model.model.visual.merger.mlp[-1])

@@ -169,7 +169,7 @@ def train_vision(
     work: Path,
     steps: int,
     scenes: int,
-    teacher: Path,
+    teacher: Teacher,
     pictures: int = 48,
     films: int = 16,
     lr: float = 3e-3,
@@ -183,16 +183,16 @@ def train_vision(
     `work` receives ``vision`` with ``state.pt`` and ``log.jsonl``. Every step draws its pictures anew.
 
     Args:
-        scenes: the first so many of `train` are drawn. teacher: folder of a trained `tiny-vit-gpt2`. pictures, films:
-            views of a step.
+        scenes: the first so many of `train` are drawn. teacher: whose rows are learned. pictures, films: views of
+            a step.
 
     Raises:
         OptionError: see `LongRun`.
     """
-    dtype, taught = dtype_of(precision), Teacher(teacher, seed)
+    dtype = dtype_of(precision)
     settings = {
         "steps": steps,
-        "teacher": taught.digest,
+        "teacher": teacher.digest,
         "scenes": scenes,
         "pictures": pictures,
         "films": films,
@@ -204,20 +204,20 @@ def train_vision(
         heads, tower = RowHeads(), build_tower(seed)
         modules = nn.ModuleDict({"tower": tower, "heads": heads})
         checks = {
-            "picture": [picture_view(seed, i, False, taught.side) for i in VALIDATION[:CHECKED]],
-            "film": [film_view(seed, i, i, taught.side) for i in VALIDATION[:CHECKED]],
+            "picture": [picture_view(seed, i, False, teacher.side) for i in VALIDATION[:CHECKED]],
+            "film": [film_view(seed, i, i, teacher.side) for i in VALIDATION[:CHECKED]],
         }
 
         def losses(step: int) -> Iterator[Part]:
             rng = np.random.default_rng([seed, 7, step])
             chosen = [TRAIN[i] for i in rng.integers(0, scenes, pictures + films)]
             flips, draws = rng.random(pictures) < 0.5, rng.integers(0, 1 << 16, films)
-            side = taught.side
+            side = teacher.side
             views = [
                 picture_view(seed, i, bool(f), side) for i, f in zip(chosen[:pictures], flips, strict=True)
             ]
             views += [film_view(seed, i, int(d), side) for i, d in zip(chosen[pictures:], draws, strict=True)]
-            batch = batch_of(views, taught)
+            batch = batch_of(views, teacher)
             with computing(dtype):
                 rows = encode(tower, batch.pixels)
                 yield {
@@ -229,7 +229,7 @@ def train_vision(
             return {
                 f"{kind}_{name}": value
                 for kind, views in checks.items()
-                for name, value in evaluate(tower, heads, views, taught, dtype).items()
+                for name, value in evaluate(tower, heads, views, teacher, dtype).items()
                 if kind == "film" or not name.endswith("1")
             }
 
