@@ -293,14 +293,15 @@ def test_an_early_layer_is_read_where_the_target_is_said(captioner):
 
 def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
     one, two = (Batches(captioner, 0, 40, 30, 60, (3, 2, 2)) for _ in range(2))
-    for name in ("of_pictures", "of_pairs", "of_films"):
+    texts = {"of_captions": 1, "of_pictures": 4, "of_pairs": 3, "of_films": 4}
+    for name in ("of_captions", "of_pictures", "of_pairs", "of_films"):
         batches = [getattr(one, name)(step) for step in range(3)]
         late = getattr(two, name)(2)
         assert torch.equal(late.packed.ids, batches[2].packed.ids)
         assert np.array_equal(late.rows, batches[2].rows) and late.media == batches[2].media
         for batch in batches:
             learned = batch.packed.targets != IGNORED
-            assert (batch.packed.group.amax(1) == (3 if name == "of_pairs" else 4)).all()
+            assert (batch.packed.group.amax(1) == texts[name]).all()
             assert not (batch.told & ~learned).any() and batch.told.any() == (name != "of_pairs")
             assert (batch.packed.targets == captioner.end).sum() == batch.packed.group.amax(1).sum()
     drawn = [one.of_films(step) for step in range(12)]
@@ -357,20 +358,19 @@ def test_attention_of_groups_is_that_of_repeated_keys():
 
 def test_words_of_the_picture_are_single_tokens_that_texts_use(tokenizer):
     words = seen_words()
-    assert {"mug", "stripes", "further", "behind", "vanishes", "grey", "three", "rear"} <= words
-    assert not words & {"the", "a", "of", "it", "and", "stands", "perhaps", "objects", "single"}
-    assert all(len(tokenizer(word)["input_ids"]) == 1 for word in words)
-    assert len(seen_ids(tokenizer)) == len(words)
-    texts = []
-    for index in range(300):
-        film = sample_film(0, index)
-        texts += [tell(sample_scene(0, index), 1).text, tell_film(film, 1).text]
-        texts += [ask_film(film, variant).answer for variant in range(4)]
-    assert words <= set(re.findall(r"\w+", " ".join(texts)))
+    assert {"mug", "blue", "red", "small"} <= words
+    assert not words & {"the", "a", "of", "it", "and", "stands", "perhaps", "objects", "behind", "moves"}
+    ids = seen_ids(tokenizer)
+    assert len(words) * 0.8 < len(ids) <= len(words)
+    told = torch.tensor(
+        [i for n in range(300) for i in tokenizer(tell(sample_scene(0, n), 1).text)["input_ids"]]
+    )
+    assert torch.isin(ids, told).all() and 0.1 < torch.isin(told, ids).float().mean() < 0.2
 
 
 def test_words_of_the_picture_weigh_more_and_in_the_end_nothing_does(captioner, tokenizer):
-    assert [emphasis(step, 8) for step in range(8)] == [EMPHASIS, 4.75, 3.5, 2.25, 1.0, 1.0, 1.0, 1.0]
+    found = [emphasis(step, 12) for step in range(12)]
+    assert found == pytest.approx([EMPHASIS] * 5 + [4.75, 3.5, 2.25] + [1.0] * 4)
     logits, targets = torch.randn(6, len(tokenizer)), torch.tensor([3, 5, 3, 9, 11, 5])
     each = F.cross_entropy(logits, targets, reduction="none")
     found, of_seen = weighted_loss(logits, targets, torch.tensor([3, 9]), 4.0)

@@ -63,16 +63,21 @@ class Batches:
         for row in range(films):
             self._by_length.setdefault(sample_film(seed, TRAIN[row]).count, []).append(row)
 
-    def of_pictures(self, step: int) -> Batch:
-        """A caption and questions about each picture."""
+    def of_captions(self, step: int) -> Batch:
+        """A caption of each picture."""
+        return self.of_pictures(step, asked=False)
+
+    def of_pictures(self, step: int, asked: bool = True) -> Batch:
+        """A caption and, if `asked`, questions about each picture."""
         rng = np.random.default_rng([self.seed, 13, step])
         rows = rng.integers(0, 2 * self.pictures, self.sizes[0])
         texts = []
         for row in rows:
             plain = sample_scene(self.seed, TRAIN[row % self.pictures])
             scene = plain if row < self.pictures else mirror(plain)
-            asked = [ask(scene, variant) for variant in self._variants(step)]
-            texts.append([self._told(PROMPTS, tell(scene, step + 1).text, rng), *self._asked(asked, rng)])
+            texts.append([self._told(PROMPTS, tell(scene, step + 1).text, rng)])
+            if asked:
+                texts[-1] += self._asked([ask(scene, variant) for variant in self._variants(step)], rng)
         return self._batch(PICTURE, rows, texts, described=True)
 
     def of_pairs(self, step: int) -> Batch:

@@ -1,7 +1,7 @@
 """The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision.
 
-It begins with single pictures, a step of which takes half the time of one with everything: what a row says, and where a
-thing stands, is learned there; what moved and what differs builds on it.
+It begins with captions alone, a step of which takes 0.4 times as long as one with everything: what a row says, and where a
+thing stands, is learned there, and sooner without the noise of short answers; those, and what moved or differs, build on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .attention import use_dense_attention
 from .batches import Batch, Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
-from .emphasis import emphasis, seen_ids, weighted_loss
+from .emphasis import ALONE, emphasis, seen_ids, weighted_loss
 from .layout import PAIR, film_media
 from .model import FROZEN, build_model, save_bundle
 from .teacher import Teacher
@@ -40,8 +40,6 @@ from .tower import WIDTH
 PASSES = 2
 """Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
 WEIGHTS = {"caption": 1.0, "answer": 0.6, "pair_answer": 0.5, "story": 0.5, "film_answer": 0.6}
-ALONE = 1 / 3
-"""Share of the steps that see pictures alone."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class LanguageStage:
     pairs: int = 8_000
     films: int = 12_000
     sizes: tuple[int, int, int] = (32, 8, 12)
-    lr: float = 2e-3
+    lr: float = 3e-3
     seed: int = 0
     precision: str = "auto"
     stop_at: int | None = None
@@ -106,17 +104,17 @@ class LanguageStage:
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
             trained, seen = learning(model, FROZEN), seen_ids(tokenizer)
-            alone = int(ALONE * self.steps)
-            parts = (
-                (0, PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
-                (alone, 1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
-                (alone, 1, batches.of_films, rows["films"], ("story", "film_answer")),
+            first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "")),)
+            later = (
+                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
+                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
+                (1, batches.of_films, rows["films"], ("story", "film_answer")),
             )
 
             def losses(step: int) -> Iterator[Part]:
                 weight = emphasis(step, self.steps)
-                for first, passes, draw, known, names in parts:
-                    for turn in range(passes if step >= first else 0):
+                for passes, draw, known, names in first if step < int(ALONE * self.steps) else later:
+                    for turn in range(passes):
                         with computing(dtype):
                             batch = draw(passes * step + turn)
                             part = part_of(captioner, batch, known, names, seen, weight)
