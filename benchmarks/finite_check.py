@@ -21,7 +21,7 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
-from against import interval
+from intervals import shown, with_interval
 from machine import save
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -107,9 +107,9 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
         cycle_us.append(1e6 * cycle)
         check_us.append(1e6 * spent / cycles)
     return {
-        "share": interval(shares),
-        "cycle_us": interval(cycle_us),
-        "checks_us_per_cycle": interval(check_us),
+        "share": with_interval(shares),
+        "cycle_us": with_interval(cycle_us),
+        "checks_us_per_cycle": with_interval(check_us),
         "checks_per_cycle": (found["best"] + found["check"]) / cycles,
         "cycles": cycles,
         "rounds": rounds,
@@ -137,7 +137,7 @@ def main() -> None:
             share = found[way]["share"]
             print(
                 f"{way:<22} {found[way]['checks_us_per_cycle']['median']:6.2f} µs of {found[way]['cycle_us']['median']:8.0f} µs "
-                f"a cycle: {share['median']:.3%} [{share['low']:.3%} – {share['high']:.3%}]"
+                f"a cycle: {shown(share, '.3%')}"
             )
     print(json.dumps(found, indent=1))
     if arguments.save:

@@ -25,7 +25,7 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from against import interval
+from intervals import shown, with_interval
 from machine import describe, save
 
 ENGINE, BETWEEN = "engine", "between cycles: text, limits"
@@ -234,7 +234,7 @@ class Bench:
             "unmeasured_cycle_us": statistics.median(sum(each.values()) for each in cycles),
             "cycle_us": statistics.median(sum(each.values()) for each in engine),
             "engine_us": statistics.median(each[ENGINE] for each in engine),
-            "python_share": interval([1 - each[ENGINE] / sum(each.values()) for each in engine]),
+            "python_share": with_interval([1 - each[ENGINE] / sum(each.values()) for each in engine]),
             "parts_us": {
                 part: statistics.median(each.get(part, 0.0) for each in parts)
                 for part in sorted({part for each in parts for part in each} - {ENGINE})
@@ -252,7 +252,7 @@ def show(way: str, found: dict[str, Any]) -> None:
     share, cycle = found["python_share"], found["cycle_us"]
     print(f"\n{way}: a cycle takes {cycle:.0f} µs ({found['unmeasured_cycle_us']:.0f} µs where only cycles are measured), "
           f"calls the engine {found['calls_per_cycle']:.1f} times and runs {found['instructions_per_cycle']:.0f} bytecode "
-          f"instructions\nPython's share is {share['median']:.1%} [{share['low']:.1%} – {share['high']:.1%}]")  # fmt: skip
+          f"instructions\nPython's share is {shown(share, '.1%')}")  # fmt: skip
     rows = {ENGINE: found["engine_us"]} | dict(sorted(found["parts_us"].items(), key=lambda item: -item[1]))
     for part, value in rows.items():
         print(f"  {part:<36} {value:8.1f} µs {value / cycle:7.1%}")
