@@ -14,7 +14,6 @@ import numpy as np
 
 from . import engines, proposers
 from .asked import NAMES, asked
-from .bundle.combination import combinations
 from .bundle.folder import Bundle, Check
 from .conversation import Conversation
 from .decode.passes import Decoder
@@ -363,7 +362,7 @@ class Session:
         if found is None:
             manifest = self.bundle.manifest
             costs = pick_costs(manifest, self._machine, self.threads or 1)
-            costs = with_combinations(costs, combinations(manifest.drafts))
+            costs = with_combinations(costs, manifest.drafts)
             costs = replace(costs, least=manifest.verify_width or 1)
             most = Budget.chain(manifest.widest_tree - 1)
             trees, chains = measured_trees(manifest), measured_chains(manifest)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ..bundle.combination import combinations
 from ..errors import OptionError
 from ..request import request_options, resolve
 from ..speculate.choice import predictions
@@ -162,7 +161,7 @@ def measure(
         statistics.mean(result.stats.prompt_tokens for result in references),
         statistics.mean(len(result.tokens) for result in references),
     )
-    known = with_combinations(table, combinations(manifest.drafts))
+    known = with_combinations(table, manifest.drafts)
     report = _report(session, requests, results, known, plain, speculative, draft, draft_options)
     forced = force_acceptance is not None
     return report | {

@@ -1,10 +1,10 @@
 """Which draft pays on this device: pass times, acceptance of every draft of a bundle on a user's own requests, the choice.
 
 First every draft decodes the requests at a fixed budget (`Calibration.survey`): the longest chain, which tells of all
-shorter ones, and, where it proposes trees, trees of several sizes. So does every combination of two drafts, with its chain. The output is the target's own whatever the budget, so
-only counters and times differ. All drafts decode a request before the next request comes, in another order each time: a
-machine that is slow for some seconds is so for all. Passes are timed alone and brought to what they are within decoding
-(`within_decoding.py`).
+shorter ones, and, where it proposes trees, trees of several sizes. So does every combination of two drafts, with its chain.
+The output is the target's own whatever the budget, so only counters and times differ. All drafts decode a request before
+the next request comes, in another order each time: a machine that is slow for some seconds is so for all. Passes are timed
+alone and brought to what they are within decoding (`within_decoding.py`).
 
 What the table then predicts within a tenth of the best is decoded itself, beside plain decoding (`Calibration.look`). The
 fastest on every second request is chosen; what is predicted of it is its speed-up on the other requests, which had no
@@ -149,7 +149,6 @@ class Calibration:
         self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
         self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
         self._drafts = runnable(check_calibration(manifest, data, by), session.decoder.engine)
-        # Of two drafts in turn, each of which is one of these.
         self._combined = combinations(self._drafts)
         widest = manifest.widest_tree - 1
         self._plain = Arm()
@@ -272,7 +271,7 @@ class Calibration:
             total.prompt_tokens / total.requests,
             total.tokens / total.requests,
         )
-        table = with_combinations(table, self._combined)
+        table = with_combinations(table, self._drafts)
         return within_decoding(table, self._plain, self._arms, self._combined), rows
 
     def _known(self, arms: Sequence[Arm]) -> list[Observed]:

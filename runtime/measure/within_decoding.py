@@ -7,6 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from statistics import mean
 
+from ..speculate.choice import Observed
 from ..speculate.costs import FREE, CostTable, DraftCosts
 from .arms import Arm
 
@@ -35,7 +36,7 @@ def within_decoding(
         if inside_cycle and mine.tail is not None:  # no pass is the target's own
             mine = mine.scaled(inside_cycle / seen.cycle_seconds(table, seen.budget.depth))
         if seen.draft in combined:
-            mine = mine.scaled(_share_of_cycles(table, mine, arm))
+            mine = mine.scaled(_share_of_cycles(table, mine, seen, whole_cycle))
         costs[seen.draft] = mine
         passes = seen.cycle_seconds(replace(table, drafts=costs), seen.budget.depth)
         costs[seen.draft] = replace(mine, host=max(0.0, whole_cycle - passes))
@@ -51,9 +52,8 @@ def within_decoding(
     return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
 
 
-def _share_of_cycles(table: CostTable, costs: DraftCosts, arm: Arm) -> float:
-    """The share of its passes that a draft ran, by the seconds of its cycles; 0 to 1."""
-    seen, whole = arm.observed, arm.cycle_seconds[0]
+def _share_of_cycles(table: CostTable, costs: DraftCosts, seen: Observed, whole: float) -> float:
+    """The share of its passes that a draft ran, by the `whole` seconds of its cycles; 0 to 1."""
     without, always = (
         seen.cycle_seconds(replace(table, drafts={seen.draft: each}), seen.budget.depth)
         for each in (FREE, costs)

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.combination import combinations
 from ..bundle.schema import Part, checked, failure, integer, list_of, mapping_of, number, optional, string
 from .budget import Budget
 from .costs import FREE, CostTable, Curve, DraftCosts
@@ -184,10 +185,12 @@ def pick_costs(manifest: Manifest, machine: str, threads: int) -> CostTable:
     return replace(table, drafts={**table.drafts, **shares})
 
 
-def with_combinations(table: CostTable, combined: Mapping[str, str]) -> CostTable:
-    """The table with an entry for every combination of drafts (`bundle.combination.combinations`): that of its second one,
-    which runs in some of its cycles."""
-    found = {name: table.drafts[second] for name, second in combined.items() if second in table.drafts}
+def with_combinations(table: CostTable, drafts: Sequence[DraftInfo]) -> CostTable:
+    """The table with an entry for every combination of these drafts: that of its second one, which runs in some of its
+    cycles."""
+    found = {
+        name: table.drafts[second] for name, second in combinations(drafts).items() if second in table.drafts
+    }
     return replace(table, drafts={**table.drafts, **found})
 
 

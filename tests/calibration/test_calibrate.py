@@ -185,7 +185,10 @@ def test_another_device_chooses_by_what_was_observed_here(
     assert there["data"] is None and there["acceptance"] == []
     # Which trees are offered beside the decoded ones is for the times of a machine to say.
     decoded = {shape_of(entry) for entry in here["acceptance"] if entry["nodes"] > entry["depth"]}
-    assert decoded and all(decoded <= set(map(shape_of, found["predictions"])) for found in (here, there))
+    assert decoded
+    for report in (here, there):
+        trees = {shape_of(row) for row in report["predictions"] if row["nodes"] > row["depth"]}
+        assert decoded <= trees and {name for name, *_ in decoded} == {name for name, *_ in trees}
     assert cli.main(["calibrate", str(bundle), "--merge", str(copy)]) == 0
     both = Bundle.open(bundle).manifest
     assert [entry["machine"] for entry in both.costs][-1] == "robot" and len(both.costs) == 2

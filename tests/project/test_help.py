@@ -21,8 +21,8 @@ def test_no_option_is_cut(
     assert cli.main([command, "--help"]) == 0
     shown = capsys.readouterr().out
     found = typer.main.get_command(cli.build_app(command))
-    shown_ones = found.commands[command].params  # type: ignore[attr-defined]
-    options = [option for option in shown_ones if not getattr(option, "hidden", False)]
+    every = found.commands[command].params  # type: ignore[attr-defined]
+    options = [option for option in every if not getattr(option, "hidden", False)]
     missing = [
         flag
         for option in options

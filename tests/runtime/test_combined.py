@@ -136,6 +136,6 @@ def test_names_of_combinations() -> None:
 def test_a_combination_costs_what_its_second_draft_costs() -> None:
     found = manifest()
     table = default_costs(found)
-    more = with_combinations(table, combinations(found.drafts))
+    more = with_combinations(table, found.drafts)
     assert set(more.drafts) - set(table.drafts) == {"prompt-lookup+heads"}
     assert more.cycle_seconds("prompt-lookup+heads", 3) == table.cycle_seconds("heads", 3)

@@ -28,8 +28,13 @@ def model_picture(seed: int, index: int, side: int) -> np.ndarray:
 
 def resized(scene: Scene, side: int) -> np.ndarray:
     """The picture of a scene, drawn and resized as `model_picture` says."""
+    return resized_to(scene, side)[0]
+
+
+def resized_to(scene: Scene, *sides: int) -> list[np.ndarray]:
+    """The picture of a scene as `resized` has it, drawn once for several sides."""
     picture = Image.fromarray(render(scene, PICTURE))
-    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC))
+    return [np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC)) for side in sides]
 
 
 def film_pictures(seed: int, index: int, side: int) -> np.ndarray:

@@ -27,9 +27,8 @@ def seen_words() -> set[str]:
 
 
 def seen_ids(tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Ids [N] of those that are one token, sorted."""
-    ids = (tokenizer(word)["input_ids"] for word in seen_words())
-    return torch.tensor(sorted(found[0] for found in ids if len(found) == 1))
+    """Their ids [N], sorted; each is one token."""
+    return torch.tensor(sorted(token for word in seen_words() for token in tokenizer(word)["input_ids"]))
 
 
 def emphasis(step: int, steps: int) -> float:

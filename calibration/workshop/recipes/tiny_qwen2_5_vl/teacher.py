@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...scenes.dataset import resized
-from ...scenes.scene import TRAIN, sample_scene
+from ...scenes.dataset import model_picture
+from ...scenes.scene import TRAIN
 from ..common.folder import digest
 from ..tiny_vit_gpt2.captioner import ViTGPT2
 from .tower import ROWS, WIDTH
@@ -34,7 +34,7 @@ class Teacher:
         self.digest = digest(folder / "model.safetensors")
         self._tower = ViTGPT2.open(folder)
         self.side = self._tower.side
-        shown = np.stack([resized(sample_scene(seed, index), self.side) for index in TRAIN[:SAMPLE]])
+        shown = np.stack([model_picture(seed, index, self.side) for index in TRAIN[:SAMPLE]])
         known = self._plain(shown).flatten(0, 1).double()
         mean = known.mean(0)
         variance, directions = torch.linalg.eigh((known - mean).T @ (known - mean) / len(known))

@@ -1,6 +1,6 @@
 """The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision.
 
-It begins with captions alone, a step of which takes 0.4 times as long as one with everything: what a row says, and where a
+It begins with captions alone, a step of which takes less than half as long as one with everything: what a row says, and where a
 thing stands, is learned there, and sooner without the noise of short answers; those, and what moved or differs, build on it.
 """
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...precision import computing, dtype_of
-from ...scenes.dataset import resized
+from ...scenes.dataset import resized_to
 from ...scenes.film import sample_film
 from ...scenes.scene import MOST_OBJECTS, TRAIN, VALIDATION, Scene, sample_scene
 from ..common.labels import GLOBAL_CLASSES, NONE, SLOT_CLASSES, accuracies, mirrored, scene_labels
@@ -31,7 +31,7 @@ CHECKED = 400  # validation pictures, and as many pairs of frames
 CHUNK = 100  # views that are checked together
 ROW_CLASSES = SLOT_CLASSES | {"ordinal": MOST_OBJECTS + 1}
 ONCE = ("table", "wall", "light")  # of both frames
-LIKENESS = 10.0  # weight of the squared error, at most 1, beside twenty cross entropies
+LIKENESS = 10.0  # weight of the squared error, about 1 at first, beside twenty-odd cross entropies
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class RowHeads(nn.Module):
 def picture_view(seed: int, index: int, flip: bool, side: int) -> View:
     """A picture as both frames, perhaps mirrored; `side` of the teacher's."""
     scene = sample_scene(seed, index)
-    frames, labels = shown(scene, side), scene_labels(scene)
+    frames, labels = resized_to(scene, SIDE, side), scene_labels(scene)
     if flip:
-        frames, labels = tuple(frame[:, ::-1] for frame in frames), mirrored(labels)
+        frames, labels = [frame[:, ::-1] for frame in frames], mirrored(labels)
     large, small = (np.stack([frame] * FRAMES) for frame in frames)
     return View(large, small, [labels] * FRAMES)
 
@@ -86,13 +86,10 @@ def film_view(seed: int, index: int, draw: int, side: int) -> View:
     frames = sample_film(seed, index).frames
     at = draw % (len(frames) // FRAMES) * FRAMES
     pair: Sequence[Scene] = frames[at : at + FRAMES]
-    large, small = (np.stack(kind) for kind in zip(*(shown(scene, side) for scene in pair), strict=True))
+    large, small = (
+        np.stack(kind) for kind in zip(*(resized_to(scene, SIDE, side) for scene in pair), strict=True)
+    )
     return View(large, small, [scene_labels(scene) for scene in pair])
-
-
-def shown(scene: Scene, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """The picture of a scene as the tower and as the teacher takes it."""
-    return resized(scene, SIDE), resized(scene, side)
 
 
 def batch_of(views: Sequence[View], teacher: Teacher) -> Views:
@@ -106,7 +103,7 @@ def batch_of(views: Sequence[View], teacher: Teacher) -> Views:
     first = teacher.rows(np.stack([v.small[0] for v in views]))
     second = first.clone()
     if not still.all():
-        second[~still] = teacher.rows(np.stack([v.small[1] for v in views if not np.array_equal(*v.small)]))
+        second[~still] = teacher.rows(np.stack([v.small[1] for v in views])[~still])
     pixels = patches(np.stack([v.frames for v in views]))
     return Views(pixels, torch.stack([first, second]), labels, torch.from_numpy(still))
 
