@@ -28,7 +28,7 @@ from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.attention import (
     dense_grouped,
     use_dense_attention,
 )
-from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.batches import Batches
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.batches import QUESTIONS, Batches
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.emphasis import (
@@ -47,6 +47,7 @@ from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.layout import (
     split_turn,
 )
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.roll_call import PROMPT, roll_call
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tokenizer import END, build_tokenizer
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tower import (
     FRAMES,
@@ -71,6 +72,7 @@ from vlmexport.calibration.workshop.scenes.film import sample_film
 from vlmexport.calibration.workshop.scenes.film_asking import ask_film
 from vlmexport.calibration.workshop.scenes.film_story import tell_film
 from vlmexport.calibration.workshop.scenes.pair import ask_pair, sample_pair
+from vlmexport.calibration.workshop.scenes.words import KINDS, LANES, SIZES, meanings
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.aliases import BUNDLED
@@ -292,7 +294,12 @@ def test_an_early_layer_is_read_where_the_target_is_said(captioner):
 
 def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
     one, two = (Batches(captioner, 0, 40, 30, 60, (3, 2, 2)) for _ in range(2))
-    texts = {"of_captions": 1, "of_pictures": 4, "of_pairs": 3, "of_films": 4}
+    texts = {
+        "of_captions": 2,
+        "of_pictures": 2 + QUESTIONS,
+        "of_pairs": QUESTIONS,
+        "of_films": 1 + QUESTIONS,
+    }
     for name in ("of_captions", "of_pictures", "of_pairs", "of_films"):
         batches = [getattr(one, name)(step) for step in range(3)]
         late = getattr(two, name)(2)
@@ -302,6 +309,10 @@ def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
             learned = batch.packed.targets != IGNORED
             assert (batch.packed.group.amax(1) == texts[name]).all()
             assert not (batch.told & ~learned).any() and batch.told.any() == (name != "of_pairs")
+            assert not (batch.called & ~learned).any() and batch.called.any() == (
+                name in ("of_captions", "of_pictures")
+            )
+            assert not (batch.called & batch.told).any()
             assert (batch.packed.targets == captioner.end).sum() == batch.packed.group.amax(1).sum()
     drawn = [one.of_films(step) for step in range(12)]
     assert {batch.media.count for batch in drawn} == {2, 3, 4}
@@ -309,20 +320,57 @@ def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
         assert {sample_film(0, TRAIN[row]).count for row in batch.rows} == {batch.media.count * FRAMES}
 
 
-def test_the_losses_are_of_descriptions_and_of_answers(captioner):
+def test_a_roll_call_says_what_is_true_of_every_kind_that_is_alone(tokenizer):
+    kinds, sizes = meanings(KINDS), meanings(SIZES)
+    lanes = {phrase: lane for lane, phrases in enumerate(LANES) for phrase in phrases}
+    line = r"(\w+) (\w+) (\w+) (plain|striped) (\w+ (?:the )?\w+) left (nothing|a \w+ \w+) right (nothing|a \w+ \w+)\."
+
+    def named(words: str) -> tuple[str, str] | None:
+        return None if words == "nothing" else (words.split()[1], kinds[words.split()[2]])
+
+    orders, called = set(), 0
+    for index in TRAIN[:60]:
+        scene = sample_scene(0, index)
+        text = roll_call(scene, 1)
+        assert (text == roll_call(scene, 1) and text != roll_call(scene, 2)) or not text
+        there = [(item.colour, item.kind) for item in scene.objects]
+        alone = [kind for _, kind in there if sum(kind == k for _, k in there) == 1]
+        found = [match.groups() for match in re.finditer(line, text)]
+        assert " ".join(match.group() for match in re.finditer(line, text)) == text
+        assert sorted(kinds[f[0]] for f in found) == sorted(alone)
+        orders.add(tuple(alone.index(kinds[f[0]]) for f in found))
+        for kind, colour, size, pattern, lane, left, right in found:
+            place = next(i for i, item in enumerate(scene.objects) if item.kind == kinds[kind])
+            item = scene.objects[place]
+            assert (item.colour, item.size, item.pattern) == (colour, sizes[size], pattern)
+            assert item.lane == lanes[lane]
+            assert named(left) == (there[place - 1] if place else None)
+            assert named(right) == (there[place + 1] if place + 1 < len(there) else None)
+            called += 1
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(re.findall(r"\w+|[^\w\s]", text)) and tokenizer.unk_token_id not in ids
+    assert called > 100 and len(orders) > 8
+    assert len(tokenizer(PROMPT)["input_ids"]) == 2
+
+
+def test_the_losses_are_of_descriptions_answers_and_roll_calls(captioner):
     batches = Batches(captioner, 0, 4, 4, 4, (2, 2, 2))
     known = np.random.default_rng(0).standard_normal((8, 64, 128)).astype(np.float16)
     batch = batches.of_pictures(0)
     nothing = torch.tensor([], dtype=torch.long)
     with torch.no_grad():
-        part = part_of(captioner, batch, known, ("caption", "answer"), nothing, 1.0)
+        part = part_of(captioner, batch, known, ("caption", "answer", "roll_call"), nothing, 1.0)
         rows = torch.from_numpy(known[batch.rows]).float()
         hidden = captioner.hidden(captioner.head_of(PICTURE), rows, batch.packed).last_hidden_state
         logits = captioner.model.lm_head(hidden)
-    first = batch.packed.targets.masked_fill(batch.packed.group != 1, IGNORED)
-    rest = batch.packed.targets.masked_fill(batch.packed.group == 1, IGNORED)
-    assert torch.allclose(part["caption"][1], cross_entropy(logits, first))
-    assert torch.allclose(part["answer"][1], cross_entropy(logits, rest))
+    group, last = batch.packed.group, 2 + QUESTIONS
+    for name, where in (
+        ("caption", group == 1),
+        ("answer", (group > 1) & (group < last)),
+        ("roll_call", group == last),
+    ):
+        own = batch.packed.targets.masked_fill(~where, IGNORED)
+        assert torch.allclose(part[name][1], cross_entropy(logits, own))
 
 
 def test_the_training_computes_attention_as_transformers_does(captioner, tokenizer, tmp_path):
@@ -334,7 +382,7 @@ def test_the_training_computes_attention_as_transformers_does(captioner, tokeniz
     grown = []
     for one in (captioner, dense):
         one.model.zero_grad()
-        losses = part_of(one, batch, known, ("caption", "answer"), seen_ids(tokenizer), 6.0)
+        losses = part_of(one, batch, known, ("caption", "answer", "roll_call"), seen_ids(tokenizer), 6.0)
         sum(value for _, value in losses.values()).backward()
         grown.append({n: p.grad for n, p in one.language.named_parameters()})
         one.model.zero_grad()
@@ -419,7 +467,15 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, taught, brief, tmp_
     assert torch.allclose(raw, rows @ torch.linalg.inv(taught._turn) + taught._mean, atol=0.05)
     last = json.loads((tmp_path / "two" / "log.jsonl").read_text().splitlines()[-1])
     figures = {"facts", "answers", "early_exit_3_alpha", "film_answers", "story_facts", "pair_answers"}
-    assert figures | {"caption", "caption_seen", "story", "film_answer", "pair_answer", "answer"} <= set(last)
+    assert figures | {
+        "caption",
+        "caption_seen",
+        "story",
+        "film_answer",
+        "pair_answer",
+        "answer",
+        "roll_call",
+    } <= set(last)
     with pytest.raises(OptionError, match=rf"trained with lr {LanguageStage.lr}, not 0\.001"):
         LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision, taught)
 

@@ -19,9 +19,10 @@ from ..common.captioner import IGNORED
 from ..common.prompts import PROMPTS, drawn, questions
 from .captioner import Qwen25VL
 from .layout import PAIR, PICTURE, Media, Packed, film_media, packed
+from .roll_call import PROMPT, roll_call
 from .tokenizer import FILM_PROMPTS
 
-QUESTIONS = 3  # about each picture, pair or film
+QUESTIONS = 5  # about each picture, pair or film; they are short, and share its rows
 
 Text = tuple[list[int], list[int]]
 """A prompt and what is learned behind it."""
@@ -30,12 +31,13 @@ Text = tuple[list[int], list[int]]
 @dataclass(frozen=True)
 class Batch:
     """Sequences over rows that are kept in a file: `rows` [B] says which. Where the first text of each is a description,
-    `told` marks its places [B, S]."""
+    `told` marks its places [B, S]; where the last is a roll call, `called` does."""
 
     media: Media
     rows: np.ndarray
     packed: Packed
     told: torch.Tensor
+    called: torch.Tensor
 
 
 class Batches:
@@ -64,11 +66,11 @@ class Batches:
             self._by_length.setdefault(sample_film(seed, TRAIN[row]).count, []).append(row)
 
     def of_captions(self, step: int) -> Batch:
-        """A caption of each picture."""
+        """A caption and a roll call of each picture."""
         return self.of_pictures(step, asked=False)
 
     def of_pictures(self, step: int, asked: bool = True) -> Batch:
-        """A caption and, if `asked`, questions about each picture."""
+        """A caption of each picture, if `asked` questions about it, and a roll call."""
         rng = np.random.default_rng([self.seed, 13, step])
         rows = rng.integers(0, 2 * self.pictures, self.sizes[0])
         texts = []
@@ -78,7 +80,8 @@ class Batches:
             texts.append([self._told(PROMPTS, tell(scene, step + 1).text, rng)])
             if asked:
                 texts[-1] += self._asked([ask(scene, variant) for variant in self._variants(step)], rng)
-        return self._batch(PICTURE, rows, texts, described=True)
+            texts[-1].append(self._told((PROMPT,), roll_call(scene, step + 1), rng))
+        return self._batch(PICTURE, rows, texts, described=True, called=True)
 
     def of_pairs(self, step: int) -> Batch:
         """Questions about each pair of pictures."""
@@ -117,7 +120,10 @@ class Batches:
         answers = self.captioner.text_ids([a.answer for a in asked])
         return [(self.captioner.prompt_ids(text), ids) for text, ids in zip(texts, answers, strict=True)]
 
-    def _batch(self, media: Media, rows: np.ndarray, texts: list[list[Text]], described: bool) -> Batch:
+    def _batch(
+        self, media: Media, rows: np.ndarray, texts: list[list[Text]], described: bool, called: bool = False
+    ) -> Batch:
         found = packed(self.captioner.head_of(media), texts)
         learned = found.targets != IGNORED
-        return Batch(media, rows, found, learned & (found.group == 1) & described)
+        told, last = found.group == 1, found.group == len(texts[0])
+        return Batch(media, rows, found, learned & told & described, learned & last & called)

@@ -1,4 +1,4 @@
-"""Words that say what an object is weigh more than the rest while captions are learned alone, and less and less after that.
+"""Words that say what an object is weigh more than the rest while captions and roll calls are learned alone, and less and less after that.
 
 Three of four words of a caption are its author's: what is left to gain on them is soon small, and its noise hides what a word
 about the picture says of the gradient. With equal weights the decoder writes fluently, and about any picture, for hundreds
@@ -18,7 +18,7 @@ from ...scenes.words import KINDS, SIZES, meanings
 
 EMPHASIS = 6.0
 ALONE = 1 / 3
-"""Share of the steps that learn captions alone, with the whole emphasis; after as many more it is gone."""
+"""Share of the steps that learn captions and roll calls alone, with the whole emphasis; after as many more it is gone."""
 
 
 def seen_words() -> set[str]:

@@ -1,7 +1,8 @@
 """The training of the language model: the tower frozen, texts drawn anew for every step, no deep supervision.
 
-It begins with captions alone, a step of which takes less than half as long as one with everything: what a row says, and where a
-thing stands, is learned there, and sooner without the noise of short answers; those, and what moved or differs, build on it.
+It begins with captions and roll calls (`roll_call.py`), a step of which takes less than half as long as one with everything: what a
+row says, where a thing stands and how one is found by its kind is learned there, and sooner without the noise of short answers;
+those, and what moved or differs, build on it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..common.long_run import LongRun
 from ..common.loop import Part, Schedule, learning, run_steps
 from ..common.rows import image_rows, stored_rows
 from .attention import use_dense_attention
-from .batches import Batch, Batches
+from .batches import QUESTIONS, Batch, Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
 from .emphasis import ALONE, emphasis, seen_ids, weighted_loss
@@ -39,7 +40,14 @@ from .tower import WIDTH
 
 PASSES = 2
 """Forward passes that a step's pictures are split into: the activations of one must fit beside the rest into 3 GB."""
-WEIGHTS = {"caption": 1.0, "answer": 0.6, "pair_answer": 0.5, "story": 0.5, "film_answer": 0.6}
+WEIGHTS = {
+    "caption": 1.0,
+    "answer": 1.0,
+    "roll_call": 1.0,
+    "pair_answer": 0.8,
+    "story": 0.5,
+    "film_answer": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class LanguageStage:
             "pairs": self.pairs,
             "films": self.films,
             "sizes": list(self.sizes),
+            "questions": QUESTIONS,
             "lr": self.lr,
             "seed": self.seed,
             "vocabulary": len(tokenizer),
@@ -104,11 +113,11 @@ class LanguageStage:
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
             trained, seen = learning(model, FROZEN), seen_ids(tokenizer)
-            first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "")),)
+            first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "", "roll_call")),)
             later = (
-                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer")),
-                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer")),
-                (1, batches.of_films, rows["films"], ("story", "film_answer")),
+                (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer", "roll_call")),
+                (1, batches.of_pairs, rows["pairs"], ("", "pair_answer", "")),
+                (1, batches.of_films, rows["films"], ("story", "film_answer", "")),
             )
 
             def losses(step: int) -> Iterator[Part]:
@@ -177,11 +186,11 @@ def part_of(
     captioner: Qwen25VL,
     batch: Batch,
     known: np.ndarray,
-    names: tuple[str, str],
+    names: tuple[str, str, str],
     seen: torch.Tensor,
     weight: float,
 ) -> Part:
-    """The losses of a batch, by name: of descriptions and of answers; a name "" where there are none. With weight 0, for the
+    """The losses of a batch, by name: of descriptions, of answers and of roll calls; a name "" where there are none. With weight 0, for the
     log: that of a description's words about the picture.
 
     known: rows of the tower. seen, weight: see `weighted_loss`.
@@ -190,8 +199,8 @@ def part_of(
     rows = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
     hidden = captioner.hidden(head, rows, batch.packed).last_hidden_state
     found: Part = {}
-    answers = (batch.packed.targets != IGNORED) & ~batch.told
-    for name, where in zip(names, (batch.told, answers), strict=True):
+    answers = (batch.packed.targets != IGNORED) & ~batch.told & ~batch.called
+    for name, where in zip(names, (batch.told, answers, batch.called), strict=True):
         if name:
             logits = captioner.model.lm_head(hidden[where]).float()
             loss, of_seen = weighted_loss(logits, batch.packed.targets[where], seen, weight)
