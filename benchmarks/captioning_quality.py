@@ -38,14 +38,7 @@ def quality(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
     head k + 1, given that the tokens before were among the proposals; `tokens` are those of the plain captions.
     """
     records = load_records(f"scenes-captions:heldout:{scenes}")
-    with Session.load(bundle(run, folder)) as session:
-        plain, drafted = [], []
-        for record in records:
-            assert record.image is not None, "scenes have pictures"
-            asked = {"image": record.image.load(), "max_new_tokens": LONGEST}
-            plain.append(session.generate(**asked, draft="none"))
-            drafted.append(session.generate(**asked, draft="medusa", draft_length=run.heads))
-    total = Stats.total(result.stats for result in drafted)
+    plain, total, different = decoded(bundle(run, folder), records, "medusa", run.heads)
     draft = open_draft(folder / "trained" / run.name)
     assert isinstance(draft, MedusaDraft)
     target = load_target(model_of(run, folder), "cpu")
@@ -62,11 +55,54 @@ def quality(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
         "alpha": round(total.alpha or 0.0, 5),
         "alpha_by_depth": [round(alpha or 0.0, 5) for alpha in total.alpha_by_depth],
         "hits": measure_hits(draft.network, LiveFeatures(target, told, target.num_layers), target),
-        "different": sum(a.tokens != b.tokens for a, b in zip(plain, drafted, strict=True)),
+        "different": different,
         "tokens": sum(len(result.tokens) for result in plain),
         "captions": captions(model_of(run, folder), plain),
         "texts": [result.text for result in plain],
     }
+
+
+def decoded(bundle: Path, records: RecordSet, draft: str, length: int) -> tuple[list[Result], Stats, int]:
+    """Captions of the records' pictures: decoded plainly, then the counters of chains of `length` of a draft of the bundle, and
+    in how many captions those differ."""
+    plain, drafted = [], []
+    with Session.load(bundle) as session:
+        for record in records:
+            assert record.image is not None, "scenes have pictures"
+            asked = {"image": record.image.load(), "max_new_tokens": LONGEST}
+            plain.append(session.generate(**asked, draft="none"))
+            drafted.append(session.generate(**asked, draft=draft, draft_length=length))
+    different = sum(a.tokens != b.tokens for a, b in zip(plain, drafted, strict=True))
+    return plain, Stats.total(result.stats for result in drafted), different
+
+
+def worth(runs: Sequence[dict[str, Any]], frozen: Sequence[str] | None) -> dict[str, Any]:
+    """Of the captions of several seeds, each with `different`, `texts` and `captions`: how many differ from plain decoding, the
+    means of what they are worth, and the share that equals those of the frozen target word by word, None without those."""
+    same = [a == b for run in runs for a, b in zip(run["texts"], frozen or run["texts"], strict=True)]
+    return {
+        "different": sum(run["different"] for run in runs),
+        "captioned": len(same),
+        "captions": {
+            name: round(statistics.mean(run["captions"][name] for run in runs), 4)
+            for name in runs[0]["captions"]
+        },
+        "same_captions": None if frozen is None else round(statistics.mean(same), 4),
+    }
+
+
+WORTH = "differ from plain decoding | facts | plans | tokens a caption | perplexity over floor | captions as before"
+"""Heads of the columns of `worth_cells`."""
+
+
+def worth_cells(row: dict[str, Any]) -> str:
+    """What `worth` found, as cells of Markdown."""
+    told = row["captions"]
+    same = "" if row["same_captions"] is None else f"{row['same_captions']:.1%}"
+    return (
+        f"{row['different']} of {row['captioned']:,} | {told['facts']:.1%} | {told['plans']:.1%} | {told['tokens']:.1f} "
+        f"| {told['perplexity_over_floor']:.3f} | {same}"
+    )
 
 
 def captions(model: str, told: Sequence[Result]) -> dict[str, float]:

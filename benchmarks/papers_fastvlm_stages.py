@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_quality import captions
+from captioning_quality import WORTH, captions, decoded, worth, worth_cells
 from captioning_runs import TARGET
 from machine import save
 from vlmexport.calibration.data import load_records
@@ -29,13 +29,11 @@ from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
 from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, SHIPPED
 from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.files import MODEL
-from vlmexport.runtime import Session
-from vlmexport.runtime.speculate.stats import Stats
 
 NAME = "papers-fastvlm-stages"
 STAGES = {"frozen": (False, False), "fine-tuned": (True, False), "joint": (False, True), "both": (True, True)}
@@ -132,21 +130,15 @@ def quality(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     bundle = options.folder / "bundles" / run.name
     if not (bundle / "manifest.json").exists():
         build_bundle(BuildRequest(model=model, output=bundle, drafts=[str(out)], draft_layer=options.layer))
-    plain, drafted = [], []
-    with Session.load(bundle) as session:
-        for record in load_records(f"scenes-captions:heldout:{options.scenes}"):
-            assert record.image is not None, "scenes have pictures"
-            asked = {"image": record.image.load(), "max_new_tokens": LONGEST}
-            plain.append(session.generate(**asked, draft="none"))
-            drafted.append(session.generate(**asked, draft="imitation", draft_length=DRAFT_LENGTH))
-    total = Stats.total(result.stats for result in drafted)
+    records = load_records(f"scenes-captions:heldout:{options.scenes}")
+    plain, total, different = decoded(bundle, records, "imitation", DRAFT_LENGTH)
     return {
         "stage": run.stage,
         "seed": run.seed,
-        "target": load_target(model, "cpu").fingerprint,
+        "target": fingerprint(open_checkpoint(model)),
         "alpha": round(total.alpha or 0.0, 5),
         "tau": round(total.tau, 4),
-        "different": sum(a.tokens != b.tokens for a, b in zip(plain, drafted, strict=True)),
+        "different": different,
         "captions": captions(model, plain),
         "texts": [result.text for result in plain],
     }
@@ -160,20 +152,13 @@ def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for stage in Counter(run["stage"] for run in found):
         runs = [run for run in found if run["stage"] == stage]
         alphas = [run["alpha"] for run in runs]
-        same = [a == b for run in runs for a, b in zip(run["texts"], frozen or run["texts"], strict=True)]
         rows.append({
             "stage": stage,
             "seeds": len(runs),
             "alpha": round(statistics.mean(alphas), 4),
             "spread": round(max(alphas) - min(alphas), 4),
             "tau": round(statistics.mean(run["tau"] for run in runs), 3),
-            "different": sum(run["different"] for run in runs),
-            "captioned": sum(len(run["texts"]) for run in runs),
-            "captions": {
-                name: round(statistics.mean(run["captions"][name] for run in runs), 4)
-                for name in runs[0]["captions"]
-            },
-            "same_captions": None if frozen is None else round(statistics.mean(same), 4),
+            **worth(runs, frozen),
         })  # fmt: skip
     return rows
 
@@ -181,15 +166,13 @@ def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| target | alpha | spread | tau | differ from plain decoding | facts | plans | tokens a caption | perplexity over floor | captions as before |",
+        f"| target | alpha | spread | tau | {WORTH} |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        told = row["captions"]
-        same = "" if row["same_captions"] is None else f"{row['same_captions']:.1%}"
         lines.append(
-            f"| {row['stage']} | {row['alpha']:.3f} | {row['spread']:.3f} | {row['tau']:.2f} | {row['different']} of {row['captioned']:,} "
-            f"| {told['facts']:.1%} | {told['plans']:.1%} | {told['tokens']:.1f} | {told['perplexity_over_floor']:.3f} | {same} |"
+            f"| {row['stage']} | {row['alpha']:.3f} | {row['spread']:.3f} | {row['tau']:.2f} "
+            f"| {worth_cells(row)} |"
         )
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from captioning_bounds import GPT2, TINY
-from captioning_quality import quality
+from captioning_quality import WORTH, quality, worth, worth_cells
 from captioning_runs import KINDS, RATE, TARGET, Run, all_runs, answers, bundle, train
 from captioning_times import times
 from machine import save
@@ -166,7 +166,6 @@ def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for heads, kind in Counter((run["heads"], run["kind"]) for run in found):
         runs = [run for run in found if (run["heads"], run["kind"]) == (heads, kind)]
         tau = statistics.mean(run["tau"] for run in runs)
-        same = [a == b for run in runs for a, b in zip(run["texts"], frozen or run["texts"], strict=True)]
         rows.append({
             "heads": heads,
             "kind": kind,
@@ -178,16 +177,10 @@ def summary(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "first_three": [
                 round(statistics.mean(sum(run["hits"][k][:3]) for run in runs), 4) for k in range(heads)
             ],
-            "different": sum(run["different"] for run in runs),
-            "captioned": sum(len(run["texts"]) for run in runs),
             "tokens": sum(run["tokens"] for run in runs),
             "bound_here": round(TINY.bound(tau, heads), 3),
             "bound_gpt2": round(GPT2.bound(tau, heads), 3),
-            "captions": {
-                name: round(statistics.mean(run["captions"][name] for run in runs), 4)
-                for name in runs[0]["captions"]
-            },
-            "same_captions": None if frozen is None else round(statistics.mean(same), 4),
+            **worth(runs, frozen),
         })  # fmt: skip
     return sorted(rows, key=lambda row: (row["heads"], row["kind"]))
 
@@ -206,16 +199,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         )
     lines += [
         "",
-        "| heads | trained as | captions that differ from plain decoding | facts | plans | tokens a caption | perplexity over floor | captions as before |",
+        f"| heads | trained as | captions that {WORTH} |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        told = row["captions"]
-        same = "" if row["same_captions"] is None else f"{row['same_captions']:.1%}"
-        lines.append(
-            f"| {row['heads']} | {row['kind']} | {row['different']} of {row['captioned']:,} | {told['facts']:.1%} "
-            f"| {told['plans']:.1%} | {told['tokens']:.1f} | {told['perplexity_over_floor']:.3f} | {same} |"
-        )
+    lines += [f"| {row['heads']} | {row['kind']} | {worth_cells(row)} |" for row in rows]
     return "\n".join(lines)
 
 
