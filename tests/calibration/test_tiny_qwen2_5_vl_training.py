@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from PIL import Image
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.workshop.recipes import tiny_drafts
+from vlmexport.calibration.workshop.recipes.common import rows as stored
+from vlmexport.calibration.workshop.recipes.common.ahead import drawn_ahead
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
 from vlmexport.calibration.workshop.recipes.common.carry import begin_with, pack
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
@@ -38,6 +40,7 @@ from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.emphasis import (
     seen_words,
     weighted_loss,
 )
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.film_call import film_call
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.layout import (
     PAIR,
     PICTURE,
@@ -69,10 +72,11 @@ from vlmexport.calibration.workshop.recipes.tiny_vit_gpt2.captioner import ViTGP
 from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, ask, render, sample_scene, tell
 from vlmexport.calibration.workshop.scenes.dataset import film_pictures, model_picture, resized
 from vlmexport.calibration.workshop.scenes.film import sample_film
-from vlmexport.calibration.workshop.scenes.film_asking import ask_film
+from vlmexport.calibration.workshop.scenes.film_asking import ask_film, film_facts
 from vlmexport.calibration.workshop.scenes.film_story import tell_film
+from vlmexport.calibration.workshop.scenes.film_words import CHANGES, DEEDS, SPOTS
 from vlmexport.calibration.workshop.scenes.pair import ask_pair, sample_pair
-from vlmexport.calibration.workshop.scenes.words import KINDS, LANES, SIZES, meanings
+from vlmexport.calibration.workshop.scenes.words import KINDS, LANES, NUMBERS, SIZES, meanings
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.aliases import BUNDLED
@@ -298,7 +302,7 @@ def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
         "of_captions": 2,
         "of_pictures": 2 + QUESTIONS,
         "of_pairs": QUESTIONS,
-        "of_films": 1 + QUESTIONS,
+        "of_films": 2 + QUESTIONS,
     }
     for name in ("of_captions", "of_pictures", "of_pairs", "of_films"):
         batches = [getattr(one, name)(step) for step in range(3)]
@@ -309,9 +313,7 @@ def test_batches_are_keyed_by_the_step_and_all_texts_are_fresh(captioner):
             learned = batch.packed.targets != IGNORED
             assert (batch.packed.group.amax(1) == texts[name]).all()
             assert not (batch.told & ~learned).any() and batch.told.any() == (name != "of_pairs")
-            assert not (batch.called & ~learned).any() and batch.called.any() == (
-                name in ("of_captions", "of_pictures")
-            )
+            assert not (batch.called & ~learned).any() and batch.called.any() == (name != "of_pairs")
             assert not (batch.called & batch.told).any()
             assert (batch.packed.targets == captioner.end).sum() == batch.packed.group.amax(1).sum()
     drawn = [one.of_films(step) for step in range(12)]
@@ -351,6 +353,58 @@ def test_a_roll_call_says_what_is_true_of_every_kind_that_is_alone(tokenizer):
         assert len(ids) == len(re.findall(r"\w+|[^\w\s]", text)) and tokenizer.unk_token_id not in ids
     assert called > 100 and len(orders) > 8
     assert len(tokenizer(PROMPT)["input_ids"]) == 2
+
+
+def test_a_roll_call_of_a_film_says_what_becomes_of_every_kind(tokenizer):
+    kinds = meanings(KINDS)
+    deeds = {word: deed for deed, words in DEEDS.items() for word in words} | {"is there": None}
+    spots = {phrase: lane for lane, phrases in enumerate(SPOTS) for phrase in phrases}
+    line = r"(\w+) (\w+) ({})(?: from (\w+ \w+) to (\w+ \w+))?\.".format("|".join(deeds))
+    seen = set()
+    for index in TRAIN[:60]:
+        film = sample_film(0, index)
+        text = film_call(film, 1)
+        assert text == film_call(film, 1)
+        there = [item.kind for item in film.scene.objects]
+        events = {event.place: event for event in film.events}
+        found = [match.groups() for match in re.finditer(line, text)]
+        assert sorted(kinds[f[0]] for f in found) == sorted(k for k in there if there.count(k) == 1)
+        for kind, colour, deed, start, end in found:
+            place = there.index(kinds[kind])
+            item, event = film.scene.objects[place], events.get(place)
+            assert colour == item.colour and deeds[deed] == (event.kind if event else None)
+            assert (start is None) == (deeds[deed] != "move")
+            assert start is None or (spots[start], spots[end]) == (item.lane, event.lane)
+            seen.add(deeds[deed])
+        facts = film_facts(film)
+        tail = f"{NUMBERS[int(facts['remain', ''])]} of them, {CHANGES[int(facts['change', ''])]}."
+        assert text.endswith(tail)
+        assert " ".join([*(match.group() for match in re.finditer(line, text)), tail]) == text
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(re.findall(r"\w+|[^\w\s]", text)) and tokenizer.unk_token_id not in ids
+    assert seen == {"move", "appear", "leave", None}
+
+
+def test_what_is_drawn_ahead_by_other_processes_is_what_is_drawn_here(captioner):
+    batches = Batches(captioner, 0, 40, 30, 60, (3, 2, 2))
+    here, there = drawn_ahead(batches.of_films, 6, 0), drawn_ahead(batches.of_films, 6, 2)
+    for step in range(2, 5):
+        one, two = here(step), there(step)
+        assert one.media == two.media and np.array_equal(one.rows, two.rows)
+        assert torch.equal(one.packed.ids, two.packed.ids) and torch.equal(one.called, two.called)
+    with pytest.raises(ValueError, match="step 3 was asked for, 5 comes next"):
+        there(3)
+
+
+def test_rows_that_several_processes_make_are_those_of_one(captioner, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "BLOCK", 2)
+    one, two = (
+        stored.image_rows(tmp_path / f"{workers}.f16", captioner, 0, TRAIN[:5], workers=workers)
+        for workers in (1, 3)
+    )
+    assert (
+        one.any() and np.abs(one.astype(np.float32) - two).max() < 2e-2 and not list(tmp_path.glob("*.done"))
+    )
 
 
 def test_the_losses_are_of_descriptions_answers_and_roll_calls(captioner):

@@ -51,6 +51,11 @@ class Captioner(ABC):
         return cls(model, AutoTokenizer.from_pretrained(folder))
 
     @property
+    def device(self) -> torch.device:
+        """Where the model computes. Rows, ids and logits that callers give and get are on the CPU."""
+        return next(self.model.parameters()).device
+
+    @property
     @abstractmethod
     def layers(self) -> nn.ModuleList:
         """The decoder's layers; each returns the rows [B, t, width] after it, alone or first in a tuple."""

@@ -3,7 +3,8 @@
     python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl
 
 State, log and model lie in the user's cache folder unless `--out` names another. SIGTERM or Ctrl-C ends the run after
-the step that is under way, with its state saved; SIGSTOP and SIGCONT pause it. The same command continues.
+the step that is under way, with its state saved; SIGSTOP and SIGCONT pause it. The same command continues, also on another
+kind of device. The vision stage and the rows are computed on the CPU, the language model where ``--device`` says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from .....exporter.checkpoint.aliases import BUNDLED
+from .....runtime.cores import cores
+from ...precision import DEVICES, device_of
 from ..common.command import finish, parsed, recipe_parser
 from .captioner import Qwen25VL
 from .teacher import Teacher
@@ -39,7 +42,19 @@ def main() -> None:
     parser.add_argument("--films", type=int, default=12_000, help="films that are rendered")
     parser.add_argument("--step-pairs", type=int, default=8, help="of a step")
     parser.add_argument("--step-films", type=int, default=12, help="of a step")
+    parser.add_argument("--check-every", type=int, default=250, help="steps between two checks")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="auto: a GPU where PyTorch finds one"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes that make rows and, for a GPU, draw texts; default: one per core for a GPU, else none but this",
+    )
     options = parsed(parser)
+    options.device = device_of(options.device)
+    if options.workers is None:
+        options.workers = cores() if options.device == "cuda" else 1
     teacher = Teacher(options.teacher, options.seed)
     reached = train_vision(
         options.out,
@@ -61,6 +76,9 @@ def main() -> None:
         seed=options.seed,
         precision=options.precision,
         stop_at=options.stop_at,
+        check_every=options.check_every,
+        device=options.device,
+        workers=options.workers,
     )
     reached = stage.train(options.out, options.out / "vision" / "state.pt", teacher)
     finish(options, reached, Qwen25VL, "python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl")

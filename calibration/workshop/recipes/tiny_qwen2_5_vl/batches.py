@@ -18,6 +18,7 @@ from ...scenes.scene import TRAIN, mirror, sample_scene
 from ..common.captioner import IGNORED
 from ..common.prompts import PROMPTS, drawn, questions
 from .captioner import Qwen25VL
+from .film_call import film_call
 from .layout import PAIR, PICTURE, Media, Packed, film_media, packed
 from .roll_call import PROMPT, roll_call
 from .tokenizer import FILM_PROMPTS
@@ -38,6 +39,12 @@ class Batch:
     packed: Packed
     told: torch.Tensor
     called: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device; `rows` stay."""
+        return Batch(
+            self.media, self.rows, self.packed.to(device), self.told.to(device), self.called.to(device)
+        )
 
 
 class Batches:
@@ -94,7 +101,7 @@ class Batches:
         return self._batch(PAIR, rows, texts, described=False)
 
     def of_films(self, step: int) -> Batch:
-        """A story and questions about each film; those of a step are of one length."""
+        """A story, questions and a roll call of each film; those of a step are of one length."""
         rng = np.random.default_rng([self.seed, 29, step])
         lengths = sorted(self._by_length)
         length = lengths[int(rng.integers(len(lengths)))]
@@ -105,8 +112,9 @@ class Batches:
             film: Film = sample_film(self.seed, TRAIN[row])
             asked = [ask_film(film, variant) for variant in self._variants(step)]
             story = tell_film(film, step + 1).text
-            texts.append([self._told(FILM_PROMPTS, story, rng), *self._asked(asked, rng)])
-        return self._batch(film_media(length), rows, texts, described=True)
+            called = self._told((PROMPT,), film_call(film, step + 1), rng)
+            texts.append([self._told(FILM_PROMPTS, story, rng), *self._asked(asked, rng), called])
+        return self._batch(film_media(length), rows, texts, described=True, called=True)
 
     def _variants(self, step: int) -> range:
         """Those of a step's questions; 0 is for evaluation."""

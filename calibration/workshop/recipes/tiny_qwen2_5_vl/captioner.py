@@ -77,12 +77,14 @@ class Qwen25VL(Captioner):
     def pair_rows(self, frames: np.ndarray) -> Tensor:
         """Rows [B, 64, width] of pairs of frames, uint8 (B, 2, side, side, 3)."""
         parts = [frames[at : at + CHUNK] for at in range(0, len(frames), CHUNK)]
-        return torch.cat([encode(self.model.model.visual, patches(part)) for part in parts]).float()
+        tower = self.model.model.visual
+        return torch.cat([encode(tower, patches(part).to(self.device)) for part in parts]).float().cpu()
 
     def hidden(self, head: Head, rows: Tensor, batch: Packed, **cache: Any) -> Any:
-        """What the decoder gives for a batch, last rows normed: [B, S, width]."""
+        """What the decoder gives for a batch, last rows normed: [B, S, width]. The batch may lie on the CPU."""
+        batch = batch.to(self.device)
         seen = self.language.embed_tokens(batch.ids)
-        seen = seen.index_copy(1, head.places, rows.to(seen.dtype))
+        seen = seen.index_copy(1, head.places.to(self.device), rows.to(self.device, seen.dtype))
         return self.language(
             inputs_embeds=seen,
             position_ids=batch.positions,
@@ -95,33 +97,33 @@ class Qwen25VL(Captioner):
         head = self.head_of(self.media)
         batch = packed(head, [[pair] for pair in zip(_lists(prompts), _lists(targets), strict=True)])
         found = self.hidden(head, rows, batch).last_hidden_state
-        return self.model.lm_head(self.reading(found, prompts, targets))
+        return self.model.lm_head(self.reading(found, prompts, targets)).cpu()
 
     def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`: a row before each target."""
         start = len(self.head_of(self.media).ids) - 1 + (prompts >= 0).sum(1, keepdim=True)
-        places = (start + torch.arange(targets.shape[1])).clamp_max(hidden.shape[1] - 1)
+        places = (start + torch.arange(targets.shape[1])).clamp_max(hidden.shape[1] - 1).to(hidden.device)
         return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`; greedy with a cache."""
         head = self.head_of(self.media)
-        batch = packed(head, [[(prompt, [])] for prompt in _lists(prompts)])
+        batch = packed(head, [[(prompt, [])] for prompt in _lists(prompts)]).to(self.device)
         out = self.hidden(head, rows, batch, use_cache=True)
         keep = batch.group >= 0
         last = keep.sum(1) - 1
-        row = out.last_hidden_state[torch.arange(len(last)), last]
-        place = batch.positions[0, torch.arange(len(last)), last]
+        each = torch.arange(len(last), device=self.device)
+        row, place = out.last_hidden_state[each, last], batch.positions[0, each, last]
         found: list[Tensor] = []
-        ended = torch.zeros(len(last), dtype=torch.bool)
+        ended = torch.zeros(len(last), dtype=torch.bool, device=self.device)
         while True:
             token = self.model.lm_head(row).argmax(-1)
             found.append(token)
             ended |= token == self.end
             if ended.all() or len(found) == longest:
-                return torch.stack(found, 1)
+                return torch.stack(found, 1).cpu()
             place = place + 1
-            keep = torch.cat([keep, torch.ones(len(keep), 1, dtype=torch.bool)], 1)
+            keep = torch.cat([keep, torch.ones(len(keep), 1, dtype=torch.bool, device=self.device)], 1)
             out = self.language(
                 inputs_embeds=self.language.embed_tokens(token[:, None]),
                 position_ids=place[None, :, None].expand(3, -1, -1),
@@ -133,7 +135,7 @@ class Qwen25VL(Captioner):
 
     def head(self, hidden: Tensor) -> Tensor:
         """See `Captioner`."""
-        return self.model.lm_head(self.language.norm(hidden))
+        return self.model.lm_head(self.language.norm(hidden)).cpu()
 
 
 def _lists(ids: Tensor) -> Sequence[list[int]]:

@@ -85,16 +85,25 @@ def head_of(tokenizer: PreTrainedTokenizerBase, media: Media, seconds: float) ->
 class Packed:
     """A batch of sequences over one head. S: their common length.
 
-    ids int64 [B, S]; positions int64 [3, B, S]; mask bool [B, 1, S, S]: what each place sees; targets int64 [B, S]: the
-    next token where it is learned, else `IGNORED`; group int64 [B, S]: which text of its sequence a place belongs to, from
-    1, 0 for the head, -1 for nothing.
+    ids int64 [B, S]; positions int64 [3, B, S]; targets int64 [B, S]: the next token where it is learned, else `IGNORED`;
+    group int64 [B, S]: which text of its sequence a place belongs to, from 1, 0 for the head, -1 for nothing.
     """
 
     ids: Tensor
     positions: Tensor
-    mask: Tensor
     targets: Tensor
     group: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """What each place sees, bool [B, 1, S, S]; of S² values, so that it is made where it is used."""
+        group, size = self.group, self.group.shape[1]
+        seen = (group[:, :, None] == group[:, None, :]) | (group[:, None, :] == 0)
+        return (seen & torch.ones(size, size, dtype=torch.bool, device=group.device).tril())[:, None]
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device."""
+        return Packed(*(part.to(device) for part in (self.ids, self.positions, self.targets, self.group)))
 
 
 def packed(head: Head, texts: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]]) -> Packed:
@@ -116,9 +125,4 @@ def packed(head: Head, texts: Sequence[Sequence[tuple[Sequence[int], Sequence[in
             group[row, at:end] = number
             targets[row, at + len(prompt) - 1 : end - 1] = target
             at = end
-    known = torch.from_numpy(group)
-    own = known[:, :, None] == known[:, None, :]
-    mask = (own | (known[:, None, :] == 0)) & torch.ones(size, size, dtype=torch.bool).tril()
-    return Packed(
-        torch.from_numpy(ids), torch.from_numpy(places), mask[:, None], torch.from_numpy(targets), known
-    )
+    return Packed(*map(torch.from_numpy, (ids, places, targets, group)))

@@ -47,7 +47,7 @@ def build_config(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLConfig:
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
     }
     return Qwen2_5_VLConfig(
         vision_config=tower_config().to_dict(),  # pyright: ignore[reportArgumentType]
@@ -56,7 +56,7 @@ def build_config(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLConfig:
         video_token_id=mark(VIDEO),
         vision_start_token_id=mark("<|vision_start|>"),
         vision_end_token_id=mark("<|vision_end|>"),
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
     )
 
 

@@ -76,7 +76,7 @@ def _layout() -> tuple[Tensor, Tensor, Tensor]:
 
 def encode(tower: Any, pixels: Tensor) -> Tensor:
     """Rows [B, 64, width] of patches [B, 256, 1176]."""
-    order, places, reading = _layout()
+    order, places, reading = (part.to(pixels.device) for part in _layout())
     hidden = F.linear(pixels[:, order], tower.patch_embed.proj.weight.flatten(1))
     angles = tower.rotary_pos_emb(hidden, places)
     whole = tower.config.fullatt_block_indexes

@@ -20,6 +20,7 @@ from ...scenes.dataset import film_pictures, resized
 from ...scenes.film import FRAMES
 from ...scenes.pair import sample_pair
 from ...scenes.scene import TRAIN, VALIDATION
+from ..common.ahead import drawn_ahead
 from ..common.captioner import IGNORED, LONGEST
 from ..common.checks import Checks
 from ..common.folder import digest
@@ -47,6 +48,7 @@ WEIGHTS = {
     "pair_answer": 0.8,
     "story": 0.5,
     "film_answer": 1.0,
+    "film_call": 1.0,
 }
 
 
@@ -60,6 +62,8 @@ class LanguageStage:
         sizes: pictures (a multiple of `PASSES`), pairs and films of a step. seed: of weights, scenes and draws.
         precision: see `workshop.precision`. checked: validation scenes, pairs and films of a check.
         save_every: seconds between two saves of the state.
+        device: "cpu" or "cuda", of the steps. workers: processes that make the rows and, for a GPU, draw batches; not the
+            device nor their number changes what is drawn.
     """
 
     steps: int
@@ -74,6 +78,8 @@ class LanguageStage:
     check_every: int = 250
     checked: int = 96
     save_every: float = 300.0
+    device: str = "cpu"
+    workers: int = 1
 
     def train(self, out: Path, vision: Path, teacher: Teacher) -> int:
         """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
@@ -86,7 +92,7 @@ class LanguageStage:
         Raises:
             OptionError: see `LongRun`.
         """
-        dtype, tokenizer = dtype_of(self.precision), build_tokenizer()
+        dtype, tokenizer = dtype_of(self.precision, self.device), build_tokenizer()
         model = build_model(tokenizer, self.seed).eval()
         take_tower(model, vision, teacher)
         use_dense_attention(model.model.language_model)
@@ -112,21 +118,34 @@ class LanguageStage:
             batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
-            trained, seen = learning(model, FROZEN), seen_ids(tokenizer)
+            if self.device == "cuda":  # where float32 is asked for: products of matrices this narrow lose nothing by it
+                torch.set_float32_matmul_precision("high")
+            model.to(self.device)
+            trained, seen = learning(model, FROZEN), seen_ids(tokenizer).to(self.device)
             first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "", "roll_call")),)
             later = (
                 (PASSES, batches.of_pictures, rows["pictures"], ("caption", "answer", "roll_call")),
                 (1, batches.of_pairs, rows["pairs"], ("", "pair_answer", "")),
-                (1, batches.of_films, rows["films"], ("story", "film_answer", "")),
+                (1, batches.of_films, rows["films"], ("story", "film_answer", "film_call")),
             )
 
+            def kinds(step: int) -> Any:
+                return first if step < int(ALONE * self.steps) else later
+
+            def draw(step: int) -> list[Batch]:
+                return [
+                    one(passes * step + turn) for passes, one, _, _ in kinds(step) for turn in range(passes)
+                ]
+
+            last = min(self.steps, self.stop_at or self.steps)
+            drawn = drawn_ahead(draw, last, self.workers if self.device == "cuda" else 0)
+
             def losses(step: int) -> Iterator[Part]:
-                weight = emphasis(step, self.steps)
-                for passes, draw, known, names in first if step < int(ALONE * self.steps) else later:
-                    for turn in range(passes):
-                        with computing(dtype):
-                            batch = draw(passes * step + turn)
-                            part = part_of(captioner, batch, known, names, seen, weight)
+                weight, found = emphasis(step, self.steps), iter(drawn(step))
+                for passes, _, known, names in kinds(step):
+                    for _ in range(passes):
+                        with computing(dtype, self.device):
+                            part = part_of(captioner, next(found), known, names, seen, weight)
                         yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
 
             def check() -> dict[str, Any]:
@@ -162,6 +181,7 @@ class LanguageStage:
                 seed,
                 TRAIN[: self.pictures],
                 stopping,
+                self.workers,
             )
         }
         for name, count, held, write in (
@@ -171,7 +191,7 @@ class LanguageStage:
             if stopping():
                 return None
             path = data / f"{name}-{origin}-{seed}-{count}.f16"
-            made[name] = stored_rows(path, (count, held, WIDTH), count, write, stopping)
+            made[name] = stored_rows(path, (count, held, WIDTH), count, write, stopping, self.workers)
         found = {name: rows for name, rows in made.items() if rows is not None}
         return found if len(found) == len(made) else None
 
@@ -193,9 +213,9 @@ def part_of(
     """The losses of a batch, by name: of descriptions, of answers and of roll calls; a name "" where there are none. With weight 0, for the
     log: that of a description's words about the picture.
 
-    known: rows of the tower. seen, weight: see `weighted_loss`.
+    known: rows of the tower. seen, on the model's device, and weight: see `weighted_loss`.
     """
-    head = captioner.head_of(batch.media)
+    head, batch = captioner.head_of(batch.media), batch.to(captioner.device)
     rows = torch.from_numpy(known[batch.rows, : batch.media.rows]).float()
     hidden = captioner.hidden(head, rows, batch.packed).last_hidden_state
     found: Part = {}
