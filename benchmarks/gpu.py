@@ -1,7 +1,7 @@
 """What a GPU makes of a bundle: the half hour of a machine that has one. No machine has run it yet; a test rehearses it on
 GPUs that are not there.
 
-    python benchmarks/gpu.py --all --folder DIR [--save]          the list below, in its order, within --minutes
+    python benchmarks/gpu.py --all --folder DIR [--save] [--output FILE]   the list below, in its order, within --minutes
     python benchmarks/gpu.py BUNDLE … [--smollm2] [--case NAME] [--device cuda|tensorrt] [--save]
 
 The list: (1) the losslessness tests of `make test-gpu`; (2) SmolLM2 and the bundled models, every draft; (3) the papers' shapes
@@ -26,11 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from machine import save, write
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
@@ -62,6 +63,9 @@ REHEARSED = {"tiny, qwen2.5-vl": {"accepted": (1.2,)}}
 """What stands for them where there is no GPU."""
 
 PACKAGES = ("onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs")
+
+TRACEBACK = 30
+"""Last lines of an unexpected error's traceback that are kept."""
 
 
 class Skipped(Exception):
@@ -250,7 +254,7 @@ class Half:
             self.bandwidth = 1e9 * asked.bandwidth
 
     def step(self, name: str, do: Callable[[], Any]) -> None:
-        """Do one step, or say why not; errors of vlmexport and of CUDA are its result."""
+        """Do one step, or say why not; whatever error it ends with is its result, and the next step begins."""
         begin = time.monotonic()
         row: dict[str, Any] = {"step": name}
         try:
@@ -260,11 +264,22 @@ class Half:
         except (Skipped, VlmexportError) as error:
             row["not_done"] = str(error)
             print(f"{name}: not done: {error}", flush=True)
+        except Exception as error:
+            row["not_done"] = f"{type(error).__name__}: {error}"
+            row["traceback"] = traceback.format_exc().splitlines()[-TRACEBACK:]
+            print(f"{name}: not done:", *row["traceback"], sep="\n", flush=True)
         row["seconds"] = round(time.monotonic() - begin, 1)
         self.found.append(row)
+        self.write()
+
+    def write(self) -> None:
+        """What was found so far, where `--save` and `--output` say."""
+        result = {"script": "benchmarks/gpu.py", **self.facts, "steps": self.found}
+        if self.asked.output is not None:
+            write(self.asked.output, result, *PACKAGES)
         if self.asked.save:
             gpu = re.sub(r"[^a-z0-9]+", "-", self.facts.get("gpu", "none").lower()).strip("-")
-            save(f"gpu-{gpu}", {"script": "benchmarks/gpu.py", **self.facts, "steps": self.found}, *PACKAGES)
+            save(f"gpu-{gpu}", result, *PACKAGES)
 
     def bundle(self, name: str, make: Callable[[Path], Path], devices: Sequence[str], **forced: Any) -> None:
         """Make a bundle, measure it on every engine, delete it."""
@@ -301,7 +316,10 @@ class Half:
         why = sorted(
             {text.partition(": ")[2] for text in done.stdout.splitlines() if text.startswith("SKIPPED")}
         )
-        return {"status": done.returncode, "said": last, "skipped": why}
+        result: dict[str, Any] = {"status": done.returncode, "said": last, "skipped": why}
+        if done.returncode:  # the machine is not there any more when somebody asks why
+            result |= {"stdout": done.stdout[-20000:], "stderr": done.stderr[-4000:]}
+        return result
 
     def rtx(self) -> dict[str, Any]:
         """Plans of TensorRT-RTX for this GPU, and one caption with them."""
@@ -364,6 +382,9 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, help="of the GPU's memory, GB/s; default: as published")
     parser.add_argument(
         "--save", action="store_true", help="write benchmarks/results/gpu-NAME.json after every step"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the same there, on a machine that is given back"
     )
     asked = parser.parse_args()
     try:

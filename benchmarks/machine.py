@@ -44,7 +44,11 @@ def describe(*packages: str) -> dict[str, Any]:
 
 def save(name: str, result: dict[str, Any], *packages: str) -> Path:
     """Write ``results/<name>.json`` with the machine beside the figures."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    return write(RESULTS / f"{name}.json", result, *packages)
+
+
+def write(path: Path, result: dict[str, Any], *packages: str) -> Path:
+    """Write ``path`` with the machine beside the figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": describe(*packages), **result}, indent=1) + "\n")
     return path

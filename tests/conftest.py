@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import device_counts
@@ -21,6 +22,9 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
     """`tiny_bundle(name)`: a bundle of `tiny_bundles.BUNDLES`, built once per run at its first use.
 
     Parallel workers share the folder: copy it before you change anything in it.
+
+    With the environment variable VLMEXPORT_TINY_BUNDLES, a folder, bundles are kept there and those that a run before has
+    built are used: empty it after a change of what builds them. The tests of a machine that is lent for minutes can bring it.
     """
     pytest.importorskip("torch", reason="building the bundles needs [export]")
     import tiny_bundles  # torch is imported only by tests that ask
@@ -28,6 +32,9 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    if os.environ.get("VLMEXPORT_TINY_BUNDLES"):
+        shared = Path(os.environ["VLMEXPORT_TINY_BUNDLES"]).resolve()
+        shared.mkdir(parents=True, exist_ok=True)
     made: dict[str, TinyBundle] = {}
 
     def get(name: str) -> TinyBundle:

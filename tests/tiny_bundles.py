@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -308,7 +309,8 @@ def load(name: str, folder: Path) -> TinyBundle | None:
 
 
 def build(name: str, folder: Path) -> TinyBundle:
-    """Builds the bundle `name` of `BUNDLES` below `folder`."""
+    """Builds the bundle `name` of `BUNDLES` below `folder`; what a build that was stopped has left there goes."""
+    shutil.rmtree(folder, ignore_errors=True)
     recipe = BUNDLES[name]
     dtype = getattr(torch, recipe.precision)
     checkpoint = tiny_models.checkpoint(

@@ -46,7 +46,7 @@ def create(
             if error.name != "onnxruntime":
                 raise
             raise OptionError(
-                f"device {device!r}: ONNX Runtime is not installed: pip install onnxruntime-gpu"
+                f"device {device!r}: ONNX Runtime is not installed: pip install 'onnxruntime-gpu[cuda,cudnn]'"
             ) from error
 
         return OnnxRuntimeCuda.open(bundle.path, bundle.manifest)

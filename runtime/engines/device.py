@@ -127,11 +127,15 @@ class DeviceEngine(Engine):
         """What was captured of a program is freed when that is gone."""
         self._resources.hold(program, self.cuda.free_captured, captured)
 
+    def drop(self) -> None:
+        """Let go, while the stream is still there, of what works in it: calls, and what they are calls of."""
+
     def close(self) -> None:
         if self.stream == 0:
             return
         with suppress(DeviceError):  # what was queued has failed: it is over all the same
             self.cuda.synchronise(self.stream)
+        self.drop()
         self._staging = None
         self._resources.close()
         self.cuda.destroy_stream(self.stream)
@@ -159,14 +163,15 @@ class Resources:
     it, and nothing may be freed while a stream captures."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Callable[[int], None], int], bool] = {}
+        self._held: dict[tuple[Callable[[int], None], int], tuple[bool, weakref.finalize]] = {}
         self._spent: list[tuple[Callable[[int], None], int]] = []
         self._closed = False
 
     def hold(self, holder: object, free: Callable[[int], None], value: int, outlives: bool = False) -> None:
         """`value` is to be freed after `holder` is gone; with `outlives` not before, even when all is closed."""
-        self._held[free, value] = outlives
-        weakref.finalize(holder, self._spend, free, value).atexit = False
+        finalizer = weakref.finalize(holder, self._spend, free, value)
+        finalizer.atexit = False
+        self._held[free, value] = outlives, finalizer
 
     def release(self) -> None:
         """Give back what nobody holds any more."""
@@ -176,8 +181,9 @@ class Resources:
     def close(self) -> None:
         """Give back everything, but for what its holders can still read."""
         self.release()
-        for (free, value), outlives in list(self._held.items()):
+        for (free, value), (outlives, finalizer) in list(self._held.items()):
             if not outlives:
+                finalizer.detach()  # which would keep what `free` belongs to
                 self._free(free, value)
         self._closed = True
 

@@ -10,10 +10,13 @@ graphs only: each call of a program is captured by itself, and costs one launch.
 
 from __future__ import annotations
 
+import io
 import logging
 import time
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,6 +45,12 @@ REPEATABLE = ("embed", "segment", "skipped", "head", "imitation", "mask", *CHANG
 """Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
 so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 
+REMEDY = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+"""The provider with the libraries of CUDA and cuDNN that it was made with."""
+
+FATAL = 4
+"""A level of ONNX Runtime's log. What it says below that, it says on stderr: what matters of it becomes our one line."""
+
 GRAPH_ID, NEVER = "gpu_graph_id", "-1"
 """Of a run: the number of what is captured, or that nothing is. A run that does not say is captured under one number."""
 
@@ -67,6 +76,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         }
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._calls = BoundCalls(self.synchronise)  # a call that is dropped may still be at work
+        self._bound: weakref.WeakSet[_BoundCall] = weakref.WeakSet()
         self._regular = run_options(NEVER)
         self._captured = 0
         self.captures_calls = True
@@ -78,9 +88,10 @@ class OnnxRuntimeCuda(DeviceEngine):
         """The engine for the GPU of this machine. Raises `DeviceError` without a GPU, its driver or the provider."""
         if PROVIDER not in ort.get_available_providers():
             raise DeviceError(
-                f"ONNX Runtime {ort.__version__} has no {PROVIDER}: pip uninstall onnxruntime, then "
-                "pip install onnxruntime-gpu"
+                f"ONNX Runtime {ort.__version__} has no {PROVIDER}: pip uninstall onnxruntime, then {REMEDY}"
             )
+        ort.set_default_logger_severity(FATAL)
+        preload()
         return cls(folder, manifest, Cuda.open())
 
     def providers(self, captures: bool) -> list[Any]:
@@ -107,12 +118,12 @@ class OnnxRuntimeCuda(DeviceEngine):
                         self._resources.hold(step, release, self._captured)
         return super().program(calls, upload, download)
 
-    def close(self) -> None:
-        if self.stream:
-            self.synchronise()
+    def drop(self) -> None:
+        for call in list(self._bound):  # a program that somebody holds has calls, too
+            call.forget()
         self._calls.clear()
-        super().close()
         self._sessions.clear()
+        self._places = None
 
     # --- calls ---
 
@@ -137,9 +148,11 @@ class OnnxRuntimeCuda(DeviceEngine):
     def _bound_call(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _BoundCall:
         session, file = self._session(graph), self._file(graph)
         binding = filled_binding(session, file, self.place, inputs, outputs)
-        return _BoundCall(
+        call = _BoundCall(
             self, graph, file, session, binding, self._regular, (*inputs.values(), *outputs.values())
         )
+        self._bound.add(call)
+        return call
 
     def repeatable(self, graph: str) -> bool:
         """Whether a graph may be run once more than it is asked for."""
@@ -174,18 +187,28 @@ class OnnxRuntimeCuda(DeviceEngine):
         if self.captures_calls and self.repeatable(graph):
             try:
                 return self.open_session(path, captures=True)
+            except DeviceError:
+                raise
             except Exception as error:  # for instance a node that the provider leaves to the CPU
                 log.debug("%s is not captured: %s", path.name, error)
         try:
             return self.open_session(path, captures=False)
+        except DeviceError:
+            raise
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
             raise failure("load", path.name, error, LESS_ON_A_GPU) from error
 
     def open_session(self, path: Path, captures: bool) -> ort.InferenceSession:
-        """ONNX Runtime's session of a file. Raises what ONNX Runtime raises."""
-        return ort.InferenceSession(
-            str(path), session_options(pooled=False), providers=self.providers(captures)
+        """ONNX Runtime's session of a file. Raises what ONNX Runtime raises, and `DeviceError` where it would compute on the
+        CPU instead: it does that without a word when a library of the provider is missing."""
+        session = ort.InferenceSession(
+            str(path), session_options(pooled=False), providers=self.providers(captures), enable_fallback=0
         )
+        if PROVIDER not in session.get_providers():
+            raise DeviceError(
+                f"ONNX Runtime {ort.__version__} cannot load its {PROVIDER}: libraries of CUDA or cuDNN are missing; {REMEDY}"
+            )
+        return session
 
     def give_up_capturing(self, file: str, error: Exception) -> None:
         """ONNX Runtime could not capture a call: none is captured from now on, and what it began is ended."""
@@ -193,6 +216,23 @@ class OnnxRuntimeCuda(DeviceEngine):
         self.captures_calls = False
         with suppress(DeviceError):  # it may not have begun
             self.cuda.free_captured(self.cuda.end_capture(self.stream))
+
+
+def preload() -> None:
+    """Load the CUDA libraries of pip's packages, where ONNX Runtime's provider does not look. What is missing is said when a
+    session is made: not all of it is needed."""
+    load = getattr(ort, "preload_dlls", None)  # since ONNX Runtime 1.21
+    if load is None:
+        return
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            load()
+        except Exception as error:  # a help, not a condition
+            said.write(str(error))
+    if said.getvalue():
+        log.debug("CUDA libraries: %s", " ".join(said.getvalue().split()))
 
 
 def run_options(number: str) -> ort.RunOptions:
@@ -217,8 +257,8 @@ class _BoundCall:
         engine: OnnxRuntimeCuda,
         graph: str,
         file: str,
-        session: ort.InferenceSession,
-        binding: ort.IOBinding,
+        session: Any,
+        binding: Any,
         regular: ort.RunOptions,
         keep: tuple[View, ...],
     ):
@@ -227,6 +267,10 @@ class _BoundCall:
         self.repeatable = engine.repeatable(graph)
         self.captured: ort.RunOptions | None = None
         self._ran = False
+
+    def forget(self) -> None:
+        """Let go of the session, which works in a stream that is about to go. The call is not run again."""
+        self.session = self._binding = None
 
     def run(self) -> None:
         captured = self.captured if self._engine.captures_calls else None

@@ -4,6 +4,7 @@ the contract suite, on a CUDA that is not there, computed by the CPU provider.""
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,50 @@ def test_without_the_provider(
 ) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
     bundle = tiny_bundle("llama").bundle
-    with pytest.raises(DeviceError, match=r"has no CUDAExecutionProvider: .*pip install onnxruntime-gpu"):
+    with pytest.raises(DeviceError, match=r"has no CUDAExecutionProvider: .*pip install 'onnxruntime-gpu"):
         create(bundle, "cuda")
     capsys.readouterr()
     assert main(["run", str(bundle.path), "--prompt", "a", "--device", "cuda"]) == 2
     said = capsys.readouterr().err.strip()
-    assert said.endswith("pip install onnxruntime-gpu") and "\n" not in said
+    assert said.endswith("pip install 'onnxruntime-gpu[cuda,cudnn]'") and "\n" not in said
+
+
+def test_a_session_that_lands_on_the_cpu(
+    tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """ONNX Runtime makes it without a word where a library of the provider is missing."""
+    really, asked, loaded = ort.InferenceSession, [], []
+
+    def on_the_cpu(path: str, options: Any, providers: Any, **more: Any) -> Any:
+        assert loaded, "libraries of pip are loaded before the first session"
+        asked.append((providers[0][0], more))
+        return really(path, options, providers=["CPUExecutionProvider"])
+
+    def preload() -> None:
+        loaded.append(True)
+        print("Failed to load libcublasLt.so.13")
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [PROVIDER])
+    monkeypatch.setattr(ort, "preload_dlls", preload, raising=False)
+    monkeypatch.setattr(ort, "InferenceSession", on_the_cpu)
+    monkeypatch.setattr(ort, "set_default_logger_severity", lambda level: None)
+    monkeypatch.setattr(Cuda, "open", FakeCuda)
+    engine = create(tiny_bundle("llama").bundle, "cuda")
+    for graph in ("segment.0", "commit"):
+        with pytest.raises(DeviceError, match=r"cannot load its CUDAExecutionProvider") as caught:
+            engine.load(graph)
+        said = str(caught.value)
+        assert said.endswith("pip install 'onnxruntime-gpu[cuda,cudnn]'") and "\n" not in said
+    assert asked == [(PROVIDER, {"enable_fallback": 0})] * 2
+    engine.close()
+    out, err = capfd.readouterr()
+    assert "Failed to load" not in out + err
 
 
 def test_what_the_provider_is_asked_for(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products as exact as the types are, in the engine's own stream; graphs in the types of the bundle."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: [PROVIDER])
+    monkeypatch.setattr(ort, "set_default_logger_severity", lambda level: None)
     monkeypatch.setattr(Cuda, "open", FakeCuda)
     engine = create(tiny_bundle("llama-bfloat16").bundle, "cuda")
     assert isinstance(engine, OnnxRuntimeCuda)
@@ -165,6 +199,34 @@ def test_what_was_captured_goes_with_its_call(rigs: Callable) -> None:
     engine.synchronise()
     assert not any(each.captured for each in engine._sessions.values())
     rig.fresh()
+
+
+def test_sessions_go_before_their_stream(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even those of calls that somebody still holds."""
+    tiny = tiny_bundle("llama")
+    engine = EmulatedCuda(tiny.path, tiny.bundle.manifest)
+    given, made = (engine.allocate(name, 256, True) for name in ("in", "out"))
+    held = engine.bind(
+        "mask",
+        {
+            value.name: given.view(tuple(1 for _ in value.shape), value.dtype)
+            for value in engine.interface("mask").inputs
+        },
+        {
+            value.name: made.view(tuple(1 for _ in value.shape), value.dtype)
+            for value in engine.interface("mask").outputs[:1]
+        },
+    )
+    program = engine.program([held], given.view((8,), "uint8"), made.view((8,), "uint8"))
+    for _ in range(3):
+        program.launch()
+        program.wait()
+    session = weakref.ref(engine._session("mask"))
+    assert session().captured
+    there = []
+    monkeypatch.setattr(engine.cuda, "destroy_stream", lambda stream: there.append(session()))
+    engine.close()
+    assert there == [None] and program is not None
 
 
 def test_what_cannot_be_captured_is_put_into_the_stream(

@@ -70,6 +70,8 @@ def test_every_draft_is_an_arm(gpu: Any, copied: Bundle, device: str) -> None:
 @pytest.mark.parametrize("device", ["cuda", "tensorrt"])
 def test_what_the_tests_on_a_gpu_ask(copied: Bundle, device: str) -> None:
     test_gpu.as_on_a_cpu(copied.path, test_gpu.says_one_thing(test_gpu.every_draft(copied.path, device)))
+    narrow = test_gpu.every_draft(copied.path, device, test_gpu.VERIFY_WIDTH)
+    assert len(narrow) > 3 and test_gpu.says_one_thing(narrow)
     with pytest.raises(AssertionError):
         test_gpu.says_one_thing({"none": [[1]], "wrong": [[2]]})
 
@@ -92,8 +94,11 @@ def test_bandwidth_by_the_name_of_a_gpu(gpu: Any) -> None:
         assert gpu.published_bandwidth(name) == wanted
 
 
-def test_a_step_that_cannot_be_done_says_why(gpu: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = argparse.Namespace(minutes=1.0, device="cpu", bandwidth=None, save=False)
+def test_a_step_that_cannot_be_done_says_why(
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out" / "gpu.json"
+    asked = argparse.Namespace(minutes=1.0, device="cpu", bandwidth=None, save=False, output=output)
     half = gpu.Half(asked)
 
     def no_driver() -> Any:
@@ -101,11 +106,29 @@ def test_a_step_that_cannot_be_done_says_why(gpu: Any, capsys: pytest.CaptureFix
 
     half.step("a", no_driver)
     half.step("b", lambda: 3)
+    half.step("wrong", lambda: [][0])
     half._end = 0.0
     half.step("c", lambda: 4)
-    assert [row.get("result") for row in half.found] == [None, 3, None]
-    assert "a: not done: no NVIDIA GPU was found" in capsys.readouterr().out
-    assert half.found[2]["not_done"] == "the 1 minutes are over"
+    assert [row.get("result") for row in half.found] == [None, 3, None, None]
+    said = capsys.readouterr().out
+    assert "a: not done: no NVIDIA GPU was found" in said and "IndexError" in said
+    assert half.found[2]["not_done"] == "IndexError: list index out of range"
+    assert "test_gpu_benchmark.py" in "".join(half.found[2]["traceback"])
+    assert half.found[3]["not_done"] == "the 1 minutes are over"
+    assert json.loads(output.read_text())["steps"] == half.found
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_tests_that_fail_are_kept(gpu: Any, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """The machine on which they failed is not there any more when somebody asks why."""
+    done = subprocess.CompletedProcess([], status, "x" * 30000 + "\n1 failed", "y" * 5000)
+    monkeypatch.setattr(gpu.subprocess, "run", lambda *_, **__: done)
+    asked = argparse.Namespace(minutes=1.0, device="cpu", bandwidth=None, save=False, output=None)
+    found = gpu.Half(asked).lossless()
+    assert (found["status"], found["said"]) == (status, "1 failed")
+    assert [len(found.get(name, "")) for name in ("stdout", "stderr")] == (
+        [20000, 4000] if status else [0, 0]
+    )
 
 
 @pytest.mark.slow
