@@ -108,6 +108,9 @@ class OnnxRuntimeCuda(DeviceEngine):
             self._session(graph)
 
     def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
+        return super().program(self.repeated(calls), upload, download)
+
+    def repeated(self, calls: Sequence[Call]) -> Sequence[Call]:
         for call in calls:
             for step in call.steps if isinstance(call, Steps) else (call,):
                 if isinstance(step, _BoundCall) and step.repeatable and step.captured is None:
@@ -116,7 +119,7 @@ class OnnxRuntimeCuda(DeviceEngine):
                     release = getattr(step.session, "release_captured_graph", None)
                     if release is not None:  # since ONNX Runtime 1.31
                         self._resources.hold(step, release, self._captured)
-        return super().program(calls, upload, download)
+        return calls
 
     def drop(self) -> None:
         for call in list(self._bound):  # a program that somebody holds has calls, too
@@ -262,7 +265,9 @@ class _BoundCall:
         regular: ort.RunOptions,
         keep: tuple[View, ...],
     ):
-        self._engine, self._file, self.session, self._binding = engine, file, session, binding
+        self._engine, self._file = engine, file
+        self.session: Any = session
+        self._binding: Any = binding
         self._regular, self._keep = regular, keep
         self.repeatable = engine.repeatable(graph)
         self.captured: ort.RunOptions | None = None

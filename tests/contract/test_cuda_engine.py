@@ -23,6 +23,7 @@ from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError
+from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 
 def test_without_the_provider(
@@ -199,6 +200,17 @@ def test_what_was_captured_goes_with_its_call(rigs: Callable) -> None:
     engine.synchronise()
     assert not any(each.captured for each in engine._sessions.values())
     rig.fresh()
+
+
+def test_passes_are_timed_as_decoding_runs_them(tiny_bundle: Callable) -> None:
+    tiny = tiny_bundle("llama")
+    engine = EmulatedCuda(tiny.path, tiny.bundle.manifest)
+    timer = GraphTimer(tiny.bundle, engine, cache=20, source=1)
+    calls = timer.repeated(["segment.0"], timer.calls(["segment.0"], 2))
+    sampled_seconds({"pass": calls}, budget=0.0, wait=timer.wait)
+    session = engine._session("segment.0")
+    assert (session.runs, session.replays) == (25, 24)
+    engine.close()
 
 
 def test_sessions_go_before_their_stream(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
