@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnxruntime as ort
 
-from ..bundle.interfaces import CHANGING
+from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..errors import DeviceError
@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 
-REPEATABLE = ("embed", "segment", "skipped", "head", "imitation", "mask", *CHANGING)
+DRAFTING = ("imitation", "medusa", "fusion", "adaptor", *DRAFT_LAYERS)
+"""Roles of drafts' own graphs. What they write into a cache lies at rows that they are given, and comes out as before when
+they are run again."""
+
+REPEATABLE = ("embed", "segment", "skipped", "head", "mask", *DRAFTING, *CHANGING)
 """Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
 so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 
