@@ -27,19 +27,28 @@ def build_mask(store: WeightStore, decoder: DecoderInfo) -> ir.Model:
     def ints(*values: int) -> ir.Value:
         return graph.constant(np.array(values, np.int64))
 
+    def last_of(value: ir.Value, axis: int) -> ir.Value:
+        """The size of an axis less one, [1], as a number that a device computes with.
+
+        ONNX Runtime keeps what `Shape` gives, and what is computed from that, on the CPU, and captures no graph that copies
+        such a number to the device. `Range` takes its ends from the CPU and writes to the device.
+        """
+        size = graph.node("Squeeze", [graph.node("Shape", [value], start=axis, end=axis + 1), ints(0)])
+        zero, one = (graph.constant(np.array(number, np.int64)) for number in (0, 1))
+        return graph.node("Gather", [graph.node("Range", [zero, size, one]), ints(-1)], axis=0)
+
     start, depths = graph.input("start"), graph.input("depths")
     ancestors, slots = graph.input("ancestors"), graph.input("slots")
     # Every slot by the number of its node: negative ones come before the first.
     number = graph.node(
         "Sub", [graph.node("Unsqueeze", [slots, ints(0)]), graph.node("Unsqueeze", [start, ints(1)])]
     )
-    span = graph.node("Shape", [ancestors], start=2, end=3)
-    last = graph.node("Sub", [span, ints(1)])
+    last = last_of(ancestors, 2)
     inside = graph.node("Min", [graph.node("Max", [number, ints(0)]), last], "inside")
     shape = graph.node("Concat", [graph.node("Shape", [depths]), graph.node("Shape", [slots])], axis=0)
     by_row = graph.node("Expand", [graph.node("Unsqueeze", [inside, ints(1)]), shape])
     related = graph.node("GatherElements", [ancestors, by_row], axis=2)
-    own = graph.node("Less", [number, span])
+    own = graph.node("Less", [number, graph.node("Add", [last, ints(1)])])
     before = graph.node("Less", [number, ints(0)])
     related = graph.node("And", [related, graph.node("Unsqueeze", [own, ints(1)])])
     visible = graph.node("Or", [related, graph.node("Unsqueeze", [before, ints(1)])], "visible")
@@ -47,7 +56,7 @@ def build_mask(store: WeightStore, decoder: DecoderInfo) -> ir.Model:
         graph.output("attn_mask", graph.node("Unsqueeze", [visible, ints(1)]))
     else:
         bias, slot_depths = graph.input("distance_bias"), graph.input("slot_depths")
-        hidden = graph.node("Sub", [graph.node("Shape", [bias], start=0, end=1), ints(1)])
+        hidden = last_of(bias, 0)
         taken = graph.node("GatherElements", [slot_depths, inside], axis=1)
         key = graph.node("Where", [before, number, taken])
         distance = graph.node(

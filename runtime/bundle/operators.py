@@ -18,7 +18,7 @@ from ..errors import BundleError
 STRUCTURE = frozenset((
     "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Expand", "Gather",
     "GatherElements", "Gelu", "Gemm", "Identity", "LayerNormalization", "Less", "MatMul", "Max", "Min", "Mul", "Or",
-    "RMSNormalization", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
+    "RMSNormalization", "Range", "ReduceLogSumExp", "Relu", "Reshape", "RotaryEmbedding", "ScatterElements", "Shape", "Sigmoid",
     "Sin", "Slice", "Split", "Squeeze", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """What the graphs of the supported families are made of."""

@@ -210,6 +210,11 @@ class Engine(ABC):
         both). An engine that can capture work replays it."""
         return _Program(self, calls, upload, download)
 
+    def repeated(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """`calls` of this engine as a program runs them again and again, without its transfers: an engine that captures work
+        replays it from the second or third time on."""
+        return calls
+
     @abstractmethod
     def write(self, view: View, array: np.ndarray) -> None:
         """Host to engine, after everything that was run before; `array` has the view's shape and dtype.

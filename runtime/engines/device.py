@@ -123,6 +123,9 @@ class DeviceEngine(Engine):
     def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
         return _Captured(self, calls, upload, download)
 
+    def repeated(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return [_Replayed(self, calls)]
+
     def held(self, program: object, captured: int) -> None:
         """What was captured of a program is freed when that is gone."""
         self._resources.hold(program, self.cuda.free_captured, captured)
@@ -209,18 +212,16 @@ class _Copy:
         engine.cuda.copy(self._target.address, source.address, source.nbytes, WITHIN, engine.stream)
 
 
-class _Captured:
-    """Calls between two transfers: put into the stream one by one the first time, then captured and replayed."""
+class _Replayed:
+    """Calls that are put into the stream one by one the first time, then captured and replayed."""
 
-    def __init__(self, engine: DeviceEngine, calls: Sequence[Call], upload: View, download: View):
-        self._engine, self._calls, self._views = engine, list(calls), (upload, download)
-        self.upload = engine.pinned("upload", upload.nbytes)
-        self.download = engine.pinned("download", download.nbytes)
+    def __init__(self, engine: DeviceEngine, calls: Sequence[Call]):
+        self._engine, self._calls = engine, list(calls)
         self._captured = 0
         self._ran: int | None = None
         """`settled` of the engine when the calls were last run one by one."""
 
-    def launch(self) -> None:
+    def run(self) -> None:
         engine = self._engine
         if not self._captured and self._ran == engine.settled and self._can_be_captured():
             self._capture()
@@ -229,9 +230,6 @@ class _Captured:
         else:
             self._ran = engine.settled
             self._enqueue()
-
-    def wait(self) -> None:
-        self._engine.synchronise()
 
     def _can_be_captured(self) -> bool:
         return self._engine.captures and all(getattr(call, "capturable", True) for call in self._calls)
@@ -252,9 +250,28 @@ class _Captured:
         self._engine.held(self, self._captured)
 
     def _enqueue(self) -> None:
+        for call in self._calls:
+            call.run()
+
+
+class _Captured(_Replayed):
+    """Calls between two transfers."""
+
+    def __init__(self, engine: DeviceEngine, calls: Sequence[Call], upload: View, download: View):
+        super().__init__(engine, calls)
+        self._views = upload, download
+        self.upload = engine.pinned("upload", upload.nbytes)
+        self.download = engine.pinned("download", download.nbytes)
+
+    def launch(self) -> None:
+        self.run()
+
+    def wait(self) -> None:
+        self._engine.synchronise()
+
+    def _enqueue(self) -> None:
         cuda, stream = self._engine.cuda, self._engine.stream
         up, down = self._views
         cuda.copy(up.address, self.upload.ctypes.data, up.nbytes, UP, stream)
-        for call in self._calls:
-            call.run()
+        super()._enqueue()
         cuda.copy(self.download.ctypes.data, down.address, down.nbytes, DOWN, stream)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnxruntime as ort
 
-from ..bundle.interfaces import CHANGING
+from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..errors import DeviceError
@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 
-REPEATABLE = ("embed", "segment", "skipped", "head", "imitation", "mask", *CHANGING)
+DRAFTING = ("imitation", "medusa", "fusion", "adaptor", *DRAFT_LAYERS)
+"""Roles of drafts' own graphs. What they write into a cache lies at rows that they are given, and comes out as before when
+they are run again."""
+
+REPEATABLE = ("embed", "segment", "skipped", "head", "mask", *DRAFTING, *CHANGING)
 """Roles of graphs that are captured: those of programs. ONNX Runtime runs a graph several times before it has captured it,
 so that a graph must give the same when it is run again: `commit`, which moves rows within a cache, does not."""
 
@@ -108,6 +112,9 @@ class OnnxRuntimeCuda(DeviceEngine):
             self._session(graph)
 
     def program(self, calls: Sequence[Call], upload: View, download: View) -> Program:
+        return super().program(self.repeated(calls), upload, download)
+
+    def repeated(self, calls: Sequence[Call]) -> Sequence[Call]:
         for call in calls:
             for step in call.steps if isinstance(call, Steps) else (call,):
                 if isinstance(step, _BoundCall) and step.repeatable and step.captured is None:
@@ -116,7 +123,7 @@ class OnnxRuntimeCuda(DeviceEngine):
                     release = getattr(step.session, "release_captured_graph", None)
                     if release is not None:  # since ONNX Runtime 1.31
                         self._resources.hold(step, release, self._captured)
-        return super().program(calls, upload, download)
+        return calls
 
     def drop(self) -> None:
         for call in list(self._bound):  # a program that somebody holds has calls, too
@@ -262,7 +269,9 @@ class _BoundCall:
         regular: ort.RunOptions,
         keep: tuple[View, ...],
     ):
-        self._engine, self._file, self.session, self._binding = engine, file, session, binding
+        self._engine, self._file = engine, file
+        self.session: Any = session
+        self._binding: Any = binding
         self._regular, self._keep = regular, keep
         self.repeatable = engine.repeatable(graph)
         self.captured: ort.RunOptions | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 BUDGET = 8.0
 """Seconds spent on all passes together, so that large models are timed in bearable time."""
+
+ONCE = ("vision", "encoder", "cross_kv", "commit")
+"""Roles of graphs that are not run again and again between two tokens: they are timed as they are."""
 
 BLOCK = 5
 """Runs of the same pass in a row, as decoding does them: their weights are then in the processor's caches."""
@@ -82,12 +85,18 @@ class GraphTimer:
             outputs[value.name] = inputs[before] if before in inputs else view(value)
         return self._engine.bind(graph, inputs, outputs)
 
+    def repeated(self, graphs: Iterable[str], calls: Sequence[Call]) -> Sequence[Call]:
+        """These calls of these graphs as decoding runs them: captured, on an engine that does that."""
+        if any(self._engine.interface(graph).role in ONCE for graph in graphs):
+            return calls
+        return self._engine.repeated(calls)
+
     def costs(self, drafts: Iterable[DraftInfo], widths: Iterable[int]) -> CostTable:
         """Median seconds of the passes of plain decoding and of these drafts, at 1 and at `widths` new positions."""
         found = list(drafts)
         # On an engine in host memory the decoder reads embedding rows from the table, without a graph.
         made_of = passes(self._manifest, found, widths, embed=not self._engine.host_memory)
-        arms = {each: self.calls(graphs, each[2]) for each, graphs in made_of.items()}
+        arms = {each: self.repeated(graphs, self.calls(graphs, each[2])) for each, graphs in made_of.items()}
         return cost_table(found, median_seconds(arms, wait=self.wait))
 
     def wait(self) -> None:
@@ -124,7 +133,7 @@ class GraphTimer:
 
 
 def median_seconds(
-    arms: Mapping[Arm, list[Call]], budget: float = BUDGET, wait: Callable[[], None] | None = None
+    arms: Mapping[Arm, Sequence[Call]], budget: float = BUDGET, wait: Callable[[], None] | None = None
 ) -> dict[Arm, float]:
     """Median of `sampled_seconds` by arm."""
     sampled = sampled_seconds(arms, budget, wait=wait)
@@ -132,7 +141,7 @@ def median_seconds(
 
 
 def sampled_seconds(
-    arms: Mapping[Arm, list[Call]],
+    arms: Mapping[Arm, Sequence[Call]],
     budget: float = BUDGET,
     most: int = 40,
     wait: Callable[[], None] | None = None,

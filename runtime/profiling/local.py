@@ -18,7 +18,9 @@ def time_here(session: Session, points: Sequence[Point], cache: int, budget: flo
     points = [point for point in points if point.graph in engine.graphs]
     timer = GraphTimer(session.bundle, engine, cache=cache, source=source)
     arms = {
-        point: [timer.call(point.graph, point.width, point.sizes.get("rows"), point.given)]
+        point: timer.repeated(
+            [point.graph], [timer.call(point.graph, point.width, point.sizes.get("rows"), point.given)]
+        )
         for point in points
     }
     return [

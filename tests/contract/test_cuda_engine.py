@@ -23,6 +23,7 @@ from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError
+from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 
 def test_without_the_provider(
@@ -175,7 +176,8 @@ def test_a_cycle_replays_its_calls(rigs: Callable, family: str) -> None:
 def test_what_moves_rows_is_not_run_again(rigs: Callable) -> None:
     """ONNX Runtime runs a graph several times before it is captured."""
     rig: Rig = rigs("llama", "cuda")
-    assert {name for name in rig.manifest.graphs if not rig.engine.repeatable(name)} >= {"commit"}
+    roles = {info.role for name, info in rig.manifest.graphs.items() if not rig.engine.repeatable(name)}
+    assert roles == {"commit"}, "what a cycle runs again and again is captured, drafts too"
     assert not rig.engine._session("commit").captures and rig.engine._session("segment.0").captures
 
 
@@ -199,6 +201,17 @@ def test_what_was_captured_goes_with_its_call(rigs: Callable) -> None:
     engine.synchronise()
     assert not any(each.captured for each in engine._sessions.values())
     rig.fresh()
+
+
+def test_passes_are_timed_as_decoding_runs_them(tiny_bundle: Callable) -> None:
+    tiny = tiny_bundle("llama")
+    engine = EmulatedCuda(tiny.path, tiny.bundle.manifest)
+    timer = GraphTimer(tiny.bundle, engine, cache=20, source=1)
+    calls = timer.repeated(["segment.0"], timer.calls(["segment.0"], 2))
+    sampled_seconds({"pass": calls}, budget=0.0, wait=timer.wait)
+    session = engine._session("segment.0")
+    assert (session.runs, session.replays) == (25, 24)
+    engine.close()
 
 
 def test_sessions_go_before_their_stream(tiny_bundle: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -527,6 +527,18 @@ def test_passes_are_timed_to_their_end(planned: Bundle) -> None:
     assert engine.counts.synchronisations >= len(found["pass"]) == 15
 
 
+def test_passes_are_timed_as_decoding_runs_them(planned: Bundle) -> None:
+    engine = Emulated(planned)
+    timer = GraphTimer(planned, engine, cache=20, source=1)
+    graphs = ["segment.0", "head"]
+    calls = timer.repeated(graphs, timer.calls(graphs, 2))
+    sampled_seconds({"pass": calls}, budget=0.0, wait=timer.wait)
+    assert engine.counts.launches == 5 * 5 - 1, "all but the first run are replayed"
+    commit = [timer.call("commit", 2)]
+    assert timer.repeated(["commit"], commit) is commit
+    engine.close()
+
+
 def test_a_session_that_cannot_be_loaded_leaves_nothing(
     planned: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
