@@ -1,5 +1,5 @@
-"""What a GPU makes of a bundle: the half hour of a machine that has one. No machine has run it yet; a test rehearses it on
-GPUs that are not there.
+"""What a GPU makes of a bundle: the half hour of a machine that has one. No machine has run the whole list yet; a test
+rehearses it on GPUs that are not there.
 
     python benchmarks/gpu.py --all --folder DIR [--save] [--output FILE]   the list below, in its order, within --minutes
     python benchmarks/gpu.py BUNDLE … [--smollm2] [--case NAME] [--device cuda|tensorrt] [--save]
