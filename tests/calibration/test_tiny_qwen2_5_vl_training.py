@@ -23,6 +23,7 @@ from vlmexport.calibration.workshop.recipes.common.ahead import drawn_ahead
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
 from vlmexport.calibration.workshop.recipes.common.carry import begin_with, pack
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
+from vlmexport.calibration.workshop.recipes.common.folder import digest
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import __main__ as recipe
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl import teacher, vision_stage
@@ -30,6 +31,7 @@ from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.attention import (
     dense_grouped,
     use_dense_attention,
 )
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.average import save_mean
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.batches import QUESTIONS, Batches
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.captioner import Qwen25VL
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.checks import ViewChecks, evaluate_views
@@ -41,6 +43,7 @@ from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.emphasis import (
     weighted_loss,
 )
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.film_call import film_call
+from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.layer_dropout import MOST, rates, without
 from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.layout import (
     PAIR,
     PICTURE,
@@ -505,9 +508,11 @@ def _read_both(
 
 
 def test_a_resumed_training_is_the_uninterrupted_one(vision, taught, brief, tmp_path):
-    assert LanguageStage(3, **SMALL).train(tmp_path / "one", vision, taught) == 3
-    assert LanguageStage(3, stop_at=2, **SMALL).train(tmp_path / "two", vision, taught) == 2
-    assert LanguageStage(3, **SMALL).train(tmp_path / "two", vision, taught) == 3
+    assert LanguageStage(3, **SMALL).train(tmp_path / "one", tmp_path / "data", vision, taught) == 3
+    assert (
+        LanguageStage(3, stop_at=2, **SMALL).train(tmp_path / "two", tmp_path / "data", vision, taught) == 2
+    )
+    assert LanguageStage(3, **SMALL).train(tmp_path / "two", tmp_path / "data", vision, taught) == 3
     one, two = (torch.load(tmp_path / n / "state.pt", weights_only=True) for n in ("one", "two"))
     assert one["step"] == two["step"] == 3
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
@@ -531,14 +536,51 @@ def test_a_resumed_training_is_the_uninterrupted_one(vision, taught, brief, tmp_
         "roll_call",
     } <= set(last)
     with pytest.raises(OptionError, match=rf"trained with lr {LanguageStage.lr}, not 0\.001"):
-        LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", vision, taught)
+        LanguageStage(3, lr=1e-3, **SMALL).train(tmp_path / "two", tmp_path / "data", vision, taught)
 
 
+def test_the_last_stage_goes_on_from_a_training_and_is_resumed_alike(vision, taught, brief, tmp_path):
+    data = tmp_path / "data"
+    LanguageStage(2, **SMALL).train(tmp_path / "first", data, vision, taught)
+    last = partial(LanguageStage, 3, start=tmp_path / "first" / "state.pt", **SMALL)
+    assert last().train(tmp_path / "one", data, vision, taught) == 3
+    assert last(stop_at=1).train(tmp_path / "two", data, vision, taught) == 1
+    assert last().train(tmp_path / "two", data, vision, taught) == 3
+    first, one, two = (
+        torch.load(tmp_path / n / "state.pt", weights_only=True)["model"] for n in ("first", "one", "two")
+    )
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert max((one[name] - value).abs().max() for name, value in first.items()) > 1e-4
+    line = json.loads((tmp_path / "one" / "log.jsonl").read_text().splitlines()[-1])
+    assert {"caption", "film_call", "pair_answer"} <= set(line)  # everything, from its first step on
+    save_mean(
+        tmp_path / "first" / "state.pt", tmp_path / "one" / "state.pt", vision, taught, tmp_path / "mean"
+    )
+    mean, own = (Qwen25VL.open(tmp_path / n).model.state_dict() for n in ("mean", "one/model"))
+    for name, value in mean.items():
+        wanted = (first[name] + one[name]) / 2 if name in first else own[name]
+        torch.testing.assert_close(value, wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_a_layer_that_is_left_out_gives_what_it_gets(captioner):
+    chances = rates(12)
+    assert chances[0] == 0 and chances[-1] == MOST and np.allclose(np.diff(chances), MOST / 11)
+    rows, prompts = torch.randn(1, *captioner.shape), padded([captioner.prompt_ids("what do you see?")])
+    targets = padded(captioner.text_ids(["nothing at all"]))
+    with torch.no_grad():
+        third, last = captioner.layer_logits(rows, prompts, targets, (3, 12))
+        with without(captioner.layers, np.arange(12) >= 3):
+            assert torch.equal(captioner.logits(rows, prompts, targets), third)
+        assert torch.equal(captioner.logits(rows, prompts, targets), last)
+    assert not torch.allclose(third, last, atol=1e-2)
+
+
+@pytest.mark.slow
 def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, few_checks, monkeypatch, capsys):
     words = (
         "--vision-steps 2 --vision-scenes 20 --pictures 6 --pairs 4 --films 12 --captions 2 --step-pairs 2"
     )
-    words += " --step-films 2 --scenes 4 --threads 1 --precision fp32 --steps 3"
+    words += " --step-films 2 --scenes 4 --threads 1 --precision fp32 --steps 3 --last-steps 2"
 
     def run(*further: str) -> None:
         monkeypatch.setattr("sys.argv", ["recipe", *words.split(), *further])
@@ -558,6 +600,11 @@ def test_a_carried_training_goes_on_elsewhere(tmp_path, brief, few_checks, monke
     assert "3 of 3 steps" in capsys.readouterr().out
     steps = [json.loads(line)["step"] for line in (away / "log.jsonl").read_text().splitlines()]
     assert steps == [2, 3]  # the third step only
+    last = torch.load(away / "last" / "state.pt", weights_only=True)
+    assert last["step"] == 2 and last["settings"]["start"] == digest(away / "state.pt")
+    recipe_of = json.loads((away / "final" / "recipe.json").read_text())
+    assert [line["step"] for line in recipe_of["last_curve"]] == [2] and "vision_curve" in recipe_of
+    assert (away / "evaluation.json").exists()
     assert (
         torch.load(away / "state.pt", weights_only=True)["model"]["model.language_model.norm.weight"].dtype
         == torch.float32

@@ -69,8 +69,13 @@ def test_a_bundle_from_optimum_is_that_of_build(
     [
         ["--model", "tiny-blip2-flant", "-o", "OUT"],
         ["--model", "tiny-blip2-flant5", "-o", "OUT", "--draft-layer", "99"],
-        ["--model", "tiny-blip2-flant5", "-o", "OUT", "--draft-layer", "two"],
-        ["--model", "tiny-blip2-flant5", "-o", "OUT", "--precision", "int3", "--dry-run"],
+        pytest.param(
+            ["--model", "tiny-blip2-flant5", "-o", "OUT", "--draft-layer", "two"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["--model", "tiny-blip2-flant5", "-o", "OUT", "--precision", "int3", "--dry-run"],
+            marks=pytest.mark.slow,
+        ),
         ["-o", "OUT"],
     ],
     ids=["model", "layer", "type", "precision", "missing"],

@@ -65,13 +65,18 @@ CONFIGURATIONS = {
     "qwen2": [{}, {"tie_word_embeddings": False, "num_key_value_heads": 3}],
 }
 """Changes of a tiny checkpoint, each with options that change its graphs."""
+ONCE = ("vit-gpt2", "qwen2.5-vl")
+"""Compared layer by layer in every run of the tests, the others in `make test-all`: the code that does it knows no family."""
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "memory"),
     [
         pytest.param(
-            name, changes, memory, marks=pytest.mark.slow if changes is not found[-1] and not memory else ()
+            name,
+            changes,
+            memory,
+            marks=() if memory or (name in ONCE and changes is found[-1]) else pytest.mark.slow,
         )
         for name, found in CONFIGURATIONS.items()
         for changes in found

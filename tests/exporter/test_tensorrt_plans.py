@@ -187,6 +187,7 @@ def test_inspect_network(tiny_bundle: Callable) -> None:
     assert summary.inputs["key_cache.0"][1][2] == 128
 
 
+@pytest.mark.slow  # test_native_plans.py builds every family for two of them
 def test_every_target_builds(tiny_bundle: Callable, tmp_path: Path) -> None:
     for target in TARGETS:
         bundle = _copy(tiny_bundle("llama")[0], tmp_path / target)

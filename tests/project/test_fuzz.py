@@ -98,7 +98,7 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "12", "--seed", "7"]
+    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "6", "--seed", "7"]
     command += [
         "--patience",
         "20",
@@ -110,10 +110,10 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["failures"] == [] and len(found["kinds"]) == 6
     for kind, row in found["kinds"].items():
-        assert row.get("refused", 0) + row.get("served", 0) == 2, kind
-    # Which two a kind draws moves with the files that a bundle has: some damage is none that a reader can see.
+        assert row.get("refused", 0) + row.get("served", 0) == 1, kind
+    # Which one a kind draws moves with the files that a bundle has: some damage is none that a reader can see.
     refused = sum(row.get("refused", 0) for row in found["kinds"].values())
-    assert refused >= len(found["kinds"]), f"{refused} of 12 are refused: are these mutants?"
+    assert 2 * refused >= len(found["kinds"]), f"{refused} of 6 are refused: are these mutants?"
 
 
 @pytest.mark.slow

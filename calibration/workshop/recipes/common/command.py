@@ -52,15 +52,22 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
-def finish(options: argparse.Namespace, reached: int, kind: type[Captioner], command: str) -> None:
-    """Says how far the training is; after the last step writes the record and the evaluation."""
-    print(f"{reached} of {options.steps} steps; model in {options.out / 'model'}")
+def finish(
+    options: argparse.Namespace,
+    reached: int,
+    kind: type[Captioner],
+    command: str,
+    folder: Path | None = None,
+) -> None:
+    """Says how far the training is; after the last step writes the record and the evaluation of the model in `folder`, by
+    default ``model`` in `--out`."""
+    folder = options.out / "model" if folder is None else folder
+    print(f"{reached} of {options.steps} steps; model in {folder}")
     if reached == options.steps:
         settings = {
             k: v.name if isinstance(v, Path) else v
             for k, v in vars(options).items()
             if k not in {"out", "begin_with"}
         }
-        folder = options.out / "model"
         write_recipe(options.out, folder, settings, command)
         report(evaluate(kind.open(folder), folder, options.scenes), options.out / "evaluation.json")

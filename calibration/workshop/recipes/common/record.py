@@ -17,9 +17,10 @@ def write_recipe(work: Path, folder: Path, settings: dict[str, Any], command: st
         "machine": machine(),
         "vision_curve": _lines(work / "vision" / "log.jsonl"),
         "curve": _lines(work / "log.jsonl"),
+        "last_curve": _lines(work / "last" / "log.jsonl"),
     }
-    if not record["vision_curve"]:  # the vision side came from elsewhere
-        del record["vision_curve"]
+    # Not every recipe has a last stage, and the vision side may come from elsewhere.
+    record = {name: value for name, value in record.items() if value or not name.endswith("_curve")}
     path = folder / "recipe.json"
     rows = ",\n".join(f" {json.dumps(name)}: {_compact(value)}" for name, value in record.items())
     path.write_text("{\n" + rows + "\n}\n")

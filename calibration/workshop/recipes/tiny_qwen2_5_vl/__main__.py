@@ -1,27 +1,32 @@
-"""Makes ``tiny-qwen2.5-vl``, or continues it after a stop: vision stage, rows, language model, record, evaluation.
+"""Makes ``tiny-qwen2.5-vl``, or continues it after a stop: vision stage, rows, language model, its last stage with layer
+dropout, the mean of both, record, evaluation.
 
     python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl
 
-State, log and model lie in the user's cache folder unless `--out` names another. SIGTERM or Ctrl-C ends the run after
+States, logs and models (the finished one in ``final``) lie in the user's cache folder unless `--out` names another. SIGTERM or Ctrl-C ends the run after
 the step that is under way, with its state saved; SIGSTOP and SIGCONT pause it. The same command continues, also on another
 kind of device. The vision stage and the rows are computed on the CPU, the language model where ``--device`` says.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from .....exporter.checkpoint.aliases import BUNDLED
 from .....runtime.cores import cores
 from ...precision import DEVICES, device_of
 from ..common.command import finish, parsed, recipe_parser
+from .average import save_mean
 from .captioner import Qwen25VL
 from .teacher import Teacher
 from .train import LanguageStage
 from .vision_stage import train_vision
 
 NAME = "tiny-qwen2.5-vl"
-STEPS, VISION_STEPS = 2000, 2000
+STEPS, VISION_STEPS, LAST_STEPS = 2000, 2000, 160
+LAST_LR = 1.5e-3
+LAST = "last"
 
 
 def main() -> None:
@@ -29,6 +34,7 @@ def main() -> None:
     parser = recipe_parser(__doc__, NAME, STEPS)
     parser.set_defaults(pictures=32_000, captions=32)
     parser.add_argument("--vision-steps", type=int, default=VISION_STEPS)
+    parser.add_argument("--last-steps", type=int, default=LAST_STEPS)
     parser.add_argument(
         "--vision-scenes", type=int, default=64_000, help="training scenes of the vision stage"
     )
@@ -80,8 +86,20 @@ def main() -> None:
         device=options.device,
         workers=options.workers,
     )
-    reached = stage.train(options.out, options.out / "vision" / "state.pt", teacher)
-    finish(options, reached, Qwen25VL, "python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl")
+    data, vision = options.out / "data", options.out / "vision" / "state.pt"
+    reached = stage.train(options.out, data, vision, teacher)
+    command = "python -m vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl"
+    if reached < options.steps:
+        finish(options, reached, Qwen25VL, command)
+        return
+    last = replace(stage, steps=options.last_steps, lr=LAST_LR, start=options.out / "state.pt", stop_at=None)
+    place = options.out / LAST
+    if last.train(place, data, vision, teacher) < options.last_steps:
+        print("the last stage was stopped; the same command continues")
+        return
+    folder = options.out / "final"
+    save_mean(options.out / "state.pt", place / "state.pt", vision, teacher, folder)
+    finish(options, reached, Qwen25VL, command, folder)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from .batches import QUESTIONS, Batch, Batches
 from .captioner import Qwen25VL
 from .checks import ViewChecks
 from .emphasis import ALONE, emphasis, seen_ids, weighted_loss
+from .layer_dropout import rates, without
 from .layout import PAIR, film_media
 from .model import FROZEN, build_model, save_bundle
 from .teacher import Teacher
@@ -62,6 +63,8 @@ class LanguageStage:
         sizes: pictures (a multiple of `PASSES`), pairs and films of a step. seed: of weights, scenes and draws.
         precision: see `workshop.precision`. checked: validation scenes, pairs and films of a check.
         save_every: seconds between two saves of the state.
+        start: the state of a training that this one goes on from, with fresh optimizers: the last stage. It learns from everything
+            at once and in equal weights, with layer dropout, and draws what comes behind the steps of that training.
         device: "cpu" or "cuda", of the steps. workers: processes that make the rows and, for a GPU, draw batches; not the
             device nor their number changes what is drawn.
     """
@@ -78,16 +81,17 @@ class LanguageStage:
     check_every: int = 250
     checked: int = 96
     save_every: float = 300.0
+    start: Path | None = None
     device: str = "cpu"
     workers: int = 1
 
-    def train(self, out: Path, vision: Path, teacher: Teacher) -> int:
+    def train(self, out: Path, data: Path, vision: Path, teacher: Teacher) -> int:
         """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
 
-        `out` receives ``data`` (rows), ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
+        `out` receives ``state.pt``, ``log.jsonl`` and, at every check, ``model``.
 
         Args:
-            vision: state of `vision_stage.train_vision`, whose tower is taken. teacher: whose rows it learned.
+            data: receives the tower's rows, and is looked up for them. vision: state of `vision_stage.train_vision`, whose tower is taken. teacher: whose rows it learned.
 
         Raises:
             OptionError: see `LongRun`.
@@ -109,8 +113,14 @@ class LanguageStage:
             "seed": self.seed,
             "vocabulary": len(tokenizer),
         }
+        begin = 0
+        if self.start is not None:
+            state = torch.load(self.start, weights_only=True, map_location="cpu")
+            model.load_state_dict(state["model"], strict=False)
+            begin = state["step"]
+            settings["start"] = digest(self.start)
         with LongRun(out, settings, self.save_every) as run:
-            rows = self._rows(captioner, out / "data", begun, lambda: run.stopping)
+            rows = self._rows(captioner, data, begun, lambda: run.stopping)
             if rows is None:
                 return 0
             shown, paired, filmed = self.sizes
@@ -118,7 +128,9 @@ class LanguageStage:
             batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
-            if self.device == "cuda":  # where float32 is asked for: products of matrices this narrow lose nothing by it
+            if (
+                self.device == "cuda"
+            ):  # where float32 is asked for: products of matrices this narrow lose nothing by it
                 torch.set_float32_matmul_precision("high")
             model.to(self.device)
             trained, seen = learning(model, FROZEN), seen_ids(tokenizer).to(self.device)
@@ -130,21 +142,26 @@ class LanguageStage:
             )
 
             def kinds(step: int) -> Any:
-                return first if step < int(ALONE * self.steps) else later
+                return first if self.start is None and step < int(ALONE * self.steps) else later
 
             def draw(step: int) -> list[Batch]:
                 return [
-                    one(passes * step + turn) for passes, one, _, _ in kinds(step) for turn in range(passes)
+                    one(passes * (begin + step) + turn)
+                    for passes, one, _, _ in kinds(step)
+                    for turn in range(passes)
                 ]
 
             last = min(self.steps, self.stop_at or self.steps)
             drawn = drawn_ahead(draw, last, self.workers if self.device == "cuda" else 0)
 
             def losses(step: int) -> Iterator[Part]:
-                weight, found = emphasis(step, self.steps), iter(drawn(step))
+                weight = emphasis(step, self.steps) if self.start is None else 1.0
+                found, rng = iter(drawn(step)), np.random.default_rng([self.seed, 31, step])
+                chances = rates(len(captioner.layers)) * (self.start is not None)
                 for passes, _, known, names in kinds(step):
                     for _ in range(passes):
-                        with computing(dtype, self.device):
+                        left_out = rng.random(len(chances)) < chances
+                        with computing(dtype, self.device), without(captioner.layers, left_out):
                             part = part_of(captioner, next(found), known, names, seen, weight)
                         yield {name: (weight, value / passes) for name, (weight, value) in part.items()}
 
