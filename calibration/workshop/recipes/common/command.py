@@ -57,11 +57,11 @@ def finish(
     reached: int,
     kind: type[Captioner],
     command: str,
-    folder: Path | None = None,
+    place: Path | None = None,
 ) -> None:
-    """Says how far the training is; after the last step writes the record and the evaluation of the model in `folder`, by
+    """Says how far the training is; after the last step writes the record and the evaluation of the model in `place`, by
     default ``model`` in `--out`."""
-    folder = options.out / "model" if folder is None else folder
+    folder: Path = place or options.out / "model"
     print(f"{reached} of {options.steps} steps; model in {folder}")
     if reached == options.steps:
         settings = {

@@ -8,7 +8,7 @@ layers: only what the whole decoder says is learned from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ def rates(layers: int) -> np.ndarray:
 
 
 @contextmanager
-def without(layers: Sequence[nn.Module], left_out: np.ndarray) -> Iterator[None]:
+def without(layers: Iterable[nn.Module], left_out: np.ndarray) -> Iterator[None]:
     """While it lasts, layers give what they get where `left_out`, bool [layers], says so. A layer takes its rows [B, t, width]
     first and gives them alone."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ...precision import computing, dtype_of
 from ...scenes.dataset import film_pictures, resized
@@ -132,7 +133,7 @@ class LanguageStage:
                 self.device == "cuda"
             ):  # where float32 is asked for: products of matrices this narrow lose nothing by it
                 torch.set_float32_matmul_precision("high")
-            model.to(self.device)
+            nn.Module.to(model, self.device)
             trained, seen = learning(model, FROZEN), seen_ids(tokenizer).to(self.device)
             first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "", "roll_call")),)
             later = (
