@@ -49,7 +49,7 @@ from vlmexport.runtime.speculate.costs import CostTable, expected_tokens
 HERE = Path(__file__).parent
 SIDES = 120, 160
 ENGINES = ("cuda", "tensorrt")
-BUNDLED = {"tiny-blip2-flant5": "3", "tiny-vit-gpt2": "3"}
+BUNDLED = {"tiny-blip2-flant5": "3", "tiny-vit-gpt2": "3", "tiny-qwen2.5-vl": "3"}
 """Models that ship with this package → a layer at which a draft of theirs begins."""
 
 PAPERS = {

@@ -48,6 +48,13 @@ ALIASES: tuple[Alias, ...] = (
         bundled="tiny-vit-gpt2",
     ),
     Alias(
+        "tiny-qwen2.5-vl",
+        "qwen2.5-vl",
+        "3.2 M parameters, sees pictures and films of generated tabletop scenes; comes with the package",
+        bundled="tiny-qwen2.5-vl",
+        default_prompt="describe the scene",
+    ),
+    Alias(
         "blip2-flant5", "blip2", "BLIP-2 with FlanT5-XL, 4 B parameters", hub_id="Salesforce/blip2-flan-t5-xl"
     ),
     Alias("blip2-flant5-xxl", "blip2", "BLIP-2 with FlanT5-XXL, 12 B", hub_id="Salesforce/blip2-flan-t5-xxl"),

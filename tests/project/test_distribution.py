@@ -156,7 +156,7 @@ def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
     done = run(installed, tmp_path, "vlmexport", "models", "--json")
     assert done.returncode == 0, done.stderr
     drafts = {m["alias"]: m["drafts"] for m in json.loads(done.stdout)["models"] if m["source"] == "bundled"}
-    tiny = ("tiny-blip2-flant5", "tiny-vit-gpt2")
+    tiny = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
     assert drafts == {name: ["imitation@3", "imitation@6", "medusa"] for name in tiny}
     for name in tiny:
         options = ("--model", name, "-o", tmp_path / "bundle", "--draft-layer", 99)
