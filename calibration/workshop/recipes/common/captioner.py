@@ -61,6 +61,11 @@ class Captioner(ABC):
         """The decoder's layers; each returns the rows [B, t, width] after it, alone or first in a tuple."""
 
     @abstractmethod
+    def pixels(self, pictures: np.ndarray) -> Tensor:
+        """What the image side takes of uint8 pictures (B, side, side, 3), float32 [B, …]: what the model's processor gives of
+        each."""
+
+    @abstractmethod
     def rows(self, pictures: np.ndarray) -> Tensor:
         """Rows float32 of uint8 pictures (B, side, side, 3)."""
 

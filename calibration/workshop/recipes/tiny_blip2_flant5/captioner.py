@@ -32,11 +32,15 @@ class Blip2T5(Captioner):
         """The blocks of T5's decoder."""
         return self.model.language_model.decoder.block
 
+    def pixels(self, pictures: np.ndarray) -> Tensor:
+        """See `Captioner`."""
+        return to_pixels(pictures, MEAN, STD)
+
     @torch.no_grad()
     def rows(self, pictures: np.ndarray) -> Tensor:
         """See `Captioner`."""
         parts = [pictures[at : at + CHUNK] for at in range(0, len(pictures), CHUNK)]
-        return torch.cat([encode(self.model, to_pixels(part, MEAN, STD))[1] for part in parts]).float()
+        return torch.cat([encode(self.model, self.pixels(part))[1] for part in parts]).float()
 
     def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`; the pad token, 0, starts a text."""

@@ -68,9 +68,13 @@ class Qwen25VL(Captioner):
         """See `Captioner`; with the end of the user's turn and the beginning of the answer."""
         return [*super().prompt_ids(text), *self._tail]
 
+    def pixels(self, pictures: np.ndarray) -> Tensor:
+        """See `Captioner`: patches [B, 256, 1176]; a picture stands for both frames of a patch."""
+        return patches(np.repeat(pictures[:, None], FRAMES, 1))
+
     @torch.no_grad()
     def rows(self, pictures: np.ndarray) -> Tensor:
-        """See `Captioner`; a picture stands for both frames of a patch."""
+        """See `Captioner`."""
         return self.pair_rows(np.repeat(pictures[:, None], FRAMES, 1))
 
     @torch.no_grad()

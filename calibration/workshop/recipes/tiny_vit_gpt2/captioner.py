@@ -31,10 +31,14 @@ class ViTGPT2(Captioner):
         """The blocks of GPT-2."""
         return self.model.decoder.transformer.h
 
+    def pixels(self, pictures: np.ndarray) -> Tensor:
+        """See `Captioner`."""
+        return to_pixels(pictures, MEAN, STD)
+
     @torch.no_grad()
     def rows(self, pictures: np.ndarray) -> Tensor:
         """See `Captioner`."""
-        pixels = [to_pixels(pictures[at : at + CHUNK], MEAN, STD) for at in range(0, len(pictures), CHUNK)]
+        pixels = [self.pixels(pictures[at : at + CHUNK]) for at in range(0, len(pictures), CHUNK)]
         return torch.cat([self.model.encoder(pixel_values=x).last_hidden_state for x in pixels]).float()
 
     def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
