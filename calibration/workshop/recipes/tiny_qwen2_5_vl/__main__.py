@@ -58,6 +58,10 @@ def main() -> None:
         help="processes that make rows and, for a GPU, draw texts; default: one per core for a GPU, else none but this",
     )
     options = parsed(parser)
+    if options.last_steps < 1:
+        parser.error(
+            f"--last-steps {options.last_steps}: at least 1; the model is the mean of before and after"
+        )
     options.device = device_of(options.device)
     if options.workers is None:
         options.workers = cores() if options.device == "cuda" else 1
