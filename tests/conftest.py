@@ -24,7 +24,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
     Parallel workers share the folder: copy it before you change anything in it.
 
     With the environment variable VLMEXPORT_TINY_BUNDLES, a folder, bundles are kept there and those that a run before has
-    built are used: empty it after a change of what builds them. The tests of a machine that is lent for minutes can bring it.
+    built are used: empty it after a change of what builds them. A GPU that is paid by the minute need not wait for them.
     """
     pytest.importorskip("torch", reason="building the bundles needs [export]")
     import tiny_bundles  # torch is imported only by tests that ask

@@ -1,4 +1,5 @@
-"""Batches that worker processes draw while a step computes. A GPU waits for texts otherwise; a CPU has nobody to spare."""
+"""Work that is keyed by a number, done in order by other processes ahead of who asks for it: the batches of a training on a GPU,
+which waits for texts otherwise, and the blocks of rows. Each process has one thread."""
 
 from __future__ import annotations
 

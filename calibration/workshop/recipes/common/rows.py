@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from ...scenes.dataset import model_picture
+from .ahead import drawn_ahead
 from .captioner import Captioner
 
 BLOCK = 500  # pictures between two notes of the progress
-
-Write = Callable[[np.ndarray, int, int], None]
-"""Puts the results of start to stop into an array."""
-
-_work: Any = None  # what forks inherit: a closure cannot be sent to them
 
 
 def image_rows(
@@ -58,7 +49,7 @@ def stored_rows(
     path: Path,
     shape: tuple[int, ...],
     count: int,
-    write: Write,
+    write: Callable[[np.ndarray, int, int], None],
     stopping: Callable[[], bool] = lambda: False,
     workers: int = 1,
 ) -> np.ndarray | None:
@@ -79,50 +70,20 @@ def stored_rows(
         known = int(note.read_text()) if note.exists() and partial.exists() else 0
         store = np.memmap(partial, np.float16, "r+" if known else "w+", shape=shape)
         blocks = [(start, min(start + BLOCK, count)) for start in range(known, count, BLOCK)]
-        with _written(write, store, partial, blocks, workers) as done:
-            for stop in done:
-                store.flush()
-                scratch = note.with_suffix(".new")
-                scratch.write_text(str(stop))
-                scratch.replace(note)
-                if stopping() and stop < count:
-                    return None
+
+        def written(number: int) -> int:  # in a fork, too: the file is mapped for all of them
+            write(store, *blocks[number])
+            return blocks[number][1]
+
+        ask = drawn_ahead(written, len(blocks), workers if workers > 1 else 0)
+        for number in range(len(blocks)):
+            stop = ask(number)
+            store.flush()
+            scratch = note.with_suffix(".new")
+            scratch.write_text(str(stop))
+            scratch.replace(note)
+            if stopping() and stop < count:
+                return None
         partial.replace(path)
         note.unlink(missing_ok=True)
     return np.memmap(path, np.float16, "r", shape=shape)
-
-
-@contextmanager
-def _written(
-    write: Write, store: np.ndarray, path: Path, blocks: list[tuple[int, int]], workers: int
-) -> Iterator[Iterable[int]]:
-    """The ends of blocks, in order, as they are written to the array `store` in the file `path`."""
-    global _work
-
-    def here(block: tuple[int, int]) -> int:
-        write(store, *block)
-        return block[1]
-
-    if workers == 1:
-        yield map(here, blocks)
-        return
-
-    def there(block: tuple[int, int]) -> int:
-        shared = np.memmap(path, np.float16, "r+", shape=store.shape)
-        write(shared, *block)
-        shared.flush()
-        return block[1]
-
-    _work = there
-    with multiprocessing.get_context("fork").Pool(workers, _alone) as pool:
-        yield pool.imap(_in_fork, blocks)
-
-
-def _alone() -> None:
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _in_fork(block: tuple[int, int]) -> int:
-    return _work(block)

@@ -153,10 +153,11 @@ class LanguageStage:
             last = min(self.steps, self.stop_at or self.steps)
             drawn = drawn_ahead(draw, last, self.workers if self.device == "cuda" else 0)
 
+            chances = rates(len(captioner.layers)) * (self.start is not None)
+
             def losses(step: int) -> Iterator[Part]:
                 weight = emphasis(step, self.steps) if self.start is None else 1.0
                 found, rng = iter(drawn(step)), np.random.default_rng([self.seed, 31, step])
-                chances = rates(len(captioner.layers)) * (self.start is not None)
                 for passes, _, known, names in kinds(step):
                     for _ in range(passes):
                         left_out = rng.random(len(chances)) < chances
