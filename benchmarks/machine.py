@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Processor, cores, versions of ``packages`` and the git revision."""
+    """Processor, cores, the GPU that PyTorch has, versions of ``packages`` and the git revision."""
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -35,11 +36,20 @@ def describe(*packages: str) -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
+        **_torch_gpu(),
         "python": platform.python_version(),
         "versions": versions,
         "revision": revision,
         "measured": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def _torch_gpu() -> dict[str, str]:
+    """The GPU that PyTorch finds, of a process that uses PyTorch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name()}
 
 
 def save(name: str, result: dict[str, Any], *packages: str) -> Path:

@@ -75,6 +75,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--scenes", type=int, default=160, help="held-out ones")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--device", default="auto", help="of the trainings; auto: a GPU where PyTorch finds one"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = []
@@ -110,7 +113,7 @@ def train(run: Run, options: argparse.Namespace) -> None:
     own = ImitationOptions(options.layer, fine_tune=alone, joint=joint, **SHIPPED)  # type: ignore[arg-type]
     steps = alone + options.steps
     train_draft(
-        load_target(TARGET, "cpu"),
+        load_target(TARGET, options.device),
         load_records(f"scenes-captions:train:{options.captions}:offset={TOLD}"),
         own,
         LoopOptions(steps, options.batch_size, seed=run.seed),

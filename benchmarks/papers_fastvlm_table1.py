@@ -76,14 +76,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="auto", help="auto: a GPU where PyTorch finds one")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     begin = time.perf_counter()
     if options.smollm2:
-        workshop = reopen(options.smollm2, options.work)
+        workshop = reopen(options.smollm2, options.work, options.device)
         name, data = "smollm2-135m", "chat prompts"
     else:
-        workshop = prepare(options.model, options.work, options.captions, options.heldout)
+        workshop = prepare(options.model, options.work, options.captions, options.heldout, options.device)
         name, data = options.model, "scenes"
     rows, curves = [], {}
     for layer in options.layers or workshop.features:

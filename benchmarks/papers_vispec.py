@@ -54,10 +54,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--scenes", type=int, default=100, help="held-out ones")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--device", default="auto", help="of the trainings; auto: a GPU where PyTorch finds one"
+    )
     parser.add_argument("--name", default="papers-vispec", help="of the file of results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    target = load_target(options.model)
+    target = load_target(options.model, options.device)
     told = {
         name: answers(options.model, options.folder, name, options.count, options.validation, options.threads)
         for name in sorted({ARMS[arm].data for arm in options.arms})

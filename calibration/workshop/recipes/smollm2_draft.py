@@ -112,13 +112,13 @@ class Progress:
         return sum(self.found["seconds"].values())
 
 
-def make_draft(model: str, work: Path, out: Path, limits: Limits) -> dict[str, Any]:
+def make_draft(model: str, work: Path, out: Path, limits: Limits, device: str = "auto") -> dict[str, Any]:
     """Runs, continues or (when complete) rereads the recipe; returns the line that the command prints.
 
     Raises:
         OptionError: `work` holds a run with other limits; the model has no such layer.
     """
-    target = load_target(model)
+    target = load_target(model, device)
     target.check_layer(limits.layer)
     place = _place(target, work)
     progress = Progress(place, limits)
@@ -135,9 +135,9 @@ def make_draft(model: str, work: Path, out: Path, limits: Limits) -> dict[str, A
     }
 
 
-def reopen(model: str, work: Path) -> Workshop:
+def reopen(model: str, work: Path, device: str = "auto") -> Workshop:
     """The cached rows of a finished run in `work`, whatever its limits were. OptionError if there is none."""
-    target = load_target(model)
+    target = load_target(model, device)
     place = _place(target, work)
     path = place / "recipe.json"
     found = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -159,7 +159,7 @@ def _prepare(target: Target, place: Path, limits: Limits, progress: Progress) ->
     for part, dtype in ((told, "float16"), (checked, "float16"), (heldout, "float32")):
         with progress.stage("cache"):
             folder = build_cache(target, part, [limits.layer], place / "features", dtype)
-            found.append(CachedFeatures(folder, limits.layer))
+            found.append(CachedFeatures(folder, limits.layer, target.device))
     return Workshop(target, {limits.layer: Features(*found)}, records.identity(), BATCH, LEARNING_RATE)
 
 
@@ -215,6 +215,7 @@ def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) 
         return Trainer(
             partial(objective_for, kind), options, target, rows.train, rows.validation, workshop.data, out,
             eval_every=often, save_every=min(often, 50), log_every=10, report=report,
+            device=target.device,
         )  # fmt: skip
 
     def report(line: str) -> None:
@@ -284,10 +285,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--new-tokens", type=int, default=Limits.new_tokens, help="limit per answer")
     parser.add_argument("--steps", type=int, help="in place of what the time allows")
     parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--device", default="auto", help="auto: a GPU where PyTorch finds one")
     options = vars(parser.parse_args(arguments))
     torch.set_num_threads(options.pop("threads"))
-    model, work, out = options.pop("model"), options.pop("work"), options.pop("out")
-    print(json.dumps(make_draft(model, work, out, Limits(**options))))
+    model, work, out, device = (options.pop(name) for name in ("model", "work", "out", "device"))
+    print(json.dumps(make_draft(model, work, out, Limits(**options), device)))
 
 
 if __name__ == "__main__":

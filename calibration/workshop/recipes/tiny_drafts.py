@@ -53,9 +53,11 @@ LAYER_STEPS, LAYER_BATCH = 1500, 32
 TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take later ones
 
 
-def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT) -> Workshop:
+def prepare(
+    model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT, device: str = "auto"
+) -> Workshop:
     """Lets the target answer training, validation and held-out scenes, and caches its rows."""
-    target = load_target(model)
+    target = load_target(model, device)
     kind = captioner_of(target.checkpoint.architecture)
     # A captioner continues its prompt: "describe the scene" would be the beginning of a caption.
     captioned = "scenes-captions" if kind.prompt is None else "scenes"
@@ -70,7 +72,7 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
     if not kind.asks:
         del sets["questions"]
     told = {}
-    answers = open_answers(model, "auto", "auto", None, LONGEST, None, None, print)
+    answers = open_answers(model, "auto", device, None, LONGEST, None, None, print)
     for name, data in sets.items():
         generate_data(answers, load_records(data), place / name, GenerationOptions(LONGEST))
         told[name] = load_records(str(place / name))
@@ -87,7 +89,9 @@ def prepare(model: str, work: Path, captions: int = CAPTIONS, heldout: int = HEL
             ("heldout", told["heldout"], "float32"),
         )
     }
-    features = {n: Features(**{k: CachedFeatures(v, n) for k, v in stores.items()}) for n in layers}
+    features = {
+        n: Features(**{k: CachedFeatures(v, n, target.device) for k, v in stores.items()}) for n in layers
+    }
     return Workshop(
         target,
         features,
@@ -210,9 +214,10 @@ def main() -> None:
     parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
     parser.add_argument("--layer-steps", type=int, default=LAYER_STEPS)
     parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--device", default="auto", help="auto: a GPU where PyTorch finds one")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    workshop = prepare(options.model, options.work, options.captions, options.heldout)
+    workshop = prepare(options.model, options.work, options.captions, options.heldout, options.device)
     found = make_drafts(workshop, options.work, options.out, options.steps, options.head_steps)
     found |= make_layers(workshop, options.work, options.out, options.layer_steps)
     for name, result in found.items():

@@ -74,10 +74,12 @@ class Workshop:
             eval_every=max(1, options.steps // 4),
             save_every=max(1, options.steps // 4),
             log_every=100,
+            device=self.target.device,
         ).train()
 
     def heldout(self, layer: int, network: nn.Module) -> Acceptance:
         """Greedy acceptance on held-out answers; `nn.Identity` is the early exit."""
+        network = network.to(self.target.device)
         return measure(self.features[layer].heldout, network, self.target, DRAFT_LENGTH, self.batch)
 
     def heldout_heads(self, draft: MedusaDraft) -> Acceptance:
