@@ -139,9 +139,8 @@ class VispecObjective(Objective):
         return means["hit1"]
 
     def learning_rate(self, hidden_size: int) -> float:
-        """As of an EAGLE layer; stage 2 goes on from a tenth of it (published: 3e-5, then 3e-6)."""
-        rate = layer_rate(hidden_size)
-        return rate if self.options.stage == 1 or self.options.start_from is None else rate / 10
+        """As of an EAGLE layer, in both stages (the authors' README gives one rate for both)."""
+        return layer_rate(hidden_size)
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> VispecDraft:
         return VispecDraft(

@@ -44,7 +44,8 @@ from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
 
 PART = 64  # prompts that are answered between two looks at the clock
 ANSWER_SHARE, RESERVE = 0.45, 0.05  # of the time: for answers, and kept for the evaluation
-GENERATION_BATCH, BATCH = 32, 8  # records; a vocabulary of 49,152 makes rows of logits the largest tensors
+GENERATION_BATCH = 32  # records; a GPU answers a whole part together
+BATCH = 8  # records; a vocabulary of 49,152 makes rows of logits the largest tensors
 VALIDATION = 64  # records, at most; 5 % of a smaller set
 LEAST_STEPS, MOST_STEPS = 50, 4000
 LEARNING_RATE = 1e-2  # after 120 steps the validation loss is 11.8, 10.0 and 8.8 at 1e-3, 3e-3 and 1e-2
@@ -198,9 +199,8 @@ def _answer(target: Target, prompts: list[str], place: Path, name: str, new_toke
     asked = load_records(str(path), strict=True)
     asked = RecordSet(name, [replace(r, key=f"{name}/{r.key}") for r in asked])
     options = GenerationOptions(new_tokens)
-    generate_data(
-        TorchAnswers(target, GENERATION_BATCH), asked, folder, options, len(prompts), report=lambda line: None
-    )
+    batch = GENERATION_BATCH if target.device.type == "cpu" else PART
+    generate_data(TorchAnswers(target, batch), asked, folder, options, len(prompts), report=lambda line: None)
     return load_records(str(folder), strict=True)
 
 
