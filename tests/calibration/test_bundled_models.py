@@ -30,7 +30,9 @@ from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers
 from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
 from vlmexport.calibration.workshop.scenes.dataset import model_picture
 from vlmexport.exporter.checkpoint.aliases import ALIASES, Alias, find_alias
+from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.layer import LayerDraft
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
 
@@ -150,6 +152,23 @@ def test_heads_are_as_good_as_they_say_and_what_a_build_takes(alias: Alias, targ
     assert result.alpha >= stated - 0.05 and result.evaluated > 1000
     chosen = select_drafts(alias.name, alias, [], None, target.num_layers)
     assert chosen.default is not None and chosen.default.name == "medusa"
+
+
+def test_layers_are_as_good_as_they_say(alias: Alias, target: Target):
+    """Of EAGLE and of ViSpec, for a decoder that reads pictures among its rows."""
+    names = {"eagle", "vispec"} if alias.name == "tiny-qwen2.5-vl" else set()
+    folders = {f.name: f for f in alias.draft_folders() if f.name in ("eagle", "vispec")}
+    assert set(folders) == names
+    records = load_records("scenes:heldout:1024")[-24:]
+    found = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in folders.values()])
+    for name, folder in folders.items():
+        draft = open_draft(folder)
+        assert isinstance(draft, LayerDraft) and draft.kind == name
+        draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
+        assert sum(f.stat().st_size for f in folder.iterdir()) < 700_000
+        stated = draft.evaluation["heldout"]["alpha"]
+        result = found[str(folder)]
+        assert stated >= 0.7 and result.alpha >= stated - 0.05 and result.evaluated > 1000
 
 
 def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Target):

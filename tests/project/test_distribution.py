@@ -156,9 +156,11 @@ def test_the_exporter_finds_its_model_and_drafts_outside_the_checkout(
     done = run(installed, tmp_path, "vlmexport", "models", "--json")
     assert done.returncode == 0, done.stderr
     drafts = {m["alias"]: m["drafts"] for m in json.loads(done.stdout)["models"] if m["source"] == "bundled"}
-    tiny = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
-    assert drafts == {name: ["imitation@3", "imitation@6", "medusa"] for name in tiny}
-    for name in tiny:
+    cross_attending, reading_pictures = ("tiny-blip2-flant5", "tiny-vit-gpt2"), ("tiny-qwen2.5-vl",)
+    heads = ["imitation@3", "imitation@6", "medusa"]
+    layers = ["imitation@3", "imitation@6", "eagle", "medusa", "vispec"]
+    assert drafts == dict.fromkeys(cross_attending, heads) | dict.fromkeys(reading_pictures, layers)
+    for name in (*cross_attending, *reading_pictures):
         options = ("--model", name, "-o", tmp_path / "bundle", "--draft-layer", 99)
         done = run(installed, tmp_path, "vlmexport", "build", *options)
         # It has read the configuration and the weights' header.
