@@ -63,7 +63,7 @@ def run_steps(
     optimizers = build_optimizers(trained, plan.lr, dtype)
     first = _resume(run, model, optimizers)
     clock, busy = time.time(), time.process_time()
-    sums: dict[str, float] = {}
+    sums: dict[str, Tensor] = {}  # on the device: a step waits for no value
     done, last = 0, min(plan.steps, plan.stop_at or plan.steps)
     for step in range(first, last):
         for optimizer in optimizers:
@@ -72,7 +72,7 @@ def run_steps(
         for part in losses(step):
             sum((weight * value for weight, value in part.values()), torch.zeros(())).backward()
             for name, (_, value) in part.items():
-                sums[name] = sums.get(name, 0.0) + value.item()
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
         nn.utils.clip_grad_norm_([p for _, p in trained], 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -80,7 +80,7 @@ def run_steps(
         done, at = done + 1, step + 1
         ending = at == last or run.stopping
         if at % LOG_EVERY == 0 or ending:
-            line: dict[str, Any] = {"step": at} | {n: round(v / done, 4) for n, v in sums.items()}
+            line: dict[str, Any] = {"step": at} | {n: round(v.item() / done, 4) for n, v in sums.items()}
             line |= {
                 "seconds": round(time.time() - clock, 1),
                 "cpu_seconds": round(time.process_time() - busy, 1),
