@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ....runtime.cores import cores
+from ..precision import DEVICES, device_of
 from .common.evaluation import evaluate, report
 from .models import open_captioner
 
@@ -24,10 +25,13 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument(
+        "--device", choices=DEVICES, default="cpu", help="cuda: for models whose recipe can run there"
+    )
     parser.add_argument("--json", type=Path, help="also write the result there")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    captioner = open_captioner(options.folder)
+    captioner = open_captioner(options.folder, device_of(options.device))
     report(evaluate(captioner, options.folder, options.scenes, options.seed), options.json)
 
 

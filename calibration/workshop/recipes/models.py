@@ -25,7 +25,7 @@ def captioner_of(architecture: str) -> type[Captioner]:
     return CAPTIONERS[architecture]
 
 
-def open_captioner(folder: Path) -> Captioner:
+def open_captioner(folder: Path, device: str = "cpu") -> Captioner:
     """The model of a folder that a recipe made, in float32."""
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    return captioner_of(architecture).open(folder)
+    return captioner_of(architecture).open(folder, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +38,8 @@ class Captioner(ABC):
     """Pixels of a picture's edge."""
     shape: ClassVar[tuple[int, int]]
     """Rows of a picture and their width."""
+    early_range: ClassVar[tuple[float, float]] = (0.30, 0.65)
+    """Least and most that alpha of the early exit after a quarter of the layers may be."""
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -45,9 +48,9 @@ class Captioner(ABC):
         self.end: int = end
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
+    def open(cls, folder: Path, device: str = "cpu") -> Self:
         """The model of a folder, in float32."""
-        model = cls.model_class.from_pretrained(folder, dtype=torch.float32).eval()
+        model = cls.model_class.from_pretrained(folder, dtype=torch.float32).eval().to(device)
         return cls(model, AutoTokenizer.from_pretrained(folder))
 
     @property
@@ -72,6 +75,10 @@ class Captioner(ABC):
     @abstractmethod
     def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """Teacher-forced logits [B, t, V] of targets [B, t]."""
+
+    def loss(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of the targets, where the model computes."""
+        return cross_entropy(self.logits(rows, prompts, targets), targets)
 
     @abstractmethod
     def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
@@ -155,7 +162,13 @@ def padded(lists: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([[*row, *[IGNORED] * (width - len(row))] for row in lists])
 
 
-def to_pixels(pictures: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 (B, side, side, 3) to normalised float [B, 3, side, side]."""
-    x = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).float() / 255
-    return (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+def to_pixels(pictures: np.ndarray | Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (B, side, side, 3) to normalised float [B, 3, side, side], where the pictures lie."""
+    x = pictures if isinstance(pictures, Tensor) else torch.from_numpy(np.array(pictures))
+    x = x.permute(0, 3, 1, 2).float() / 255
+    return (x - _channels(tuple(mean), x.device)) / _channels(tuple(std), x.device)
+
+
+@cache
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device).view(3, 1, 1)

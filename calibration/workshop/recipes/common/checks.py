@@ -15,7 +15,7 @@ from ...scenes.dataset import model_picture
 from ...scenes.reading import check_told_plan
 from ...scenes.scene import sample_scene
 from ...scenes.score import total_accuracy
-from .captioner import Captioner, cross_entropy, padded
+from .captioner import Captioner, padded
 from .early import measure_early
 
 CHUNK = 64
@@ -102,8 +102,8 @@ def nats_of(captioner: Captioner, rows: Tensor, prompt: list[int], texts: Sequen
     nats = 0.0
     for at in range(0, len(texts), CHUNK):
         ids = padded(texts[at : at + CHUNK])
-        found = captioner.logits(rows[at : at + CHUNK], padded([prompt] * len(ids)), ids)
-        nats += cross_entropy(found, ids).item() * int((ids >= 0).sum())
+        mean = captioner.loss(rows[at : at + CHUNK], padded([prompt] * len(ids)), ids)
+        nats += mean.item() * int((ids >= 0).sum())
     return nats
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from .....runtime.cores import cores
-from ...precision import PRECISIONS
+from ...precision import DEVICES, PRECISIONS, device_of
 from .captioner import Captioner
 from .carry import begin_with
 from .evaluation import evaluate, report
@@ -26,7 +26,7 @@ def recipe_parser(description: str | None, name: str, steps: int) -> argparse.Ar
         "--begin-with", type=Path, metavar="FOLDER", help="a state of another machine, packed by common.carry"
     )
     parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation")
+    parser.add_argument("--scenes", type=int, default=1000, help="held-out scenes of the evaluation; 0: none")
     parser.add_argument("--stop-at", type=int, help="end after so many steps of the schedule")
     parser.add_argument(
         "--pictures", type=int, default=64_000, help="training scenes; each is also used mirrored"
@@ -43,12 +43,30 @@ def recipe_parser(description: str | None, name: str, steps: int) -> argparse.Ar
     return parser
 
 
+def device_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a recipe that can run on a GPU."""
+    parser.add_argument("--check-every", type=int, default=250, help="steps between two checks")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="auto: a GPU where PyTorch finds one"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes that make rows and, for a GPU, draw texts; default: one per core for a GPU, else none but this",
+    )
+
+
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options, once what they say about the whole process is done: a carried state, threads."""
+    """The options, once what they say about the whole process is done: a carried state, threads, the
+    device."""
     options = parser.parse_args()
     if options.begin_with is not None:
         begin_with(options.begin_with, options.out)
     torch.set_num_threads(options.threads)
+    if "device" in options:
+        options.device = device_of(options.device)
+        if options.workers is None:
+            options.workers = cores() if options.device == "cuda" else 1
     return options
 
 
@@ -70,4 +88,6 @@ def finish(
             if k not in {"out", "begin_with"}
         }
         write_recipe(options.out, folder, settings, command)
-        report(evaluate(kind.open(folder), folder, options.scenes), options.out / "evaluation.json")
+        if options.scenes:
+            captioner = kind.open(folder, options.device if "device" in options else "cpu")
+            report(evaluate(captioner, folder, options.scenes), options.out / "evaluation.json")

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...precision import computing, dtype_of
 from ...scenes.scene import TRAIN, VALIDATION
-from .batches import Batches
-from .captioner import LONGEST, Captioner, cross_entropy
+from .ahead import drawn_ahead
+from .batches import Batch, Batches
+from .captioner import LONGEST, Captioner
 from .checks import Checks
 from .long_run import LongRun
 from .loop import Part, Schedule, learning, run_steps
 from .rows import image_rows
-
-ANSWERS = 0.3  # weight of the answers' loss
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class DecoderStage:
         precision: see `workshop.precision`.
         checked: validation scenes of a check.
         save_every: seconds between two saves of the state.
+        device: "cpu" or "cuda", of the rows and the steps; for captioners that compute where their model lies. workers: processes
+            that draw batches for a GPU. Neither changes what is drawn.
+        answers: weight of the answers' loss; that of the captions is 1.
     """
 
     steps: int
@@ -45,15 +48,19 @@ class DecoderStage:
     check_every: int = 250
     checked: int = 128
     save_every: float = 300.0
+    device: str = "cpu"
+    workers: int = 1
+    answers: float = 0.3
 
     def train(
         self,
         out: Path,
         captioner: Captioner,
         frozen: tuple[str, ...],
-        begun: dict[str, str],
+        begun: dict[str, Any],
         save: Callable[[Any, Any, Path, int], None],
         prompts: Sequence[str] = (),
+        shown: np.ndarray | None = None,
     ) -> int:
         """Runs or continues the training; returns the step that was reached, 0 where it was stopped before the first.
 
@@ -61,13 +68,14 @@ class DecoderStage:
 
         Args:
             captioner: with the model as it begins. frozen: what names of parameters begin with that do not learn.
-            begun: name of the setting that says what the model began with, and its value.
+            begun: names and values of the settings that say what the model began with; the first is of its image side.
             save: of the recipe: (model, tokenizer, folder, longest caption). prompts: see `Batches`.
+            shown: the pictures, where they are rendered already: uint8 (pictures, side, side, 3).
 
         Raises:
             OptionError: see `LongRun`.
         """
-        dtype, model, asks = dtype_of(self.precision), captioner.model, captioner.asks
+        dtype, model, asks = dtype_of(self.precision, self.device), captioner.model, captioner.asks
         settings = {
             "steps": self.steps,
             **begun,
@@ -80,24 +88,33 @@ class DecoderStage:
         }
         indices = TRAIN[: self.pictures]
         with LongRun(out, settings, self.save_every) as run:
-            (origin,) = begun.values()
+            if self.device == "cuda":  # where float32 is asked for
+                torch.set_float32_matmul_precision("high")
+            model.to(self.device)
+            origin = next(iter(begun.values()))
             path = out / "data" / f"rows-{origin}-{self.seed}-{self.pictures}.f16"
-            rows = image_rows(path, captioner, self.seed, indices, lambda: run.stopping)
+            rows = image_rows(path, captioner, self.seed, indices, lambda: run.stopping, shown=shown)
             if rows is None:
                 return 0
             batches = Batches(captioner, self.seed, indices, self.captions, self.questions, prompts)
             checks = Checks(captioner, self.seed, VALIDATION[: self.checked])
-            parts = [("caption", 1.0, batches.told), *([("answer", ANSWERS, batches.asked)] if asks else [])]
+            parts = [
+                ("caption", 1.0, batches.told),
+                *([("answer", self.answers, batches.asked)] if asks else []),
+            ]
             trained = learning(model, frozen)
 
+            def draw(step: int) -> list[Batch]:
+                return [one(step) for _, _, one in parts]
+
+            last = min(self.steps, self.stop_at or self.steps)
+            drawn = drawn_ahead(draw, last, self.workers if self.device == "cuda" else 0)
+
             def losses(step: int) -> Iterator[Part]:
-                for name, weight, draw in parts:
-                    batch = draw(step)
-                    with computing(dtype):
+                for (name, weight, _), batch in zip(parts, drawn(step), strict=True):
+                    with computing(dtype, self.device):
                         seen = torch.from_numpy(rows[batch.rows]).float()
-                        loss = cross_entropy(
-                            captioner.logits(seen, batch.prompts, batch.targets), batch.targets
-                        )
+                        loss = captioner.loss(seen, batch.prompts, batch.targets)
                     yield {name: (weight, loss)}
 
             def check() -> dict[str, Any]:

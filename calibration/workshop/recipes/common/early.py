@@ -18,6 +18,9 @@ from .captioner import Captioner, padded
 from .words import STEM
 
 DRAFT_LENGTH = 5
+LOGITS = 800_000  # of one token each of the texts that are measured together
+STEMS = f"{STEM}Ġ"
+"""What begins a word in a Unigram tokenizer and in a byte-level BPE."""
 
 
 @dataclass
@@ -51,7 +54,6 @@ def measure_early(
     prompt: list[int],
     texts: list[list[int]],
     layers: Sequence[int] | None = None,
-    chunk: int = 64,
 ) -> Early:
     """Teacher-forced on the model's own greedy texts, which is what chain drafting meets there.
 
@@ -59,6 +61,8 @@ def measure_early(
         rows: of the pictures [N, rows, width]. prompt: ids of the prompt that was answered.
         texts: N lists of ids with the end token. layers: a quarter and a half of the decoder unless given.
     """
+    # Logits of every layer lie side by side: of a large vocabulary, those of few texts.
+    chunk = max(1, min(64, LOGITS // len(captioner.tokenizer)))
     exits = captioner.early if layers is None else tuple(layers)
     counts = {layer: Count(DRAFT_LENGTH, [captioner.end]) for layer in exits}
     hits: dict[int, dict[str, list[Tensor]]] = {n: defaultdict(list) for n in exits}
@@ -99,11 +103,21 @@ def measure_early(
 
 
 def token_parts(captioner: Captioner, ids: list[int]) -> list[str]:
-    """The part of the text that each token belongs to; the end token counts to the part before it."""
+    """The part of the text that each token belongs to; the end token counts to the part before it, and a word's further tokens
+    to that of the word."""
     ended = ids[-1] == captioner.end
     tokens = captioner.tokenizer.convert_ids_to_tokens(ids[: len(ids) - ended])
-    words = [token.removeprefix(STEM) for token in tokens]
-    found = parts_of(words)
+    words: list[str] = []
+    word_of: list[int] = []
+    for token in tokens:
+        bare = token.lstrip(STEMS)
+        if words and bare == token and token.isalpha() and (words[-1].isalpha() or not words[-1]):
+            words[-1] += token
+        else:
+            words.append(bare)
+        word_of.append(len(words) - 1)
+    parts = parts_of(words)
+    found = [parts[word] for word in word_of]
     return found + [found[-1] if found else "style"] * ended
 
 

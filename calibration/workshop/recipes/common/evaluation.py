@@ -35,7 +35,7 @@ def musts(captioner: Captioner) -> dict[str, tuple[float, float]]:
         "wrong_picture": (0.0, 0.10),
         "grey_picture": (0.0, 0.10),
         "perplexity_over_floor": (0.0, 1.15),
-        f"early_exit_{captioner.early[0]}_alpha": (0.30, 0.65),
+        f"early_exit_{captioner.early[0]}_alpha": captioner.early_range,
         "five_gram_perplexity": (3.0, float("inf")),
         "prompt_lookup_tau": (0.0, 1.2),
         **captioner.further_musts(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,12 @@ GLOBAL_CLASSES = {"table": len(TABLES), "wall": len(WALLS), "light": len(LIGHTS)
 PATCH_FIELDS = ("kind", "colour", "size", "pattern", "lane")
 
 
-def scene_labels(scene: Scene) -> dict[str, np.ndarray]:
-    """Integer labels of one scene.
+def scene_labels(scene: Scene, grid: int = GRID) -> dict[str, np.ndarray]:
+    """Integer labels of one scene, whose picture has `grid` times `grid` patches.
 
     Returns:
         one int64 array (5,) per name of `SLOT_CLASSES` (objects from left to right), one scalar
-        per name of `GLOBAL_CLASSES`, and ``owner`` (8, 8): the object at each patch, -1 for none.
+        per name of `GLOBAL_CLASSES`, and ``owner`` (grid, grid): the object at each patch, -1 for none.
     """
     colours, walls = tuple(COLOURS), tuple(WALLS)
     labels = {name: np.full(MOST_OBJECTS, NONE, np.int64) for name in SLOT_CLASSES}
@@ -54,21 +55,21 @@ def scene_labels(scene: Scene) -> dict[str, np.ndarray]:
         len(scene.objects),
     )
     labels.update({name: np.asarray(v, np.int64) for name, v in zip(GLOBAL_CLASSES, values, strict=True)})
-    labels["owner"] = _owner(scene)
+    labels["owner"] = _owner(scene, grid)
     return labels
 
 
-def _owner(scene: Scene) -> np.ndarray:
-    owner = np.full((GRID, GRID), -1, np.int64)
-    centres = (np.arange(GRID) + 0.5) / GRID
+def _owner(scene: Scene, grid: int) -> np.ndarray:
+    owner = np.full((grid, grid), -1, np.int64)
+    centres = (np.arange(grid) + 0.5) / grid
     for i in drawing_order(scene):
         left, top, right, bottom = box_of(scene, scene.objects[i])
         inside = ((centres >= top) & (centres <= bottom))[:, None] & ((centres >= left) & (centres <= right))[
             None
         ]
         owner[inside] = i
-        row, column = int((top + bottom) / 2 * GRID), int((left + right) / 2 * GRID)
-        owner[min(max(row, 0), GRID - 1), min(max(column, 0), GRID - 1)] = i
+        row, column = int((top + bottom) / 2 * grid), int((left + right) / 2 * grid)
+        owner[min(max(row, 0), grid - 1), min(max(column, 0), grid - 1)] = i
     return owner
 
 
@@ -86,10 +87,17 @@ def mirrored(labels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return result
 
 
-def label_table(path: Path, seed: int, indices: range) -> dict[str, np.ndarray]:
-    """Labels of many scenes, cached in ``path``; row ``len(indices) + r`` is row ``r`` mirrored."""
+def label_table(
+    path: Path, seed: int, indices: range, grid: int = GRID, workers: int = 1
+) -> dict[str, np.ndarray]:
+    """Labels of many scenes, cached in ``path`` and made by so many processes; row ``len(indices) + r`` is row ``r`` mirrored."""
     if not path.exists():
-        plain = [scene_labels(sample_scene(seed, i)) for i in indices]
+        several = [seed] * len(indices), [grid] * len(indices), indices
+        if workers > 1:
+            with ProcessPoolExecutor(workers) as pool:
+                plain = list(pool.map(_labels, *several, chunksize=500))
+        else:
+            plain = list(map(_labels, *several))
         rows = plain + [mirrored(r) for r in plain]
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npz")
@@ -97,6 +105,10 @@ def label_table(path: Path, seed: int, indices: range) -> dict[str, np.ndarray]:
         partial.replace(path)
     with np.load(path) as stored:
         return {name: stored[name].astype(np.int64) for name in stored.files}
+
+
+def _labels(seed: int, grid: int, index: int) -> dict[str, np.ndarray]:
+    return scene_labels(sample_scene(seed, index), grid)
 
 
 def accuracies(batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:

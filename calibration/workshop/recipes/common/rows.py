@@ -21,6 +21,7 @@ def image_rows(
     indices: range,
     stopping: Callable[[], bool] = lambda: False,
     workers: int = 1,
+    shown: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """Renders and encodes scenes into `path`; an interrupted file is continued at its last block.
 
@@ -29,7 +30,7 @@ def image_rows(
     Args:
         path: a complete file is reused as it is.
         captioner: its image side, float32. seed, indices: which scenes.
-        stopping: asked after every block. workers: see `stored_rows`.
+        stopping: asked after every block. workers: see `stored_rows`. shown: their pictures, where they are rendered already.
 
     Returns:
         read-only memory map, float16 (2N, rows, width); row N + r belongs to the mirrored picture of row r. None where
@@ -38,7 +39,10 @@ def image_rows(
     count = len(indices)
 
     def write(store: np.ndarray, start: int, stop: int) -> None:
-        pictures = np.stack([model_picture(seed, i, captioner.side) for i in indices[start:stop]])
+        if shown is None:
+            pictures = np.stack([model_picture(seed, i, captioner.side) for i in indices[start:stop]])
+        else:
+            pictures = shown[start:stop]
         store[start:stop] = captioner.rows(pictures).numpy()
         store[count + start : count + stop] = captioner.rows(pictures[:, :, ::-1]).numpy()
 

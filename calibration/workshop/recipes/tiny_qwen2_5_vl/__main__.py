@@ -14,9 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .....exporter.checkpoint.aliases import BUNDLED
-from .....runtime.cores import cores
-from ...precision import DEVICES, device_of
-from ..common.command import finish, parsed, recipe_parser
+from ..common.command import device_options, finish, parsed, recipe_parser
 from .average import save_mean
 from .captioner import Qwen25VL
 from .teacher import Teacher
@@ -48,23 +46,12 @@ def main() -> None:
     parser.add_argument("--films", type=int, default=12_000, help="films that are rendered")
     parser.add_argument("--step-pairs", type=int, default=8, help="of a step")
     parser.add_argument("--step-films", type=int, default=12, help="of a step")
-    parser.add_argument("--check-every", type=int, default=250, help="steps between two checks")
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="auto: a GPU where PyTorch finds one"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        help="processes that make rows and, for a GPU, draw texts; default: one per core for a GPU, else none but this",
-    )
+    device_options(parser)
     options = parsed(parser)
     if options.last_steps < 1:
         parser.error(
             f"--last-steps {options.last_steps}: at least 1; the model is the mean of before and after"
         )
-    options.device = device_of(options.device)
-    if options.workers is None:
-        options.workers = cores() if options.device == "cuda" else 1
     teacher = Teacher(options.teacher, options.seed)
     reached = train_vision(
         options.out,
