@@ -1,4 +1,4 @@
-"""The recipes' models by architecture. A new recipe of a bundled model is one line here."""
+"""The recipes' models by architecture. A new recipe is one line here."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 from ....runtime.errors import OptionError
 from .common.captioner import Captioner
+from .smollm2_llava.captioner import SmolLlava
 from .tiny_blip2_flant5.captioner import Blip2T5
 from .tiny_qwen2_5_vl.captioner import Qwen25VL
 from .tiny_vit_gpt2.captioner import ViTGPT2
 
 CAPTIONERS: dict[str, type[Captioner]] = {
     "Blip2ForConditionalGeneration": Blip2T5,
+    "LlavaForConditionalGeneration": SmolLlava,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "VisionEncoderDecoderModel": ViTGPT2,
 }

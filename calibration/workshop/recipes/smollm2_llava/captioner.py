@@ -1,0 +1,142 @@
+"""``smollm2-llava`` as the recipe's training and checks see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import LlavaForConditionalGeneration
+
+from ..common.captioner import Captioner, cross_entropy, to_pixels
+from ..common.prompts import PROMPTS
+from .model import MEAN, ROWS, SIDE, STD, WIDTH
+from .tokenizer import IMAGE, split_turn
+
+CHUNK = 250  # pictures that the tower sees together
+
+
+class SmolLlava(Captioner):
+    """Rows are the tower's: [B, 36, width]. Prompts are what the user says behind the picture and all up to the answer."""
+
+    model_class: ClassVar[Any] = LlavaForConditionalGeneration
+    asks: ClassVar[bool] = True
+    prompt: ClassVar[str | None] = PROMPTS[0]
+    side: ClassVar[int] = SIDE
+    shape: ClassVar[tuple[int, int]] = (ROWS, WIDTH)
+    early_range: ClassVar[tuple[float, float]] = (0.0, 0.65)  # a model of real texts says little early
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__(model, tokenizer)
+        before, self._tail = split_turn()
+        self._head: list[int] = tokenizer(before, add_special_tokens=False)["input_ids"]
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of the Llama."""
+        return self.language.layers
+
+    @property
+    def language(self) -> Any:
+        """The decoder without its head."""
+        return self.model.model.language_model
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """See `Captioner`; tokens depend on what stands around them, so the text is read with it."""
+        ids = self.tokenizer(f"{IMAGE}\n{text}{self._tail}", add_special_tokens=False)["input_ids"]
+        assert ids[0] == self.tokenizer.convert_tokens_to_ids(IMAGE)
+        return ids[1:]
+
+    def pixels(self, pictures: np.ndarray) -> Tensor:
+        """See `Captioner`."""
+        return to_pixels(pictures, MEAN, STD)
+
+    @torch.no_grad()
+    def rows(self, pictures: np.ndarray) -> Tensor:
+        """See `Captioner`."""
+        tower, parts = self.model.model.vision_tower, range(0, len(pictures), CHUNK)
+        return torch.cat([encode(tower, stored(pictures[at : at + CHUNK])).float().cpu() for at in parts])
+
+    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `Captioner`."""
+        hidden = self._hidden(rows, prompts, targets)
+        return self.model.lm_head(self.reading(hidden, prompts, targets)).cpu()
+
+    def loss(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `Captioner`; only rows before a target are given to the head."""
+        hidden = self._hidden(rows, prompts, targets)
+        said = targets >= 0
+        each = torch.arange(len(targets))[:, None] * hidden.shape[1]
+        at = (each + self._places(prompts, targets))[said].to(self.device, non_blocking=True)
+        found = self.model.lm_head(hidden.flatten(0, 1).index_select(0, at))
+        return cross_entropy(found[None], targets[said].to(self.device, non_blocking=True))
+
+    def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `Captioner`: a row before each target."""
+        places = self._places(prompts, targets).clamp_max(hidden.shape[1] - 1).to(hidden.device)
+        return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+
+    def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
+        """See `Captioner`."""
+        texts = _lists(prompts)
+        seen = self._embedded(rows, texts)
+        longer = max(map(len, texts)) - torch.tensor([[len(text)] for text in texts])
+        at = (torch.arange(seen.shape[1]) - longer).to(self.device)  # what fills a text up comes first here
+        found = self.model.generate(
+            inputs_embeds=seen.gather(1, at.clamp_min(0)[..., None].expand_as(seen)),
+            attention_mask=(at >= 0).long(),
+            eos_token_id=self.end,
+            pad_token_id=self.end,
+            max_new_tokens=longest,
+            do_sample=False,
+        )
+        return found.cpu()
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """See `Captioner`."""
+        return self.model.lm_head(self.language.norm(hidden)).cpu()
+
+    def _places(self, prompts: Tensor, targets: Tensor) -> Tensor:
+        """Where the rows stand that say the targets: [B, t]."""
+        return (
+            len(self._head) + ROWS - 1 + (prompts >= 0).sum(1, keepdim=True) + torch.arange(targets.shape[1])
+        )
+
+    def _hidden(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """What the decoder gives, normed."""
+        texts = [p + t for p, t in zip(_lists(prompts), _lists(targets), strict=True)]
+        seen = self._embedded(rows, texts)  # behind a text nothing is read
+        return self.language(inputs_embeds=seen, use_cache=False).last_hidden_state
+
+    def _embedded(self, rows: Tensor, texts: list[list[int]]) -> Tensor:
+        """What the decoder reads: the head of a turn, the picture's rows, the text, filled up behind its end."""
+        width, before = max(map(len, texts)), len(self._head)
+        ids = torch.tensor([self._head + text + [self.end] * (width - len(text)) for text in texts])
+        words = self.language.embed_tokens(ids.to(self.device, non_blocking=True))
+        shown = self.model.model.multi_modal_projector(rows.to(self.device, non_blocking=True))
+        return torch.cat([words[:, :before], shown.to(words.dtype), words[:, before:]], 1)
+
+
+def stored(pictures: np.ndarray) -> Tensor:
+    """Pictures uint8 (B, side, side, 3) as a tensor of its own."""
+    return torch.from_numpy(np.array(pictures))
+
+
+def encode(tower: Any, pictures: Tensor) -> Tensor:
+    """The patches' rows [B, 36, width] after the tower's last layer, of uint8 pictures [B, side, side, 3]."""
+    return encode_all(tower, pictures, ())[0]
+
+
+def encode_all(tower: Any, pictures: Tensor, layers: Sequence[int]) -> list[Tensor]:
+    """As `encode`, and the same after some of the layers, from 1."""
+    shown = to_pixels(pictures.to(tower.device, non_blocking=True), MEAN, STD)
+    found = tower(pixel_values=shown, output_hidden_states=bool(layers))
+    states = [found.last_hidden_state, *(found.hidden_states[n] for n in layers)]
+    return [state[:, 1:] for state in states]
+
+
+def _lists(ids: Tensor) -> list[list[int]]:
+    """Rows of ids without what fills them up."""
+    return [[token for token in row if token >= 0] for row in ids.tolist()]
