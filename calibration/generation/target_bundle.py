@@ -15,6 +15,7 @@ from ...exporter.families.registry import family_for
 from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.files import cache_folder
+from ..lock import alone
 
 PROMPT = 1024
 """Positions that prompts may take beside the answer; the buffers cost nothing where nobody writes them."""
@@ -43,19 +44,19 @@ def target_bundle(
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)
     folder = cache_folder() / "bundles" / f"{name}-{_key(checkpoint, length)}"
-    if folder.exists():
-        try:
-            return Bundle.open(folder)
-        except BundleError as error:
-            say(f"{error}; exporting again")
-    say(f"exporting {name} once to {folder}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    request = BuildRequest(
-        model=model, output=folder, force=folder.exists(), parity=parity,
-        max_length=length, max_batch=MOST, max_source=PROMPT,
-    )  # fmt: skip
-    build_bundle(request)
-    return Bundle.open(folder)
+    with alone(folder.with_name(f"{folder.name}.lock")):  # another process may be building it
+        if folder.exists():
+            try:
+                return Bundle.open(folder)
+            except BundleError as error:
+                say(f"{error}; exporting again")
+        say(f"exporting {name} once to {folder}")
+        request = BuildRequest(
+            model=model, output=folder, force=folder.exists(), parity=parity,
+            max_length=length, max_batch=MOST, max_source=PROMPT,
+        )  # fmt: skip
+        build_bundle(request)
+        return Bundle.open(folder)
 
 
 def given_bundle(folder: Path, model: str) -> Bundle:

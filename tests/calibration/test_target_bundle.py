@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,19 @@ def test_rows_of_a_large_picture_fit_beside_prompt_and_answer(
     limits = target_bundle(str(folder), 7, lambda _: None, parity=False).manifest.limits
     assert limits.max_image_rows == 24
     assert limits.max_length == PROMPT + 24 + 7
+
+
+def test_of_two_that_want_it_one_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fcntl", reason="there are no such locks here")
+    monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
+    folder = str(tiny_models.checkpoint("llama", tmp_path / "model"))
+    begun = threading.Barrier(2, timeout=60)
+    said: list[str] = []
+
+    def ask() -> Path:
+        begun.wait()
+        return target_bundle(folder, 4, said.append, parity=False).path
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (future.result() for future in [pool.submit(ask), pool.submit(ask)])
+    assert first == second and len(said) == 1

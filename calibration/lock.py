@@ -1,0 +1,22 @@
+"""One process at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Waits until nobody else is inside the block with this file, which stays. Where there are no such locks (Windows), it does
+    not wait."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
