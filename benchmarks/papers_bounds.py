@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import mean
+
+from published_vispec import COMPARISON
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,14 @@ class Llama:
     layers: int
     feed_forward: int
     vocabulary: int
+    group: int = 1
+    """Heads of queries that share one of keys and values."""
 
     @property
     def layer(self) -> int:
-        """Attention 4 E², feed-forward 3 E F."""
-        return 4 * self.width**2 + 3 * self.width * self.feed_forward
+        """Attention 2 E² + 2 E² / group, feed-forward 3 E F."""
+        attention = 2 * self.width**2 + 2 * self.width**2 // self.group
+        return attention + 3 * self.width * self.feed_forward
 
     @property
     def head(self) -> int:
@@ -74,12 +80,37 @@ class Llama:
         return self.layers * self.layer + self.head
 
     @property
+    def eagle_step(self) -> int:
+        """What a pass of an EAGLE layer reads: the layer, a matrix 2E × E, and the LM head."""
+        return self.layer + 2 * self.width**2 + self.head
+
+    @property
     def draft_step(self) -> int:
-        """What a pass of a ViSpec layer reads: the layer, two matrices 2E × E, and the LM head."""
-        return self.layer + 4 * self.width**2 + self.head
+        """What a pass of a ViSpec layer reads: as EAGLE's, and one more such matrix."""
+        return self.eagle_step + 2 * self.width**2
+
+    @property
+    def medusa_step(self) -> int:
+        """What ViSpec's authors' Medusa reads: five heads E × E, and the LM head for all of them."""
+        return 5 * self.width**2 + self.head
+
+    def drafting(self, method: str) -> float:
+        """What a cycle of a published method reads to draft, in steps of plain decoding."""
+        reads = {
+            "Medusa": self.medusa_step,
+            "EAGLE-2": PASSES * self.eagle_step,
+            "ViSpec": PASSES * self.draft_step,
+        }
+        return reads[method] / self.step
 
 
 VICUNA_7B, VICUNA_13B = Llama(4096, 32, 11_008, 32_000), Llama(5120, 40, 13_824, 32_000)
+SIZES = {
+    "LLaVA-1.6 7B": VICUNA_7B,
+    "LLaVA-1.6 13B": VICUNA_13B,
+    "Qwen2.5-VL 3B": Llama(2048, 36, 11_008, 151_936, group=8),
+    "Qwen2.5-VL 7B": Llama(3584, 28, 18_944, 152_064, group=7),
+}
 FASTVLM = [(12, 24), (13, 32), (15, 32), (16, 32)]
 PUBLISHED = (1.55, 1.85)
 VISPEC, PASSES = 3.22, 4  # its highest; a tree of depth 3 begins with a pass of its own
@@ -107,5 +138,21 @@ def vispec() -> Iterator[str]:
         yield f"| {name} | {share:.3f} | {MOST_TOKENS / cycle:.2f} × | {VISPEC * cycle:.2f} |"
 
 
+def comparison() -> Iterator[str]:
+    """Rows of a Markdown table: ViSpec's main comparison. Of every model, temperature and method the means over the tasks, and
+    how many of them state a speed-up above what weights allow at their tau, and above tau + 1, which is drafting for nothing."""
+    yield "| model | T | method | tau | speed-up | bound by weights | above it | above tau + 1 |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for (model, temperature, method), cells in COMPARISON.items():
+        cycle = 1 + SIZES[model].drafting(method)
+        tau, speedup = (mean(values) for values in zip(*cells, strict=True))
+        above = sum(stated > (1 + accepted) / cycle for accepted, stated in cells)
+        free = sum(stated > 1 + accepted for accepted, stated in cells)
+        yield (
+            f"| {model} | {temperature} | {method} | {tau:.2f} | {speedup:.2f} × | {(1 + tau) / cycle:.2f} × | {above} of {len(cells)} "
+            f"| {free} of {len(cells)} |"
+        )
+
+
 if __name__ == "__main__":
-    print("\n".join([*fastvlm(), "", *vispec()]))
+    print("\n".join([*fastvlm(), "", *vispec(), "", *comparison()]))

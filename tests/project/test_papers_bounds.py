@@ -31,11 +31,14 @@ def test_an_exit_by_hand(bounds: ModuleType):
 def test_weights_by_hand(bounds: ModuleType):
     small = bounds.Llama(width=4, layers=2, feed_forward=8, vocabulary=10)
     assert (small.layer, small.head, small.step) == (160, 40, 360)
-    assert small.draft_step == 160 + 64 + 40
+    assert (small.eagle_step, small.draft_step) == (160 + 32 + 40, 160 + 64 + 40)
+    assert small.drafting("Medusa") == (5 * 16 + 40) / 360 and small.drafting("EAGLE-2") == 4 * 232 / 360
+    grouped = bounds.Llama(width=4, layers=2, feed_forward=8, vocabulary=10, group=2)
+    assert grouped.layer == 32 + 16 + 96, "keys and values of half the heads"
     assert bounds.VICUNA_7B.step == pytest.approx(6.6e9, rel=0.01), "Vicuna-7B without its embedding table"
 
 
 def test_the_page_holds_what_the_script_prints(bounds: ModuleType):
     page = (ROOT / "docs" / "papers.md").read_text("utf-8").splitlines()
-    for row in [*bounds.fastvlm(), *bounds.vispec()]:
+    for row in [*bounds.fastvlm(), *bounds.vispec(), *bounds.comparison()]:
         assert row in page
