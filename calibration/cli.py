@@ -238,6 +238,16 @@ def generate_data(
     ] = 0.0,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Drawn answers per record.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn answers.")] = 0,
+    min_answer: Annotated[
+        int, typer.Option("--min-answer", min=0, help="Leave out answers of fewer tokens; they are counted.")
+    ] = 0,
+    prompt_suffix: Annotated[
+        str,
+        typer.Option(
+            "--prompt-suffix",
+            help="Words behind every prompt, for instance to ask for long answers; the data keeps them.",
+        ),
+    ] = "",
     shard_size: Annotated[int, typer.Option("--shard-size", min=1)] = 256,
     batch_size: Annotated[
         int | None,
@@ -271,8 +281,8 @@ def generate_data(
     from .generation.engine import open_answers
     from .generation.generate import generate_data as run
 
-    options = GenerationOptions(max_new_tokens, temperature, samples, seed)
-    records = load_records(data, strict, prompt, limit)
+    options = GenerationOptions(max_new_tokens, temperature, samples, seed, min_answer)
+    records = load_records(data, strict, prompt, limit).asked_with(prompt_suffix)
     answers = open_answers(model, engine, device, bundle, max_new_tokens, batch_size, threads, _say)
     found = run(answers, records, out, options, shard_size, strict)
     if as_json:

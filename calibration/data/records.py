@@ -127,6 +127,14 @@ class RecordSet(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
 
+    def asked_with(self, suffix: str) -> RecordSet:
+        """The same with `suffix` behind every prompt, a space between them; it becomes part of the prompts."""
+        if not suffix:
+            return self
+        return replace(
+            self, records=[replace(r, prompt=f"{r.prompt} {suffix}".strip()) for r in self.records]
+        )
+
     def split(self, fraction: float) -> tuple[RecordSet, RecordSet]:
         """(all but the last `fraction`, the last `fraction`), at least one record each.
 

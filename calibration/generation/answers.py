@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...runtime.errors import InputError, OptionError
@@ -16,17 +16,23 @@ Found = list[tuple[int, ...]] | InputError
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """`max_new_tokens` is a limit per answer. At temperature 0 answers are greedy; above, `samples` answers are drawn
-    per record, each a function of (seed, record's key, number of the answer) and not of its batch."""
+    """`max_new_tokens` is a limit per answer; answers of fewer than `min_answer` tokens are left out. At temperature 0 answers
+    are greedy; above, `samples` answers are drawn per record, each a function of (seed, record's key, number of the answer)
+    and not of its batch."""
 
     max_new_tokens: int = 96
     temperature: float = 0.0
     samples: int = 1
     seed: int = 0
+    min_answer: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise OptionError(f"--max-new-tokens must be at least 1, not {self.max_new_tokens}")
+        if not 0 <= self.min_answer <= self.max_new_tokens:
+            raise OptionError(
+                f"--min-answer {self.min_answer} is not in 0..{self.max_new_tokens}, the tokens that --max-new-tokens allows"
+            )
         if not 0 <= self.temperature < float("inf"):
             raise OptionError(f"--temperature {self.temperature} must be 0 or more, and finite")
         if self.samples < 1:
@@ -38,7 +44,7 @@ class GenerationOptions:
 
     def sampling(self) -> dict[str, Any] | None:
         """What makes sampled answers what they are; None for greedy ones."""
-        chosen = {k: v for k, v in asdict(self).items() if k != "max_new_tokens"}
+        chosen = {k: getattr(self, k) for k in ("temperature", "samples", "seed")}
         return chosen if self.temperature else None
 
 

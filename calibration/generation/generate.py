@@ -27,7 +27,8 @@ from .answers import Answers, GenerationOptions
 @dataclass(frozen=True)
 class Generated:
     """What one call did: shards of the whole, shards that it wrote (the others were there), and for these the records
-    that could not be answered, the answers, how many of them the limit cut, their tokens and the seconds."""
+    that could not be answered, the answers, how many of them the limit cut, their tokens, the seconds, and how many answers
+    were too short and are not among them."""
 
     shards: int
     written: int
@@ -36,6 +37,7 @@ class Generated:
     cut: int
     tokens: int
     seconds: float
+    short: int = 0
 
 
 def generate_data(
@@ -70,6 +72,7 @@ def generate_data(
             "identity": records.identity(),
             "max_new_tokens": options.max_new_tokens,
             "sampling": options.sampling(),
+            "min_answer": options.min_answer or None,
             "engine": answers.engine,
             "shard_size": shard_size,
             "shards": shards,
@@ -77,9 +80,11 @@ def generate_data(
         _claim(out, run)
         missing = [n for n in range(shards) if not (out / shard_name(n)).exists()]
         problems, clock, tokens, written, cut = Problems(strict), time.perf_counter(), 0, 0, 0
+        lengths: list[int] = []  # of answers that are too short
         places = [
             (n, i) for n in missing for i in range(n * shard_size, min((n + 1) * shard_size, len(records)))
         ]
+        begun = len(missing) < shards
         left = Counter(number for number, _ in places)
         lines: dict[int, dict[int, list[str]]] = {number: {} for number in missing}
         done = 0
@@ -91,17 +96,23 @@ def generate_data(
                     where = f"record {record.key}"
                     problems.report(where, str(outcome).removeprefix(f"{where}: "))
                     outcome = []
-                tokens += sum(map(len, outcome))
-                written += len(outcome)
-                cut += sum(map(answers.is_cut, outcome))
+                kept = [pair for pair in enumerate(outcome) if len(pair[1]) >= options.min_answer]
+                lengths += [len(answer) for answer in outcome if len(answer) < options.min_answer]
+                tokens += sum(len(answer) for _, answer in kept)
+                written += len(kept)
+                cut += sum(answers.is_cut(answer) for _, answer in kept)
                 lines[number][index] = [
-                    json.dumps(_line(answers, record, sample, answer)) + "\n"
-                    for sample, answer in enumerate(outcome)
+                    json.dumps(_line(answers, record, sample, answer)) + "\n" for sample, answer in kept
                 ]
                 left[number] -= 1
                 if left[number]:
                     continue
-                if not written:  # not a bad record: a mistake in all of them
+                if not written and lengths and not begun:
+                    raise InputError(
+                        f"none of the first {len(lengths)} answer(s) has {options.min_answer} tokens (--min-answer), the longest has "
+                        f"{max(lengths)}; ask for more with --prompt-suffix, or lower it"
+                    )
+                if not written and not begun:  # not a bad record: a mistake in all of them
                     raise InputError(
                         f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
                     )
@@ -113,6 +124,8 @@ def generate_data(
                 say(f"shard {number + 1}/{shards}  {tokens / spent:,.0f} tokens/s  {rest:.0f} s left")
         if problems.found:
             say(f"{len(problems.found)} record(s) were skipped")
+        if lengths:
+            say(f"{len(lengths)} answers of fewer than {options.min_answer} tokens were left out")
         if cut:
             say(f"{cut} of {written} answers were cut at --max-new-tokens {options.max_new_tokens}")
         return Generated(
@@ -123,6 +136,7 @@ def generate_data(
             cut,
             tokens,
             round(time.perf_counter() - clock, 2),
+            len(lengths),
         )
 
 

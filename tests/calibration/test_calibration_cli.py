@@ -58,11 +58,13 @@ def call(*words: object) -> str:
 def test_from_scenes_to_a_measured_draft(model: Path, tmp_path: Path):
     generate = [
         "generate-data", "--model", model, "--data", "scenes:train:6", "-o", tmp_path / "data",
-        "--max-new-tokens", 8, "--shard-size", 4, "--json",
+        "--max-new-tokens", 8, "--shard-size", 4, "--json", "--prompt-suffix", "at length", "--min-answer", 1,
     ]  # fmt: skip
     made, again = json.loads(call(*generate)), json.loads(call(*generate))
     assert errors("generate-data-1", made) == errors("generate-data-1", again) == []
     assert (made["shards"], made["written"], made["answers"], again["written"]) == (2, 2, 6, 0)
+    assert made["short"] == 0
+    assert all(r.prompt.endswith(" at length") for r in load_records(str(tmp_path / "data")))
     assert made["tokens"] == sum(len(r.tokens) for r in load_records(str(tmp_path / "data")))
     assert made["target"]["fingerprint"] == fingerprint(open_checkpoint(model))
     train = [

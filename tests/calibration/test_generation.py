@@ -158,6 +158,44 @@ def test_cut_answers_are_counted(target: Target, records: RecordSet, tmp_path: P
     assert cut and lines[-1] == f"{cut} of {len(records)} answers were cut at --max-new-tokens 3"
 
 
+def test_short_answers_are_left_out_and_counted(
+    target: Target, records: RecordSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    length = {record.key: 1 + n % 4 for n, record in enumerate(records)}
+    monkeypatch.setattr(target, "generate", lambda asked, *more: [(5,) * length[r.key] for r in asked])
+    answers, said, limits = TorchAnswers(target, 3), [], GenerationOptions(4, min_answer=3)
+    found = generate_data(answers, records, tmp_path, limits, 4, report=said.append)
+    kept = [r.key for r in records if length[r.key] >= 3]
+    assert [r.key for r in load_records(str(tmp_path))] == kept
+    assert (found.answers, found.short) == (len(kept), len(records) - len(kept))
+    assert found.tokens == found.answers * 3 + sum(length[key] == 4 for key in kept)
+    assert f"{found.short} answers of fewer than 3 tokens were left out" in said
+    with pytest.raises(OptionError, match=r"min_answer = 3, not None"):
+        generate_data(answers, records, tmp_path, GenerationOptions(4), 4, report=quiet)
+    with pytest.raises(OptionError, match=r"--min-answer 10 is not in 0\.\.9"):
+        GenerationOptions(9, min_answer=10)
+
+
+def test_answers_that_are_all_too_short_are_a_mistake(
+    target: Target, records: RecordSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(target, "generate", lambda asked, *more: [(5, 6)] * len(asked))
+    with pytest.raises(
+        InputError, match=r"none of the first \d+ answer\(s\) has 3 tokens.*longest has 2.*--prompt-suffix"
+    ):
+        generate_data(
+            TorchAnswers(target), records, tmp_path, GenerationOptions(3, min_answer=3), report=quiet
+        )
+    assert not list(tmp_path.glob("shard-*"))
+
+
+def test_a_suffix_is_part_of_every_prompt(records: RecordSet):
+    asked = records.asked_with("at length.")
+    assert [r.prompt for r in asked] == [f"{r.prompt} at length.".strip() for r in records]
+    assert [r.key for r in asked] == [r.key for r in records] and asked.identity() != records.identity()
+    assert records.asked_with("") is records
+
+
 def check_draws(answers: Answers, records: RecordSet, out: Path) -> None:
     """Drawn answers are a function of (seed, record, number), and are stored so."""
     drawn = GenerationOptions(8, temperature=1.0, samples=3, seed=4)
