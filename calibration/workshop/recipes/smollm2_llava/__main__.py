@@ -21,7 +21,7 @@ from .train import LEARNING_RATE, TUNED, train
 from .vision_stage import PROJECTOR, pictures_of, train_vision
 
 NAME = "smollm2-llava"
-STEPS, VISION_STEPS = 1500, 2500
+STEPS, VISION_STEPS = 1500, 1500
 
 
 def main() -> None:
