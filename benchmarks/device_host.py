@@ -1,7 +1,6 @@
 """What the host does in a cycle that stays on a device: microseconds of Python, with a device that takes no time.
 
-    python benchmarks/random_eagle.py tiny-blip2-flant5 runs/eagle
-    vlmexport build --model tiny-blip2-flant5 --draft-layer 3 --draft runs/eagle -o runs/tiny
+    vlmexport build --model tiny-qwen2.5-vl --draft-layer 3 --draft imitation --draft medusa --draft eagle --draft vispec -o runs/tiny
     python benchmarks/device_host.py runs/tiny
 
 The device is none: it holds memory, computes nothing, and says that every drafted token is right. What is timed is all
