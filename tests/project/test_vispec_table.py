@@ -53,6 +53,7 @@ def test_a_small_run_goes_on_where_it_was_stopped(
 ) -> None:
     from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
     from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tokenizer import build_tokenizer
+    from vlmexport.runtime.engines import onnxruntime
 
     runs = importlib.import_module("vispec_runs")
     for module in (script, runs):
@@ -60,13 +61,14 @@ def test_a_small_run_goes_on_where_it_was_stopped(
     tokenizer = build_tokenizer()
     save_bundle(build_model(tokenizer).eval(), tokenizer, tmp_path / "model", 160)
     saved: list[dict[str, Any]] = []
+    threads = onnxruntime._pool_threads or 1  # another test of this process may have begun its pool
     monkeypatch.setattr(script, "save", lambda name, result, *packages: saved.append(result))
 
     def measured(*arms: str) -> dict[str, Any]:
         words = (
             f"--model {tmp_path / 'model'} --folder {tmp_path / 'runs'} --seeds 1 --count 6 --validation 2"
         )
-        words += f" --steps 4 --batch-size 3 --scenes 2 --arms {' '.join(arms)}"
+        words += f" --steps 4 --batch-size 3 --scenes 2 --threads {threads} --arms {' '.join(arms)}"
         monkeypatch.setattr(sys, "argv", ["papers_vispec", *words.split()])
         script.main()
         return saved[-1]
