@@ -6,9 +6,6 @@ distributions that they mean, with uniform noise on the features that it is give
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,15 +15,15 @@ from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted
 from ..texts import unrolled
-from .base import Counts, LearnedTarget, Objective, identity_of
+from .base import Counts, LearnedTarget, identity_of
 from .eagle_options import EagleOptions
-from .layer import layer_config, layer_rate, noisy
+from .layer import LayerObjective, layer_config, noisy
 
 
-class EagleObjective(Objective):
+class EagleObjective(LayerObjective):
     """The target is frozen. `counts` is asked for where the layer chooses from frequent tokens only."""
 
-    kind = EagleDraft.kind
+    kind, draft_class = EagleDraft.kind, EagleDraft
     shown = {"first": "hit1", "features": "features"}
     network: EagleNetwork
 
@@ -71,18 +68,3 @@ class EagleObjective(Objective):
             parts[f"hit{step + 1}"] = (best == own.argmax(-1)).float().mean()
         parts["loss"] = total
         return total, {name: value.detach() for name, value in parts.items()}
-
-    def score(self, means: Mapping[str, float]) -> float:
-        """How often the first drafted token is the target's."""
-        return means["hit1"]
-
-    def learning_rate(self, hidden_size: int) -> float:
-        return layer_rate(hidden_size)
-
-    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> EagleDraft:
-        return EagleDraft(
-            network=self.network,
-            target=self.target,
-            provenance=dict(provenance),
-            evaluation=dict(evaluation),
-        )

@@ -7,9 +7,6 @@ draft's tokens where it has some only; places whose likeliest token is not among
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,15 +16,15 @@ from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted
 from ..texts import unrolled
-from .base import Counts, LearnedTarget, Objective, identity_of
+from .base import Counts, LearnedTarget, identity_of
 from .eagle3_options import Eagle3Options
-from .layer import layer_config, layer_rate, noisy
+from .layer import LayerObjective, layer_config, noisy
 
 
-class Eagle3Objective(Objective):
+class Eagle3Objective(LayerObjective):
     """The target is frozen. `counts` is asked for where the layer chooses from frequent tokens only."""
 
-    kind = Eagle3Draft.kind
+    kind, draft_class = Eagle3Draft.kind, Eagle3Draft
     shown = {"first": "hit1", "tokens": "tokens"}
     network: Eagle3Network
 
@@ -70,18 +67,3 @@ class Eagle3Objective(Objective):
             parts[f"hit{step + 1}"] = (said == best).float().mean()
         parts["loss"] = total
         return total, {name: value.detach() for name, value in parts.items()}
-
-    def score(self, means: Mapping[str, float]) -> float:
-        """How often the first drafted token is the target's."""
-        return means["hit1"]
-
-    def learning_rate(self, hidden_size: int) -> float:
-        return layer_rate(hidden_size)
-
-    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Eagle3Draft:
-        return Eagle3Draft(
-            network=self.network,
-            target=self.target,
-            provenance=dict(provenance),
-            evaluation=dict(evaluation),
-        )

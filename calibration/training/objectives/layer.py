@@ -1,15 +1,17 @@
-"""What the trainings of all layers that draft share: the layer's shape, its learning rate, and noise on what it reads."""
+"""What the trainings of all layers that draft share: the layer's shape, its learning rate, noise on what it reads, and the draft."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from ....exporter.drafts.eagle_network import EagleConfig
+from ....exporter.drafts.layer import LayerDraft
 from ....runtime.errors import OptionError
 from .. import losses
-from .base import Counts, LearnedTarget
+from .base import Counts, LearnedTarget, Objective
 from .layer_options import LayerOptions
 from .medusa import frequent
 
@@ -52,10 +54,28 @@ def layer_config(
     return config, d2t
 
 
-def layer_rate(hidden_size: int) -> float:
-    """The learning rate for a layer of this width: of a small one more than the published 3e-5, which is for 4,096 units and
-    hundreds of thousands of steps; in inverse proportion to the width, between 3e-5 and 1e-3."""
-    return min(1e-3, max(3e-5, 1e-3 * 128 / hidden_size))
+class LayerObjective(Objective):
+    """One layer that drafts, in training."""
+
+    draft_class: ClassVar[type[LayerDraft]]
+    target: dict[str, Any]
+
+    def score(self, means: Mapping[str, float]) -> float:
+        """How often the first drafted token is the target's."""
+        return means["hit1"]
+
+    def learning_rate(self, hidden_size: int) -> float:
+        """Of a small layer more than the published 3e-5, which is for 4,096 units and hundreds of thousands of steps; in inverse
+        proportion to the width, between 3e-5 and 1e-3. ViSpec's authors give one rate for both of its stages."""
+        return min(1e-3, max(3e-5, 1e-3 * 128 / hidden_size))
+
+    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> LayerDraft:
+        return self.draft_class(
+            network=self.network,
+            target=self.target,
+            provenance=dict(provenance),
+            evaluation=dict(evaluation),
+        )
 
 
 def noisy(features: Tensor, most: float) -> Tensor:

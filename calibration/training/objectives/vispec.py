@@ -8,7 +8,6 @@ published code (github.com/KangJialiang/ViSpec) and the paper differ in the loss
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted, sight_of
 from ..texts import unrolled
-from .base import Counts, LearnedTarget, Objective, identity_of
-from .layer import layer_config, layer_rate, noisy
+from .base import Counts, LearnedTarget, identity_of
+from .layer import LayerObjective, layer_config, noisy
 from .vispec_options import VispecOptions
 
 RANKED = 10
@@ -36,10 +35,10 @@ PROBABILITIES, ORDER, TOKENS = 10.0, 0.1, 0.1
 """Published weights: of the L1 of probabilities, of the order, and in stage 1 of distributions beside features."""
 
 
-class VispecObjective(Objective):
+class VispecObjective(LayerObjective):
     """The target is frozen. `counts` is asked for where the layer chooses from frequent tokens only."""
 
-    kind = VispecDraft.kind
+    kind, draft_class = VispecDraft.kind, VispecDraft
     shown = {"first": "hit1"}
     network: VispecNetwork
 
@@ -133,19 +132,3 @@ class VispecObjective(Objective):
             if not first:
                 found["probabilities"] = PROBABILITIES, 2 * losses.total_variation(logits, chosen)
         return found
-
-    def score(self, means: Mapping[str, float]) -> float:
-        """How often the first drafted token is the target's."""
-        return means["hit1"]
-
-    def learning_rate(self, hidden_size: int) -> float:
-        """As of an EAGLE layer, in both stages (the authors' README gives one rate for both)."""
-        return layer_rate(hidden_size)
-
-    def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> VispecDraft:
-        return VispecDraft(
-            network=self.network,
-            target=self.target,
-            provenance=dict(provenance),
-            evaluation=dict(evaluation),
-        )
