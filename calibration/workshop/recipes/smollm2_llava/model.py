@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
-    GenerationConfig,
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -18,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..common.folder import replace_files
+from ..common.folder import half_in
 from .tokenizer import IMAGE, TEMPLATE
 
 SIDE = 96  # pixels
@@ -104,13 +102,12 @@ def save_bundle(
 
     `max_new_tokens`: what ``generation_config.json`` allows an answer.
     """
-    with replace_files(folder) as scratch:
-        half = copy.deepcopy(model).half()
-        half.generation_config = GenerationConfig(
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            max_new_tokens=max_new_tokens,
-        )
-        half.save_pretrained(scratch)
+    with half_in(
+        folder,
+        model,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        max_new_tokens=max_new_tokens,
+    ) as scratch:
         build_processor(tokenizer).save_pretrained(scratch)

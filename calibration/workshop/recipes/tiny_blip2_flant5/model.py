@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from transformers import (
     Blip2QFormerConfig,
     Blip2VisionConfig,
     BlipImageProcessorPil,
-    GenerationConfig,
     PreTrainedTokenizerBase,
     T5Config,
 )
 
-from ..common.folder import replace_files
+from ..common.folder import half_in
 from .tokenizer import IMAGE_TOKEN
 
 SIDE = 96  # pixels
@@ -117,12 +115,9 @@ def save_bundle(
 
     `max_new_tokens`: what ``generation_config.json`` allows an answer.
     """
-    with replace_files(folder) as scratch:
-        half = copy.deepcopy(model).half()
-        half.generation_config = GenerationConfig(
-            decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_new_tokens=max_new_tokens
-        )
-        half.save_pretrained(scratch)
+    with half_in(
+        folder, model, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, max_new_tokens=max_new_tokens
+    ) as scratch:
         build_processor(tokenizer).save_pretrained(scratch)
         config = json.loads((scratch / "config.json").read_text())
         config["text_config"]["tie_word_embeddings"] = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
-    GenerationConfig,
     PreTrainedTokenizerBase,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -17,7 +15,7 @@ from transformers import (
 )
 
 from ...scenes.film import FRAMES, RATE
-from ..common.folder import replace_files
+from ..common.folder import half_in
 from .tokenizer import IMAGE, VIDEO
 from .tower import GRID, MEAN, SIDE, STD, WIDTH, tower_config
 
@@ -105,14 +103,13 @@ def save_bundle(
 
     `max_new_tokens`: what ``generation_config.json`` allows an answer.
     """
-    with replace_files(folder) as scratch:
-        half = copy.deepcopy(model).half()
-        half.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            max_new_tokens=max_new_tokens,
-        )
-        half.save_pretrained(scratch)
+    with half_in(
+        folder,
+        model,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        max_new_tokens=max_new_tokens,
+    ) as scratch:
         build_processor().save_pretrained(scratch)
         (scratch / "video_preprocessor_config.json").write_text(json.dumps(video_settings(), indent=2) + "\n")
         tokenizer.save_pretrained(scratch)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
-    GenerationConfig,
     GPT2Config,
     PreTrainedTokenizerBase,
     VisionEncoderDecoderConfig,
@@ -17,7 +15,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from ..common.folder import replace_files
+from ..common.folder import half_in
 
 SIDE = 96  # pixels
 PATCH = 12
@@ -88,15 +86,14 @@ def save_bundle(
     `max_new_tokens`: what ``generation_config.json`` allows a caption.
     """
     end = tokenizer.eos_token_id
-    with replace_files(folder) as scratch:
-        half = copy.deepcopy(model).half()
-        half.generation_config = GenerationConfig(
-            decoder_start_token_id=end,
-            bos_token_id=end,
-            eos_token_id=end,
-            pad_token_id=end,
-            max_new_tokens=max_new_tokens,
-        )
-        half.save_pretrained(scratch)
+    with half_in(
+        folder,
+        model,
+        decoder_start_token_id=end,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        max_new_tokens=max_new_tokens,
+    ) as scratch:
         build_processor().save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
