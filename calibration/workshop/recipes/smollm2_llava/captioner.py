@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
-from ..common.captioner import Captioner, cross_entropy, to_pixels
+from ..common.captioner import cross_entropy, to_pixels
+from ..common.inside import InsideCaptioner, unpadded
 from ..common.prompts import PROMPTS
 from .model import MEAN, ROWS, SIDE, STD, WIDTH
 from .tokenizer import IMAGE, split_turn
@@ -18,7 +19,7 @@ from .tokenizer import IMAGE, split_turn
 CHUNK = 250  # pictures that the tower sees together
 
 
-class SmolLlava(Captioner):
+class SmolLlava(InsideCaptioner):
     """Rows are the tower's: [B, 36, width]. Prompts are what the user says behind the picture and all up to the answer."""
 
     model_class: ClassVar[Any] = LlavaForConditionalGeneration
@@ -34,14 +35,9 @@ class SmolLlava(Captioner):
         self._head: list[int] = tokenizer(before, add_special_tokens=False)["input_ids"]
 
     @property
-    def layers(self) -> nn.ModuleList:
-        """The layers of the Llama."""
-        return self.language.layers
-
-    @property
-    def language(self) -> Any:
-        """The decoder without its head."""
-        return self.model.model.language_model
+    def before(self) -> int:
+        """See `InsideCaptioner`."""
+        return len(self._head) + ROWS
 
     def prompt_ids(self, text: str) -> list[int]:
         """See `Captioner`; tokens depend on what stands around them, so the text is read with it."""
@@ -59,28 +55,18 @@ class SmolLlava(Captioner):
         tower, parts = self.model.model.vision_tower, range(0, len(pictures), CHUNK)
         return torch.cat([encode(tower, stored(pictures[at : at + CHUNK])).float().cpu() for at in parts])
 
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`."""
-        hidden = self._hidden(rows, prompts, targets)
-        return self.model.lm_head(self.reading(hidden, prompts, targets)).cpu()
-
     def loss(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
         """See `Captioner`; only rows before a target are given to the head."""
-        hidden = self._hidden(rows, prompts, targets)
+        hidden = self.hidden_of(rows, prompts, targets)
         said = targets >= 0
         each = torch.arange(len(targets))[:, None] * hidden.shape[1]
-        at = (each + self._places(prompts, targets))[said].to(self.device, non_blocking=True)
+        at = (each + self.places(prompts, targets))[said].to(self.device, non_blocking=True)
         found = self.model.lm_head(hidden.flatten(0, 1).index_select(0, at))
         return cross_entropy(found[None], targets[said].to(self.device, non_blocking=True))
 
-    def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`: a row before each target."""
-        places = self._places(prompts, targets).clamp_max(hidden.shape[1] - 1).to(hidden.device)
-        return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
-
     def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`."""
-        texts = _lists(prompts)
+        texts = unpadded(prompts)
         seen = self._embedded(rows, texts)
         longer = max(map(len, texts)) - torch.tensor([[len(text)] for text in texts])
         at = (torch.arange(seen.shape[1]) - longer).to(self.device)  # what fills a text up comes first here
@@ -94,19 +80,9 @@ class SmolLlava(Captioner):
         )
         return found.cpu()
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """See `Captioner`."""
-        return self.model.lm_head(self.language.norm(hidden)).cpu()
-
-    def _places(self, prompts: Tensor, targets: Tensor) -> Tensor:
-        """Where the rows stand that say the targets: [B, t]."""
-        return (
-            len(self._head) + ROWS - 1 + (prompts >= 0).sum(1, keepdim=True) + torch.arange(targets.shape[1])
-        )
-
-    def _hidden(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """What the decoder gives, normed."""
-        texts = [p + t for p, t in zip(_lists(prompts), _lists(targets), strict=True)]
+    def hidden_of(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `InsideCaptioner`."""
+        texts = [p + t for p, t in zip(unpadded(prompts), unpadded(targets), strict=True)]
         seen = self._embedded(rows, texts)  # behind a text nothing is read
         return self.language(inputs_embeds=seen, use_cache=False).last_hidden_state
 
@@ -135,8 +111,3 @@ def encode_all(tower: Any, pictures: Tensor, layers: Sequence[int]) -> list[Tens
     found = tower(pixel_values=shown, output_hidden_states=bool(layers))
     states = [found.last_hidden_state, *(found.hidden_states[n] for n in layers)]
     return [state[:, 1:] for state in states]
-
-
-def _lists(ids: Tensor) -> list[list[int]]:
-    """Rows of ids without what fills them up."""
-    return [[token for token in row if token >= 0] for row in ids.tolist()]

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from ...scenes.film import RATE
-from ..common.captioner import Captioner
+from ..common.inside import InsideCaptioner, unpadded
 from ..common.prompts import PROMPTS
 from .checks import evaluate_views
 from .layout import PICTURE, Head, Media, Packed, head_of, packed, split_turn
@@ -21,7 +21,7 @@ from .tower import FRAMES, ROWS, SIDE, WIDTH, encode, patches
 CHUNK = 32  # pictures, or pairs of frames, that the tower sees together
 
 
-class Qwen25VL(Captioner):
+class Qwen25VL(InsideCaptioner):
     """Rows are the tower's, in reading order: [B, 64, width] of a picture. Prompts are what the user says and all up to the
     answer; what stands before them is laid out here.
 
@@ -55,14 +55,9 @@ class Qwen25VL(Captioner):
         return {"film_answers": (0.7, 1.0), "film_wrong": (0.0, 0.10), "film_grey": (0.0, 0.10)}
 
     @property
-    def layers(self) -> nn.ModuleList:
-        """The layers of Qwen2."""
-        return self.language.layers
-
-    @property
-    def language(self) -> Any:
-        """The decoder without its head."""
-        return self.model.model.language_model
+    def before(self) -> int:
+        """See `InsideCaptioner`."""
+        return len(self.head_of(self.media).ids)
 
     def prompt_ids(self, text: str) -> list[int]:
         """See `Captioner`; with the end of the user's turn and the beginning of the answer."""
@@ -96,23 +91,16 @@ class Qwen25VL(Captioner):
             **(cache or {"use_cache": False}),
         )
 
-    def logits(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`."""
+    def hidden_of(self, rows: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
+        """See `InsideCaptioner`."""
         head = self.head_of(self.media)
-        batch = packed(head, [[pair] for pair in zip(_lists(prompts), _lists(targets), strict=True)])
-        found = self.hidden(head, rows, batch).last_hidden_state
-        return self.model.lm_head(self.reading(found, prompts, targets)).cpu()
-
-    def reading(self, hidden: Tensor, prompts: Tensor, targets: Tensor) -> Tensor:
-        """See `Captioner`: a row before each target."""
-        start = len(self.head_of(self.media).ids) - 1 + (prompts >= 0).sum(1, keepdim=True)
-        places = (start + torch.arange(targets.shape[1])).clamp_max(hidden.shape[1] - 1).to(hidden.device)
-        return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+        batch = packed(head, [[pair] for pair in zip(unpadded(prompts), unpadded(targets), strict=True)])
+        return self.hidden(head, rows, batch).last_hidden_state
 
     def generate(self, rows: Tensor, prompts: Tensor, longest: int) -> Tensor:
         """See `Captioner`; greedy with a cache."""
         head = self.head_of(self.media)
-        batch = packed(head, [[(prompt, [])] for prompt in _lists(prompts)]).to(self.device)
+        batch = packed(head, [[(prompt, [])] for prompt in unpadded(prompts)]).to(self.device)
         out = self.hidden(head, rows, batch, use_cache=True)
         keep = batch.group >= 0
         last = keep.sum(1) - 1
@@ -136,12 +124,3 @@ class Qwen25VL(Captioner):
                 use_cache=True,
             )
             row = out.last_hidden_state[:, -1]
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """See `Captioner`."""
-        return self.model.lm_head(self.language.norm(hidden)).cpu()
-
-
-def _lists(ids: Tensor) -> Sequence[list[int]]:
-    """Rows of ids without what fills them up."""
-    return [[token for token in row if token >= 0] for row in ids.tolist()]
