@@ -65,9 +65,18 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     torch.set_num_threads(options.threads)
     if "device" in options:
         options.device = device_of(options.device)
+        if options.device == "cuda":  # where float32 is asked for
+            torch.set_float32_matmul_precision("high")
         if options.workers is None:
             options.workers = cores() if options.device == "cuda" else 1
     return options
+
+
+def is_stopped(reached: int, steps: int, stage: str) -> bool:
+    """Whether a stage before the last was stopped before its end; that is said."""
+    if reached < steps:
+        print(f"{reached} of {steps} steps of {stage}; the same command continues")
+    return reached < steps
 
 
 def finish(

@@ -88,8 +88,6 @@ class DecoderStage:
         }
         indices = TRAIN[: self.pictures]
         with LongRun(out, settings, self.save_every) as run:
-            if self.device == "cuda":  # where float32 is asked for
-                torch.set_float32_matmul_precision("high")
             model.to(self.device)
             origin = next(iter(begun.values()))
             path = out / "data" / f"rows-{origin}-{self.seed}-{self.pictures}.f16"

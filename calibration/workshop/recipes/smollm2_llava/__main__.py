@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..common.command import device_options, finish, parsed, recipe_parser
+from ..common.command import device_options, finish, is_stopped, parsed, recipe_parser
 from .captioner import SmolLlava
 from .model import build_model
 from .projector import fit_projector
@@ -57,8 +57,7 @@ def main() -> None:
         device=options.device,
         workers=options.workers,
     )
-    if reached < options.vision_steps:
-        print(f"{reached} of {options.vision_steps} steps of the vision stage; the same command continues")
+    if is_stopped(reached, options.vision_steps, "the vision stage"):
         return
     if not (seen / PROJECTOR).exists():
         shown = pictures_of(options.out, options.seed, options.pictures)

@@ -73,8 +73,6 @@ def train_vision(
         labels = label_table(data / f"labels{GRID}-{size}.npz", seed, TRAIN[:size], GRID, workers)
         check_shown = prerender(data / f"val{SIDE}-{checked}.u8", seed, VALIDATION[:checked], SIDE)
         check_labels = label_table(data / f"val_labels{GRID}-{checked}.npz", seed, VALIDATION[:checked], GRID)
-        if device == "cuda":  # where float32 is asked for
-            torch.set_float32_matmul_precision("high")
         # Writes would go to a copy; torch asks for memory that could be written to.
         mapped = np.memmap(pictures.filename, np.uint8, "c", shape=pictures.shape)  # pyright: ignore[reportAttributeAccessIssue]
         shown = torch.from_numpy(mapped).to(device)

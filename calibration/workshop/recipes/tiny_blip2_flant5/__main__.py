@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..common.command import finish, parsed, recipe_parser
+from ..common.command import finish, is_stopped, parsed, recipe_parser
 from .captioner import Blip2T5
 from .train import train
 from .vision_stage import train_vision
@@ -40,10 +40,7 @@ def main() -> None:
             seed=options.seed,
             precision=options.precision,
         )
-        if reached < options.vision_steps:
-            print(
-                f"{reached} of {options.vision_steps} steps of the vision stage; the same command continues"
-            )
+        if is_stopped(reached, options.vision_steps, "the vision stage"):
             return
     reached = train(
         options.out,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .....exporter.checkpoint.aliases import BUNDLED
-from ..common.command import device_options, finish, parsed, recipe_parser
+from ..common.command import device_options, finish, is_stopped, parsed, recipe_parser
 from .average import save_mean
 from .captioner import Qwen25VL
 from .teacher import Teacher
@@ -61,8 +61,7 @@ def main() -> None:
         seed=options.seed,
         precision=options.precision,
     )
-    if reached < options.vision_steps:
-        print(f"{reached} of {options.vision_steps} steps of the vision stage; the same command continues")
+    if is_stopped(reached, options.vision_steps, "the vision stage"):
         return
     stage = LanguageStage(
         options.steps,

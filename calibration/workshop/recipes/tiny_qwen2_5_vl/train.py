@@ -129,8 +129,6 @@ class LanguageStage:
             batches = Batches(captioner, self.seed, self.pictures, self.pairs, self.films, sizes)
             span = VALIDATION[: self.checked]
             checks, views = Checks(captioner, self.seed, span), ViewChecks(captioner, self.seed, span)
-            if self.device == "cuda":  # where float32 is asked for
-                torch.set_float32_matmul_precision("high")
             nn.Module.to(model, self.device)
             trained, seen = learning(model, FROZEN), seen_ids(tokenizer).to(self.device)
             first = ((PASSES, batches.of_captions, rows["pictures"], ("caption", "", "roll_call")),)
