@@ -65,7 +65,7 @@ class Recipe:
 ATTENDING = 2
 """First layer behind which imitation networks of these bundles have attention."""
 
-SEEING = ("blip2-opt", "clip-llama", "llava", "llava-next", "qwen2.5-vl")
+SEEING = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl")
 """Checkpoints for which there is a ViSpec draft."""
 
 BUNDLES = {

@@ -107,15 +107,8 @@ def generate_data(
                 left[number] -= 1
                 if left[number]:
                     continue
-                if not written and lengths and not begun:
-                    raise InputError(
-                        f"none of the first {len(lengths)} answer(s) has {options.min_answer} tokens (--min-answer), the longest has "
-                        f"{max(lengths)}; ask for more with --prompt-suffix, or lower it"
-                    )
                 if not written and not begun:  # not a bad record: a mistake in all of them
-                    raise InputError(
-                        f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
-                    )
+                    raise InputError(_nothing_written(problems, lengths, options))
                 shard = lines.pop(number)
                 _write(out / shard_name(number), "".join(line for i in sorted(shard) for line in shard[i]))
                 done += 1
@@ -138,6 +131,16 @@ def generate_data(
             round(time.perf_counter() - clock, 2),
             len(lengths),
         )
+
+
+def _nothing_written(problems: Problems, lengths: list[int], options: GenerationOptions) -> str:
+    """Why there is no answer among the first records; `lengths` are those of answers that are too short."""
+    if lengths:
+        return (
+            f"none of the first {len(lengths)} answer(s) has {options.min_answer} tokens (--min-answer), the longest has "
+            f"{max(lengths)}; ask for more with --prompt-suffix, or lower it"
+        )
+    return f"none of the first {len(problems.found)} record(s) can be answered; {problems.found[0]}"
 
 
 def _claim(out: Path, run: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_bundles import untrained_layer, untrained_vispec
 from transformers import CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.families.samples import odd_picture
@@ -60,6 +61,26 @@ def test_the_parts_become_a_bundle_that_speaks_like_transformers(
         described = session.generate(odd_picture(1), max_new_tokens=12, draft="early-exit@1", draft_length=3)
         plain = session.generate(odd_picture(1), "Describe the image", max_new_tokens=12, draft="none")
     assert described.tokens == plain.tokens and described.stats.proposed
+
+
+def test_layers_of_eagle_and_vispec_change_no_token(parts: dict[str, Path], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert assemble(parts, model).returncode == 0
+    drafts = [untrained_layer(model, tmp_path / "eagle"), untrained_vispec(model, tmp_path / "vispec")]
+    build_bundle(
+        BuildRequest(model=str(model), output=tmp_path / "bundle", drafts=[*map(str, drafts)], max_length=160)
+    )
+    shapes: list[dict[str, Any]] = [
+        {"draft_length": 4}, {"draft_length": 3, "draft_nodes": 8}, {"draft_length": 4, "temperature": 1.0, "seed": 3},
+    ]  # fmt: skip
+    with Session.load(tmp_path / "bundle") as session:
+        for picture, prompt in ((odd_picture(1), "a cup"), (odd_picture(2), "what"), (None, "a cup")):
+            for shape in shapes:
+                drawn = {name: shape[name] for name in ("temperature", "seed") if name in shape}
+                plain = session.generate(picture, prompt, max_new_tokens=16, draft="none", **drawn)
+                for name in ("eagle", "vispec"):
+                    drafted = session.generate(picture, prompt, max_new_tokens=16, draft=name, **shape)
+                    assert drafted.tokens == plain.tokens and drafted.stats.proposed, (name, shape)
 
 
 def test_a_layer_of_another_width_is_one_line(parts: dict[str, Path], tmp_path: Path) -> None:
