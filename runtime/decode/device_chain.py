@@ -16,6 +16,18 @@ Keep = Callable[[int, "View", "View"], "list[Call]"]
 
 
 @dataclass(frozen=True, eq=False)
+class Sent:
+    """What a draft sends ahead in a cycle, of the shapes and types that its graphs read."""
+
+    once: Mapping[str, np.ndarray]
+    each: Mapping[str, np.ndarray]
+    """[n, ...] each: row k is the input NAME.k, of step k."""
+
+
+NOTHING_SENT = Sent({}, {})
+
+
+@dataclass(frozen=True, eq=False)
 class DeviceChain:
     """What one cycle of such a draft is made of. Chains with the same `key` differ in nothing but what they send: it says
     where the draft's own memory lies, how its caches are laid out, and its widths."""
@@ -23,7 +35,7 @@ class DeviceChain:
     key: tuple[Hashable, ...]
     length: int
     """Drafted tokens."""
-    sent: Mapping[str, np.ndarray]
-    """Inputs that the host knows, of the shapes and types that the graphs read."""
+    sent: Sent
+    """Inputs that the host knows."""
     bind: Callable[[Mapping[str, View], Keep], list[Call]]
-    """From `sent`, where the engine has it, the calls that draft and keep every token."""
+    """From `sent` by name, where the engine has it, the calls that draft and keep every token."""

@@ -8,12 +8,12 @@ and drafts with layers of their own keep their keys and values in further arenas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
 import numpy as np
 
-from ..engines.base import DTYPES, Buffer, Engine, View
+from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..errors import CapacityError
 
 BUCKET = 128
@@ -68,6 +68,7 @@ class KVArena:
         """Rows per head in the bound views."""
         self._engine, self._bucket, self._dtype, self._static = engine, bucket, dtype, static
         self._beside: dict[str, Buffer] = {}
+        self._growths: dict[tuple[int, int, int], Sequence[Call]] = {}
 
         def allocated(kind: str) -> list[Buffer]:
             return [
@@ -208,8 +209,12 @@ class KVArena:
 
     def _grow(self, rows: int) -> None:
         """Re-stride from `self.rows` to `rows` per head."""
-        for buffer, shape in self._buffers:
-            (self._grow_here if self._engine.host_memory else self._grow_there)(buffer, shape, rows)
+        if self._engine.host_memory:
+            for buffer, shape in self._buffers:
+                self._grow_here(buffer, shape, rows)
+        else:
+            for call in self._growth(rows):
+                call.run()
         self.rows = rows
 
     def _grow_here(self, buffer: Buffer, shape: tuple[int, int], rows: int) -> None:
@@ -224,19 +229,31 @@ class KVArena:
         # Masked rows are multiplied by zero, and 0 × NaN would be NaN: nothing but finite values may stay.
         after[:, valid:] = 0
 
-    def _grow_there(self, buffer: Buffer, shape: tuple[int, int], rows: int) -> None:
-        """On the device, where copies must not overlap: out of the way and back, over zeros."""
+    def _growth(self, rows: int) -> Sequence[Call]:
+        """What does it on a device, where every request grows through the same lengths: whole heads, whatever of them is
+        valid, so that the calls are always the same."""
+        key = self.batch, self.rows, rows
+        found = self._growths.get(key)
+        if found is None:
+            calls = [
+                call for buffer, shape in self._buffers for call in self._grow_there(buffer, shape, rows)
+            ]
+            found = self._growths[key] = self._engine.repeated(calls)
+        return found
+
+    def _grow_there(self, buffer: Buffer, shape: tuple[int, int], rows: int) -> Iterator[Call]:
+        """Copies must not overlap: out of the way and back, over zeros."""
         engine, old, (per_sequence, size), kind = self._engine, self.rows, shape, self._dtype
-        heads, valid = self.batch * per_sequence, self.length
+        heads = self.batch * per_sequence
         moved, zeros = (
             self._aside(name, heads * count * size).view((heads * count * size,), kind)
             for name, count in (("moved", old), ("zeros", rows))
         )
-        engine.copy(moved, buffer.view(moved.shape, kind)).run()
-        engine.copy(buffer.view(zeros.shape, kind), zeros).run()
-        for head in range(heads if valid else 0):
-            source = moved.buffer.view((valid, size), kind, head * old * size)
-            engine.copy(buffer.view((valid, size), kind, head * rows * size), source).run()
+        yield engine.copy(moved, buffer.view(moved.shape, kind))
+        yield engine.copy(buffer.view(zeros.shape, kind), zeros)
+        for head in range(heads if old else 0):
+            source = moved.buffer.view((old, size), kind, head * old * size)
+            yield engine.copy(buffer.view((old, size), kind, head * rows * size), source)
 
     def _aside(self, name: str, count: int) -> Buffer:
         """Memory of the engine for `count` numbers beside the caches; zeros until somebody writes there."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..bundle.interfaces import CHANGING
 from ..engines.base import DTYPES, Call, Engine, Program, View, dtype_name
-from .device_chain import DeviceChain
-from .fields import FLAG, FLOAT, INT, Fields
+from .device_chain import DeviceChain, Sent
+from .fields import FLAG, FLOAT, INT, Fields, HostFields
 from .masks import relations
 from .processing import Changes, Processing
 from .target_rows import not_finite
@@ -26,6 +26,8 @@ from .tree import TokenTree
 
 if TYPE_CHECKING:
     from .passes import Decoder, Pass
+
+INT64 = DTYPES["int64"]
 
 LAYOUTS = 4
 """Of caches that grow, so many have their programs kept."""
@@ -36,7 +38,7 @@ class DraftsOnDevice(Protocol):
 
     name: str
 
-    def sent_on_device(self, count: int, start: int) -> Mapping[str, np.ndarray]: ...
+    def sent_on_device(self, count: int, start: int) -> Sent: ...
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
     ) -> list[Call]: ...
@@ -79,9 +81,12 @@ def _sent(name: str) -> str:
     return f"draft.{name}"
 
 
-def _sizes(sent: Mapping[str, np.ndarray]) -> dict[str, int]:
+def _sizes(sent: Sent) -> dict[str, int]:
     """Bytes of the fields of what a draft sends."""
-    return {_sent(name): values.nbytes for name, values in sent.items()}
+    found = {_sent(name): values.nbytes for name, values in sent.once.items()}
+    for name, values in sent.each.items():
+        found |= {_sent(f"{name}.{step}"): row.nbytes for step, row in enumerate(values)}
+    return found
 
 
 @dataclass
@@ -96,11 +101,14 @@ class _Transfers:
         """Fields of int64, so many of each."""
         return {name: self.up.view(name, count) for name, count in names.items()}
 
-    def of_draft(self, sent: Mapping[str, np.ndarray]) -> dict[str, View]:
+    def of_draft(self, sent: Sent) -> dict[str, View]:
         """What a draft sends, where the engine has it."""
+        numbered = {
+            f"{name}.{step}": row for name, rows in sent.each.items() for step, row in enumerate(rows)
+        }
         return {
             name: self.up.view(_sent(name), *values.shape, dtype=dtype_name(values))
-            for name, values in sent.items()
+            for name, values in {**sent.once, **numbered}.items()
         }
 
 
@@ -109,21 +117,36 @@ class _Cycle:
     less one."""
 
     def __init__(self, program: Program, passes: list[Pass], width: int, transfers: _Transfers, steps: int):
-        self.program, self.passes, self.width, self.steps = program, passes, width, steps
-        self._up, self._down = transfers.up.starts, transfers.down.starts
-
-    def send(self, name: str, values: np.ndarray | list[int] | int) -> None:
-        """Write a field of the upload."""
-        data = values if isinstance(values, np.ndarray) else np.asarray(values, np.int64)
-        start = self._up[name]
-        self.program.upload[start : start + data.nbytes] = (
-            np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.program, self.passes, self.width = program, passes, width
+        self._up = HostFields(transfers.up, program.upload)
+        self._down = HostFields(transfers.down, program.download)
+        self._steps = np.arange(steps + 1)
+        self._starts, self._firsts = (
+            self._up.each(name, self._steps.dtype, self._steps.shape) for name in ("start", "first")
         )
 
-    def came(self, name: str, count: int, dtype: str = "int64") -> np.ndarray:
-        """A field of the download, [count]."""
-        start, item = self._down[name], DTYPES[dtype]
-        return self.program.download[start : start + count * item.itemsize].view(item)
+    def send(self, name: str, values: np.ndarray | list[int] | int) -> None:
+        """Write a field of the upload: as many int64 as it has, one for all of it, or an array."""
+        if isinstance(values, np.ndarray):
+            self._up.one(name, values.dtype, values.shape)[...] = values
+        else:
+            self._up.one(name, INT64)[:] = values
+
+    def begin(self, start: int, first: int) -> None:
+        """Write the first slot and the first position of every step."""
+        np.add(self._steps, start, out=self._starts)
+        np.add(self._steps, first, out=self._firsts)
+
+    def send_draft(self, sent: Sent) -> None:
+        """Write what a draft sends."""
+        for name, values in sent.once.items():
+            self.send(_sent(name), values)
+        for name, values in sent.each.items():
+            self._up.each(_sent(name), values.dtype, values.shape)[...] = values
+
+    def came(self, name: str, dtype: str = "int64") -> np.ndarray:
+        """A field of the download, [n]."""
+        return self._down.one(name, DTYPES[dtype])
 
 
 class OnDevice:
@@ -175,9 +198,8 @@ class OnDevice:
             ("draft", draft.name, count, graph),
             lambda: self._drafting(draft, cut, count, graph, sent),
         )
-        for name, values in sent.items():
-            cycle.send(_sent(name), values)
-        return self._drafted(cycle, [token] * self._decoder.padded(1), count, start, changes)
+        cycle.send_draft(sent)
+        return self._drafted(cycle, token, start, changes)
 
     def draft_apart(
         self,
@@ -195,7 +217,7 @@ class OnDevice:
             ("apart", draft.name, count, graph),
             lambda: self._apart(draft, bind(), count, graph),
         )
-        return self._drafted(cycle, [token] * cycle.width, count, start, changes)
+        return self._drafted(cycle, token, start, changes)
 
     def verify_drafted(
         self, chain: DeviceChain, token: int, start: int, changes: Changes | None = None
@@ -204,22 +226,19 @@ class OnDevice:
         takes slot `start`."""
         graph = changes and changes.graph
         cycle = self._cycle(("chain", *chain.key, graph), lambda: self._chaining(chain, graph))
-        cycle.send("tokens", [token] * cycle.width)
-        for name, values in chain.sent.items():
-            cycle.send(_sent(name), values)
+        cycle.send("tokens", token)
+        cycle.send_draft(chain.sent)
         self._launch(cycle, start, changes)
-        tokens = cycle.came("drafted", chain.length).tolist()
-        finite = bool(np.isfinite(cycle.came("scores", chain.length, "float32")).all())
+        tokens = cycle.came("drafted").tolist()
+        finite = bool(np.isfinite(cycle.came("scores", "float32")).all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
-    def _drafted(
-        self, cycle: _Cycle, tokens: list[int], count: int, start: int, changes: Changes | None
-    ) -> Drafted:
-        """Outcome of a cycle that begins with `tokens`, the pending one throughout, and drafts `count` of its own."""
-        cycle.send("tokens", tokens)
+    def _drafted(self, cycle: _Cycle, token: int, start: int, changes: Changes | None) -> Drafted:
+        """Outcome of a cycle that begins with the pending token in every place, and drafts its own."""
+        cycle.send("tokens", token)
         self._launch(cycle, start, changes)
-        chain = [tokens[0], *cycle.came("drafted", count).tolist()]
-        finite = bool(cycle.came("drafts_finite", count, "bool").all())
+        chain = [token, *cycle.came("drafted").tolist()]
+        finite = bool(cycle.came("drafts_finite", "bool").all())
         return Drafted(TokenTree.chain(chain), self._answers(cycle), finite)
 
     # --- one launch ---
@@ -229,10 +248,7 @@ class OnDevice:
         if changes is not None:
             for name, values in self._process().begin(changes).items():
                 cycle.send(name, values)
-        first = decoder.position_of(start)
-        for step in range(cycle.steps + 1):
-            cycle.send(f"start.{step}", start + step)
-            cycle.send(f"first.{step}", first + step)
+        cycle.begin(start, decoder.position_of(start))
         for run in cycle.passes:
             decoder.refresh(run)
         cycle.program.launch()
@@ -242,7 +258,7 @@ class OnDevice:
         decoder.passed(cycle.passes[-1])
 
     def _answers(self, cycle: _Cycle) -> Answers:
-        return Answers(cycle.came("best", cycle.width), cycle.came("finite", cycle.width, "bool").copy())
+        return Answers(cycle.came("best"), cycle.came("finite", "bool").copy())
 
     # --- programs ---
 
@@ -270,8 +286,8 @@ class OnDevice:
     ) -> _Transfers:
         """Memory of what every cycle sends and brings, and of fields of its own with so many bytes."""
         sizes = dict(up)
-        for step in range(steps + 1):
-            sizes |= {f"start.{step}": INT, f"first.{step}": INT}
+        for name in ("start", "first"):
+            sizes |= {f"{name}.{step}": INT for step in range(steps + 1)}
         if graph is not None:
             sizes |= {name: count * INT for name, count in self._process().sent.items()}
         brought = {**(down or {}), "best": width * INT, "finite": width * FLAG}
@@ -301,9 +317,7 @@ class OnDevice:
         calls += self._judge(run, width, transfers, up.view("tokens", width), related)
         return self._done(calls, [run], width, transfers)
 
-    def _drafting(
-        self, draft: DraftsOnDevice, cut: int, count: int, graph: str | None, sent: Mapping[str, np.ndarray]
-    ) -> _Cycle:
+    def _drafting(self, draft: DraftsOnDevice, cut: int, count: int, graph: str | None, sent: Sent) -> _Cycle:
         decoder, engine = self._decoder, self._engine
         # With a `verify_width` every pass is over all nodes that there will be, from the first slot on; those that are not
         # drafted yet are the pending token.

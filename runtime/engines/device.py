@@ -202,21 +202,24 @@ class Resources:
 
 
 class _Copy:
-    __slots__ = ("_engine", "_source", "_target")
+    __slots__ = ("_arguments", "_copy", "_keep")
 
     def __init__(self, engine: DeviceEngine, target: View, source: View):
-        self._engine, self._target, self._source = engine, target, source
+        self._copy, self._keep = engine.cuda.copy, (target, source)
+        self._arguments = target.address, source.address, source.nbytes, WITHIN, engine.stream
 
     def run(self) -> None:
-        engine, source = self._engine, self._source
-        engine.cuda.copy(self._target.address, source.address, source.nbytes, WITHIN, engine.stream)
+        self._copy(*self._arguments)
 
 
 class _Replayed:
     """Calls that are put into the stream one by one the first time, then captured and replayed."""
 
     def __init__(self, engine: DeviceEngine, calls: Sequence[Call]):
-        self._engine, self._calls = engine, list(calls)
+        self._engine = engine
+        self._calls = [
+            step for call in calls for step in (call.steps if isinstance(call, Steps) else (call,))
+        ]
         self._captured = 0
         self._ran: int | None = None
         """`settled` of the engine when the calls were last run one by one."""

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..bundle.manifest import DraftInfo
+from ..decode.device_chain import Sent
 from ..decode.masks import CausalMask
 from ..decode.passes import PREFILL_WIDTH, Decoder
 from ..decode.target_rows import TargetRows
@@ -93,14 +94,12 @@ class Attending(SelfDraft):
 
     # --- on a device ---
 
-    def sent_on_device(self, count: int, start: int) -> Mapping[str, np.ndarray]:
+    def sent_on_device(self, count: int, start: int) -> Sent:
         self._drafted = True
-        seen = self._causal.seen(1, self._arena.rows)
-        sent: dict[str, np.ndarray] = {}
-        for number in range(count + 1):
-            sent[f"slot.{number}"] = np.array([start + number])
-            sent[f"attn_mask.{number}"] = seen[start + number][None]
-        return sent
+        seen = self._causal.seen(count + 1, self._arena.rows)[start]
+        return Sent(
+            {}, {"slot": start + np.arange(count + 1)[:, None], "attn_mask": seen[0, :, None, None, None]}
+        )
 
     def _corrected_in_cycle(self, hidden: View, number: int, sent: Mapping[str, View]) -> tuple[Call, View]:
         return self._with_rows(hidden, self._sent(number, sent))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..decode.device_chain import Sent
 from ..decode.kv import BATCH_BUCKET, BUCKET, KVArena
 from ..decode.masks import CausalMask
 from ..engines.base import DTYPES, Call, View
@@ -95,7 +96,11 @@ class EaglePass:
         self._causal = CausalMask(self.arena.capacity, 1, np.dtype(np.bool_))
         """What the rows of a chain see, bool [1, width, slots]."""
         found = batch * decoder.max_width * ranks
-        self._ids = engine.allocate(f"{name}.token_ids", found * DTYPES["int64"].itemsize)
+        # On a device a pass reads the token of the pass before while it writes its own.
+        self._ids, self._others = (
+            engine.allocate(f"{name}.{what}", found * DTYPES["int64"].itemsize)
+            for what in ("token_ids", "other_token_ids")
+        )
         self._scores = engine.allocate(f"{name}.log_probabilities", found * DTYPES["float32"].itemsize)
         self._table = decoder.embedding.constant
         self._marks_drafted = any(value.name == "drafted" for value in engine.interface(graph).inputs)
@@ -145,24 +150,34 @@ class EaglePass:
 
     def chain_inputs(
         self, width: int, count: int, start: int, position: int, rows: np.ndarray, tokens: Items[int]
-    ) -> dict[str, np.ndarray]:
+    ) -> Sent:
         """What `chain` is sent for pairs of features `rows` int64 [n] with the `tokens` that follow, n ≤ width, the first in
-        slot `start` at `position`; of the passes behind it, too."""
-        pairs, seen = len(rows), self._causal.seen
-        found: dict[str, np.ndarray] = {}
-        for step in range(count):
-            wide, ahead = (width, 0) if step == 0 else (1, pairs - 1 + step)
-            steps = np.arange(wide)
-            found |= {
-                f"positions.{step}": position + ahead + np.minimum(steps, pairs - 1)[None],
-                f"write_indices.{step}": np.array([start + ahead]),
-                f"attn_mask.{step}": seen(wide, self.arena.rows)[start + ahead][None],
-            }
+        slot `start` at `position`; and for each of the passes behind it."""
+        pairs, rows_of_cache = len(rows), self.arena.rows
         ids = np.zeros((1, width), np.int64)
         ids[0, :pairs] = tokens
         sources = np.full((1, width), rows[0])  # rows beyond the pairs repeat a feature of their own sequence
         sources[0, :pairs] = rows
-        return found | {"feature_index": sources, "next_ids": ids, "last": np.array([pairs - 1])}
+        places = np.arange(width)
+        once = {
+            "feature_index": sources,
+            "next_ids": ids,
+            "last": np.array([pairs - 1]),
+            "positions": position + np.minimum(places, pairs - 1)[None],
+            "write_indices": np.array([start]),
+            "attn_mask": self._causal.seen(width, rows_of_cache)[start][None],
+        }
+        if count == 1:
+            return Sent(once, {})
+        ahead = pairs + np.arange(count - 1)
+        # A row further is a slot further: the rows of one chain are what the passes see one by one.
+        seen = self._causal.seen(count - 1, rows_of_cache)[start + pairs]
+        each = {
+            "positions": (position + ahead)[:, None, None],
+            "write_indices": (start + ahead)[:, None],
+            "attn_mask": seen[0, :, None, None, None],
+        }
+        return Sent(once, each)
 
     def chain(
         self, features: View, width: int, count: int, sent: Mapping[str, View], keep: Keep
@@ -172,40 +187,31 @@ class EaglePass:
         engine, size = self._engine, self._size
         calls: list[Call] = []
         keys, values = self.arena.view(0, 0, 1)
-        ids, scores = (
-            self._ids.view((1, self._ranks), "int64"),
-            self._scores.view((1, self._ranks), "float32"),
-        )
+        scores = self._scores.view((1, self._ranks), "float32")
         first = engine.constant(f"{self._name}.first", np.zeros((1, 1), np.int64))
         sources, asked, tokens = sent["feature_index"], sent["last"], sent["next_ids"]
         for step in range(count):
-            shape = (1, width if step == 0 else 1)
+            shape, number = ((1, width), "") if step == 0 else ((1, 1), f".{step - 1}")
             inputs = {
                 "hidden": features,
                 "feature_index": sources,
                 "drafted": self._kinds[step > 0].view((1,)),
                 "next_ids": tokens,
                 "embedding_table": self._table,
-                "positions": sent[f"positions.{step}"],
-                "write_indices": sent[f"write_indices.{step}"],
-                "attn_mask": sent[f"attn_mask.{step}"],
+                **{name: sent[f"{name}{number}"] for name in ("positions", "write_indices", "attn_mask")},
                 "row_index": asked,
                 **({} if self._beside is None else self._beside.behind(shape)),
             }
             features = self._features[step % 2].view((shape[1], size), self._dtype)
             outputs = {"hidden_out": features.buffer.view((*shape, size), self._dtype)}
-            calls.append(
-                self._call(inputs, outputs | {"token_ids": ids, "log_probabilities": scores}, keys, values)
-            )
+            ids = (self._ids, self._others)[step % 2].view((1, self._ranks), "int64")
+            outputs |= {"token_ids": ids, "log_probabilities": scores}
+            calls.append(self._call(inputs, outputs, keys, values))
             token, score = (each.buffer.view((1,), each.dtype) for each in (ids, scores))
             calls += keep(step, token, score)
             if step == count - 1:
                 break
-            # The next pass reads the token while it writes its own.
-            tokens = engine.allocate(f"{self._name}.fed.{step}", DTYPES["int64"].itemsize).view(
-                (1, 1), "int64"
-            )
-            calls.append(engine.copy(tokens, token))
+            tokens = ids.buffer.view((1, 1), "int64")
             sources = asked.buffer.view((1, 1), "int64", asked.offset) if step == 0 else first
             asked = first.buffer.view((1,), "int64")
         return calls

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..decode.device_chain import DeviceChain
+from ..decode.device_chain import DeviceChain, Sent
 from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
@@ -134,7 +134,7 @@ class Medusa(Proposer):
                 *(each for k in range(count) for each in keep(k, _best(tokens, k), _best(scores, k))),
             ]
 
-        return DeviceChain((self._rows.address, count), count, {"row_index": index}, bind)
+        return DeviceChain((self._rows.address, count), count, Sent({"row_index": index}, {}), bind)
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         """Keep the row of the last accepted node."""

@@ -28,7 +28,8 @@ class Processors:
     """Logits processors of one request. It knows the history up to the last emitted token and grows with it.
 
     Costs of `apply`: one copy of the logits, and work in the number of distinct tokens of the history; repeated n-grams
-    are looked up in a table that `extend` keeps.
+    are looked up in a table. Both are brought up to the history's end when they are asked for: a device that changes
+    logits by itself never asks.
     """
 
     def __init__(self, info: GenerationInfo, eos_token_ids: Iterable[int], prompt: Iterable[int]):
@@ -47,6 +48,8 @@ class Processors:
         self._distinct: set[int] = set()
         self._ids = np.empty(0, np.int64)
         self._ngrams: dict[tuple[int, ...], list[int]] = {}
+        self._known = 0
+        """So many tokens of the history are in both."""
         self.extend(prompt)
         self._begin = len(self._history)
         self._open = 0  # length of the first history that may end
@@ -85,15 +88,7 @@ class Processors:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append emitted tokens to the history."""
-        added = [int(token) for token in tokens]
-        if self._size > 0:
-            for window in self._new_ngrams(added):
-                self._ngrams.setdefault(window[:-1], []).append(window[-1])
-        self._history += added
-        fresh = set(added) - self._distinct
-        if self._penalised and fresh:
-            self._distinct |= fresh
-            self._ids = np.concatenate([self._ids, np.fromiter(fresh, np.int64, len(fresh))])
+        self._history += map(int, tokens)
 
     def apply(self, logits: np.ndarray, path: Sequence[int] = ()) -> np.ndarray:
         """Logits float32 [V] of the token after the history and `path`, from the model's logits [V] (not modified).
@@ -101,6 +96,7 @@ class Processors:
         `path`: the tokens of a tree from the one after the history to the node whose logits these are; empty for the
         node that holds the last token of the history.
         """
+        self._catch_up()
         out = logits.astype(np.float32)  # always a copy
         path = [int(token) for token in path]
         length = len(self._history) + len(path)
@@ -111,6 +107,19 @@ class Processors:
         return out
 
     # --- private ---
+
+    def _catch_up(self) -> None:
+        """Note the distinct tokens and the n-grams of what was appended since the last time."""
+        history, known, size = self._history, self._known, self._size
+        self._known = len(history)
+        if size > 0:
+            for first in range(max(0, known - size + 1), len(history) - size + 1):
+                *prefix, last = history[first : first + size]
+                self._ngrams.setdefault(tuple(prefix), []).append(last)
+        fresh = set(history[known:]) - self._distinct if self._penalised else ()
+        if fresh:
+            self._distinct |= fresh
+            self._ids = np.concatenate([self._ids, np.fromiter(fresh, np.int64, len(fresh))])
 
     def _penalise(self, out: np.ndarray, path: list[int]) -> None:
         fresh = set(path) - self._distinct

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..decode.device_chain import NOTHING_SENT, Sent
 from ..decode.tree import TokenTree
 from ..errors import BundleError
 from .acceptance import Verdict
@@ -99,10 +100,10 @@ class Proposer:
         """A cycle's pass over all of its nodes is done, and none is accepted yet: the decoder's lengths are those before
         it."""
 
-    def sent_on_device(self, count: int, start: int) -> Mapping[str, np.ndarray]:
+    def sent_on_device(self, count: int, start: int) -> Sent:
         """Proposers that draft on a device: inputs of their own graphs in a cycle of `count` drafts behind the pending token
-        in slot `start`, of the shapes and types that the graphs read. Asked once in every such cycle."""
-        return {}
+        in slot `start`. Asked once in every such cycle."""
+        return NOTHING_SENT
 
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
+from vlmexport.runtime.decode.device_chain import Sent
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.proposers.attending import Attending
@@ -154,8 +156,8 @@ def slots_of_the_first_step(patch: Patch) -> None:
     sent_on_device = Attending.sent_on_device
 
     def wrong(self: Any, count: int, start: int) -> Any:
-        sent = dict(sent_on_device(self, count, start))
-        return sent | {f"slot.{number}": sent["slot.0"] for number in range(count + 1)}
+        each = sent_on_device(self, count, start).each
+        return Sent({}, {**each, "slot": np.broadcast_to(each["slot"][:1], each["slot"].shape)})
 
     patch.setattr(Attending, "sent_on_device", wrong)
 
@@ -165,7 +167,9 @@ def masks_of_the_first_step(patch: Patch) -> None:
     sent_on_device = Attending.sent_on_device
 
     def wrong(self: Any, count: int, start: int) -> Any:
-        sent = dict(sent_on_device(self, count, start))
-        return sent | {f"attn_mask.{number}": sent["attn_mask.0"] for number in range(count + 1)}
+        each = sent_on_device(self, count, start).each
+        return Sent(
+            {}, {**each, "attn_mask": np.broadcast_to(each["attn_mask"][:1], each["attn_mask"].shape)}
+        )
 
     patch.setattr(Attending, "sent_on_device", wrong)

@@ -23,10 +23,11 @@ from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.processing import Processing
 from vlmexport.runtime.decode.target_rows import TargetRows
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.engines.base import DTYPES, Engine, View
+from vlmexport.runtime.engines.base import DTYPES, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.errors import NumericsError
+from vlmexport.runtime.proposers.eagle_pass import EaglePass
 
 Patch = pytest.MonkeyPatch
 
@@ -456,14 +457,19 @@ def words_forgotten(patch: Patch) -> None:
 
 
 def layer_reads_its_pending_token(patch: Patch) -> None:
-    """Every pass of a layer that a device repeats reads the first token that it drafted."""
-    copy = Engine.copy
+    """Every pass of a layer that a device repeats reads the token behind the first pair, not what the pass before drafted."""
+    call, began = EaglePass._call, {}
 
-    def wrong(self: Any, target: View, source: View) -> Any:
-        later = ".fed." in target.buffer.name and not target.buffer.name.endswith(".fed.0")
-        return copy(self, target, target if later else source)
+    def wrong(self: Any, inputs: dict[str, View], *rest: Any) -> Any:
+        read = inputs["next_ids"]
+        if read.buffer in (self._ids, self._others):
+            first = began[self]
+            inputs["next_ids"] = first.buffer.view((1, 1), first.dtype, first.offset)
+        else:
+            began[self] = read
+        return call(self, inputs, *rest)
 
-    patch.setattr(Engine, "copy", wrong)
+    patch.setattr(EaglePass, "_call", wrong)
 
 
 def chain_told_in_another_order(patch: Patch) -> None:
