@@ -2,6 +2,7 @@
 
     python benchmarks/papers_draft_and_verify.py --model tiny-blip2-flant5
     python benchmarks/papers_draft_and_verify.py --model tiny-vit-gpt2
+    python benchmarks/papers_draft_and_verify.py --model tiny-qwen2.5-vl
 
 Searches sublayers to leave out on some of the target's own answers, once freely and once for each layer n of the shipped
 imitation drafts, with no more weights than an exit after n layers reads; measures what was found on other answers. Every
@@ -24,6 +25,7 @@ from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, starts
 from vlmexport.calibration.targets.target import load_target
+from vlmexport.calibration.workshop.recipes.models import captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
@@ -69,7 +71,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target = load_target(options.model)
-    kind = "scenes" if "t5" in options.model else "scenes-captions"
+    prompted = captioner_of(target.checkpoint.config.architectures[0]).prompt is not None
+    kind = "scenes" if prompted else "scenes-captions"
     sets = [
         answered(target, load_records(data), options.max_new_tokens, print)
         for data in (f"{kind}:train:{options.searched}:offset={TOLD}", f"{kind}:heldout:{options.heldout}")

@@ -1,0 +1,318 @@
+"""FastVLM's comparison of methods on frozen targets: early exit, Draft & Verify and imitation drafts, by quality and speed.
+
+    python benchmarks/papers_fastvlm_methods.py --folder runs/methods
+    python benchmarks/papers_fastvlm_methods.py --folder runs/methods --time     # on an idle machine
+
+For each bundled model one bundle with every draft. Captions of held-out scenes (and answers to questions, where the model
+answers any) are decoded plainly and with every draft by the runtime, verified: how many texts differ is counted. The chain
+length of each is that which gains most by weights on scenes of the validation split; FastVLM's own, 8 for captions and 5 for
+questions, stands beside it for the imitation drafts. Texts are judged by BLEU-4, ROUGE-L and CIDEr against five captions that
+the generator drew of each scene, answers by what they say. The rows *unverified* are what the first n layers write alone,
+without and with the imitation network: what the paper's rows "w/o" and "with imitation network" at a speed-up of exactly
+L/n are. Without --time no clock. Writes results/papers-fastvlm-methods.json, and with --time
+results/papers-fastvlm-methods-times.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from captioning_times import decode_rate, interleaved, ratios
+from machine import save
+from torch import nn
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.evaluation.quality.captions import score
+from vlmexport.calibration.evaluation.quality.told import Told
+from vlmexport.calibration.search.weights import Weights
+from vlmexport.calibration.targets.target import Target, load_target
+from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
+from vlmexport.calibration.workshop.recipes.models import captioner_of
+from vlmexport.calibration.workshop.scenes import answer_value, ask, score_told, tell
+from vlmexport.calibration.workshop.scenes.scene import HELDOUT, sample_scene
+from vlmexport.calibration.workshop.scenes.score import total_accuracy
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.drafts import shipped_drafts
+from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.families.skipping import Sublayers
+from vlmexport.runtime import Session
+from vlmexport.runtime.result import Result
+from vlmexport.runtime.speculate.stats import Stats
+
+MODELS = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
+PUBLISHED = {"captions": 8, "answers": 5}
+"""FastVLM's d."""
+REFERENCES = 5
+MOST = 8
+"""The longest chain that is tried."""
+RESULTS = Path(__file__).parent / "results"
+SCRIPT = "benchmarks/papers_fastvlm_methods.py"
+COUNTS, TIMES = "papers-fastvlm-methods", "papers-fastvlm-methods-times"
+
+Judge = Callable[[Sequence[str]], dict[str, float]]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A draft of the bundle, and the share of a token's weights that a drafted token reads."""
+
+    name: str
+    draft: str
+    share: float
+    own_length: bool = False
+    """Whether the paper's d is shown for it, too."""
+
+    def by_weights(self, stats: Stats) -> float:
+        """Tokens per weights read, over plain decoding."""
+        return stats.tau / (1 + self.share * stats.proposed / stats.cycles)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="for the bundles, which are kept")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
+    parser.add_argument("--scenes", type=int, default=200, help="held-out scenes that measure")
+    parser.add_argument("--chosen", type=int, default=24, help="validation scenes that choose chain lengths")
+    parser.add_argument(
+        "--time", action="store_true", help="decode speed-ups of what was counted, by the clock"
+    )
+    parser.add_argument("--timed", type=int, default=8, help="held-out scenes of a round of --time")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of what is computed in PyTorch")
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found: dict[str, Any] = {}
+    if options.time:
+        counted = json.loads((RESULTS / f"{COUNTS}.json").read_text("utf-8"))["models"]
+    for model in options.models:
+        target, bundle = load_target(model, "cpu"), options.folder / model
+        if options.time:
+            found[model] = times(target, bundle, counted[model]["tasks"], options.timed, options.rounds)
+        else:
+            found[model] = measured(target, bundle, options.scenes, options.chosen)
+        print("\n".join(lines(model, found[model])), flush=True)
+    if options.no_save:
+        return
+    if options.time:
+        result = {"script": f"{SCRIPT} --time", "scenes": options.timed, "rounds": options.rounds}
+        print(save(TIMES, result | {"models": found}))
+    else:
+        result = {"script": SCRIPT, "scenes": options.scenes, "chosen": options.chosen}
+        print(save(COUNTS, result | {"models": found}, "torch", "transformers", "pycocoevalcap"))
+
+
+# --- what is decoded ---
+
+
+def tasks(target: Target) -> tuple[str, ...]:
+    """What a model does."""
+    return ("captions", "answers") if _captioner(target).asks else ("captions",)
+
+
+def records(target: Target, task: str, split: str, count: int) -> list[Record]:
+    """Requests of a task."""
+    prompted = "scenes" if _captioner(target).prompt is not None else "scenes-captions"
+    form = "scenes-questions" if task == "answers" else prompted
+    return list(load_records(f"{form}:{split}:{count}"))
+
+
+def _captioner(target: Target) -> Any:
+    """The recipe's class of a model."""
+    return captioner_of(target.checkpoint.config.architectures[0])
+
+
+def ready(target: Target, bundle: Path) -> list[Method]:
+    """What a bundle drafts with; it is built if it is not there."""
+    alias, weights = target.checkpoint.alias, Weights.of(target)
+    assert alias is not None, "a bundled model"
+    skip = searched(target.name)
+    if not (bundle / "manifest.json").exists():
+        folders = [
+            str(folder)
+            for folder in alias.draft_folders()
+            if folder.name in [f"n{one.layer}" for one in networks(target)]
+        ]
+        build_bundle(
+            BuildRequest(
+                model=target.name, output=bundle, drafts=[*folders, "draft-and-verify"],
+                skip_attention=skip.attention, skip_mlp=skip.mlp,
+            )
+        )  # fmt: skip
+    found = []
+    for draft in networks(target):
+        share = weights.first_layers(draft.layer)
+        own = sum(each.numel() for each in draft.network.parameters()) / weights.whole
+        found.append(Method(f"early exit, n = {draft.layer}", f"early-exit@{draft.layer}", share))
+        found.append(
+            Method(f"imitation, n = {draft.layer}", f"imitation@{draft.layer}", share + own, own_length=True)
+        )
+    return [*found, Method("Draft & Verify", "draft-and-verify", weights.share(skip))]
+
+
+def networks(target: Target) -> list[ImitationDraft]:
+    """The imitation drafts that ship with a model, by layer."""
+    assert target.checkpoint.alias is not None, "a bundled model"
+    shipped = [each for each in shipped_drafts(target.checkpoint.alias) if isinstance(each, ImitationDraft)]
+    return sorted(shipped, key=lambda each: each.layer)
+
+
+def searched(model: str) -> Sublayers:
+    """What `papers_draft_and_verify.py` found in its free search."""
+    result = json.loads((RESULTS / f"papers-draft-and-verify-{model}.json").read_text("utf-8"))
+    skip = next(row["skip"] for row in result["rows"] if row["draft"] == "draft-and-verify, free")
+    return Sublayers(tuple(skip["attention"]), tuple(skip["mlp"]))
+
+
+# --- counts ---
+
+
+def measured(target: Target, bundle: Path, scenes: int, chosen: int) -> dict[str, Any]:
+    """Counts and quality of one model: rows by task and method."""
+    methods = ready(target, bundle)
+    found: dict[str, dict[str, Row]] = {}
+    for task in tasks(target):
+        held, told = (records(target, task, *one) for one in (("heldout", scenes), ("validation", chosen)))
+        judge: Judge = partial(captions if task == "captions" else answers, scenes)
+        with Session.load(bundle) as session:
+            plain = decoded(session, held)
+            rows = found[task] = {"plain": judge([result.text for result in plain])}
+            for method in methods:
+                lengths = [best_length(session, method, told)]
+                lengths += [PUBLISHED[task]] if method.own_length else []
+                for length in dict.fromkeys(lengths):
+                    rows[f"{method.name}, d = {length}"] = drafted(session, method, length, held, plain)
+        for draft in networks(target):
+            for how, network in (("alone", nn.Identity()), ("with its network", draft.network)):
+                texts = written(target, draft.layer, network, held)
+                paper = {"by_weights": round(target.num_layers / draft.layer, 3)}
+                rows[f"unverified: {draft.layer} layers {how}"] = judge(texts) | paper
+    return {"fingerprint": target.fingerprint, "layers": target.num_layers, "tasks": found}
+
+
+def decoded(session: Session, asked: Sequence[Record], draft: str = "none", length: int = 0) -> list[Result]:
+    """Greedy answers."""
+    return [session.generate(**request(record, draft, length)) for record in asked]
+
+
+def request(record: Record, draft: str = "none", length: int = 0) -> dict[str, Any]:
+    """Of the runtime."""
+    assert record.image is not None, "scenes have pictures"
+    drafting = {"draft": draft, "draft_length": length} if length else {"draft": draft}
+    return {
+        "image": record.image.load(),
+        "prompt": record.prompt or None,
+        "max_new_tokens": LONGEST,
+        **drafting,
+    }
+
+
+def best_length(session: Session, method: Method, told: Sequence[Record]) -> int:
+    """The fixed length that gains most by weights."""
+    stats = {
+        length: Stats.total(result.stats for result in decoded(session, told, method.draft, length))
+        for length in range(1, MOST + 1)
+    }
+    return max(stats, key=lambda length: method.by_weights(stats[length]))
+
+
+def drafted(
+    session: Session, method: Method, length: int, held: Sequence[Record], plain: Sequence[Result]
+) -> Row:
+    """A row of a method."""
+    found = decoded(session, held, method.draft, length)
+    stats = Stats.total(result.stats for result in found)
+    return {
+        "draft": method.draft, "draft_length": length, "share": round(method.share, 4),
+        "differ": sum(a.tokens != b.tokens for a, b in zip(plain, found, strict=True)),
+        "alpha": round(stats.alpha or 0.0, 4), "tau": round(stats.tau, 4),
+        "by_weights": round(method.by_weights(stats), 4),
+    }  # fmt: skip
+
+
+def written(target: Target, layer: int, network: nn.Module, held: Sequence[Record]) -> list[str]:
+    """What the first `layer` layers and a network write, with nobody to verify it."""
+    with exited(target, layer, network):
+        told = target.generate(held, LONGEST)
+    return [target.tokenizer.decode(ids, skip_special_tokens=True) for ids in told]
+
+
+@contextmanager
+def exited(target: Target, layer: int, network: nn.Module) -> Iterator[None]:
+    """Within, the target ends after `layer` layers, whose rows pass a network before its final norm."""
+    kept = list(target.layers)
+    hook = target.final_norm.register_forward_pre_hook(lambda _, given: (network(given[0]), *given[1:]))
+    del target.layers[layer:]
+    try:
+        yield
+    finally:
+        hook.remove()
+        target.layers.extend(kept[layer:])
+
+
+# --- quality ---
+
+
+def captions(scenes: int, texts: Sequence[str]) -> dict[str, float]:
+    """Of captions of the first held-out scenes, against what the generator tells of each, and the facts in them."""
+    told = []
+    for index, text in zip(HELDOUT[:scenes], texts, strict=True):
+        references = tuple(tell(sample_scene(0, index), variant).text for variant in range(REFERENCES))
+        told.append(Told(Record(str(index), None, None, references=references), text))
+    values = {name: round(value, 4) for name, value in score(told).values.items()}
+    facts = total_accuracy(
+        score_told(text, sample_scene(0, i)) for i, text in zip(HELDOUT, texts, strict=False)
+    )
+    return values | {"facts": round(facts, 4)}
+
+
+def answers(scenes: int, texts: Sequence[str]) -> dict[str, float]:
+    """Share of the answers to questions about the first held-out scenes that say the right thing."""
+    asked = [ask(sample_scene(0, index), 0) for index in HELDOUT[:scenes]]
+    right = [answer_value(one.kind, text) == one.value for one, text in zip(asked, texts, strict=True)]
+    return {"right": round(sum(right) / len(right), 4)}
+
+
+# --- the clock ---
+
+
+def times(
+    target: Target, bundle: Path, counted: Mapping[str, Mapping[str, Row]], scenes: int, rounds: int
+) -> dict[str, Any]:
+    """Decode speed-ups of the rows that were counted, by task: all of a task take turns."""
+    ready(target, bundle)
+    found: dict[str, dict[str, Row]] = {}
+    with Session.load(bundle) as session:
+        for task, rows in counted.items():
+            asked = [request(record) for record in records(target, task, "heldout", scenes)]
+            arms = {"plain": partial(decode_rate, session, asked)}
+            for name, row in rows.items():
+                if "draft" in row:
+                    how = {"draft": row["draft"], "draft_length": row["draft_length"]}
+                    arms[name] = partial(decode_rate, session, [one | how for one in asked])
+            rates = interleaved(arms, rounds)
+            found[task] = {name: ratios(rates[name], rates["plain"]) for name in arms}
+    return {"tasks": found}
+
+
+def lines(model: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Rows of a Markdown table."""
+    for task, rows in found["tasks"].items():
+        for name, row in rows.items():
+            values = "; ".join(f"{key} {value}" for key, value in row.items() if key != "draft")
+            yield f"| {model} | {task} | {name} | {values} |"
+
+
+if __name__ == "__main__":
+    main()

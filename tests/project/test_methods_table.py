@@ -1,0 +1,70 @@
+"""FastVLM's comparison of methods of `benchmarks/`: what an exit writes alone, and a whole run at a small size."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MODEL = "tiny-vit-gpt2"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("papers_fastvlm_methods")
+
+
+def test_an_exit_writes_what_its_layers_and_its_network_say(script: ModuleType) -> None:
+    from vlmexport.calibration.targets.target import load_target
+
+    target = load_target(MODEL, "cpu")
+    held = script.records(target, "captions", "heldout", 2)
+    plain = target.generate(held, 12)
+    with script.exited(target, target.num_layers, nn.Identity()):
+        assert target.generate(held, 12) == plain
+    (draft, *_) = script.networks(target)
+    with script.exited(target, draft.layer, draft.network):
+        assert target.num_layers == draft.layer
+        told = target.generate(held, 12)
+    assert target.num_layers == 12
+    assert target.generate(held, 12) == plain
+    # What it writes is what the draft proposes behind its own text.
+    for record, ids in zip(held, told, strict=True):
+        rows, _ = target.rows([replace(record, tokens=ids)], [draft.layer])
+        with torch.no_grad():
+            best = target.head(draft.network(rows.trunk)).argmax(-1)
+        assert best.tolist() == rows.tokens.tolist()
+
+
+def test_gains_by_weights_are_those_of_the_counts(script: ModuleType) -> None:
+    from vlmexport.runtime.speculate.stats import Stats
+
+    stats = Stats(requests=1, tokens=9, cycles=4, proposed=8, evaluated=6, accepted=4)
+    assert script.Method("", "", 0.25).by_weights(stats) == stats.tau / 1.5
+
+
+@pytest.mark.slow
+def test_a_small_run(script: ModuleType, tmp_path: Path) -> None:
+    from vlmexport.calibration.targets.target import load_target
+
+    target = load_target(MODEL, "cpu")
+    found = script.measured(target, tmp_path / MODEL, scenes=3, chosen=1)
+    rows = found["tasks"]["captions"]
+    verified = [row for row in rows.values() if "draft" in row]
+    assert {row["draft"] for row in verified} == {
+        "early-exit@3", "early-exit@6", "imitation@3", "imitation@6", "draft-and-verify",
+    }  # fmt: skip
+    assert all(row["differ"] == 0 and 1 <= row["tau"] <= row["draft_length"] + 1 for row in verified)
+    assert rows["unverified: 3 layers alone"]["BLEU-4"] < rows["plain"]["BLEU-4"]
+    timed = script.times(target, tmp_path / MODEL, found["tasks"], scenes=1, rounds=1)
+    assert timed["tasks"]["captions"].keys() == {
+        "plain",
+        *(name for name, row in rows.items() if "draft" in row),
+    }
