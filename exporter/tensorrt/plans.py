@@ -67,7 +67,7 @@ def add_plans(bundle: Bundle, options: PlanOptions, progress: Progress | None = 
     """
     folder, manifest = bundle.path, bundle.manifest
     wanted = resolve(options, manifest.model.decoder, manifest.weights_dtype)
-    sizes = Sizes.of_manifest(manifest)
+    sizes = Sizes.of_manifest(manifest, options.backend)
     copy_options = CopyOptions(
         wanted.precision,
         sizes.max_length + sizes.max_width,

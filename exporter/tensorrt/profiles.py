@@ -18,6 +18,10 @@ from ...runtime.images.processors.patches import settings_of
 Range = tuple[int, int, int]
 """(smallest, tuned for, largest)"""
 
+LEAST_BATCH = {"tensorrt-rtx": 2}
+"""Sequences that the profiles of passes which decode reach at least. Where they are fixed at one, TensorRT-RTX 1.7 names two
+nodes of a plan with several layers alike, and refuses its own graph."""
+
 USUAL_UNITS = 256
 """Rows of a picture of 448 × 448 in a tower of any size, whose windows mostly hold 16."""
 
@@ -35,10 +39,11 @@ class Sizes:
     max_units: int = 1
     max_windows: int = 1
     max_tiles: int = 1
+    least_batch: int = 1
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest) -> Sizes:
-        """From `limits`, `policy` and `text` of a manifest."""
+    def of_manifest(cls, manifest: Manifest, backend: str = "tensorrt") -> Sizes:
+        """From `limits`, `policy` and `text` of a manifest, and what a backend needs."""
         limits, image = manifest.limits, manifest.image
         units = limits.max_image_rows or 1
         windows = most_tiles = 1
@@ -56,6 +61,7 @@ class Sizes:
             max_units=units,
             max_windows=windows,
             max_tiles=most_tiles,
+            least_batch=LEAST_BATCH.get(backend, 1),
         )
 
 
@@ -92,12 +98,12 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     Requests are read and prefilled one by one: only the passes that decode take a batch. A plan keeps memory for the
     largest shape of any profile, which would else be a whole batch of the longest prompts.
     """
-    batch, alone = (1, 1, sizes.max_batch), (1, 1, 1)
+    batch, alone = (1, 1, max(sizes.max_batch, sizes.least_batch)), (1, 1, 1)
     source = _range(1, sizes.usual_source, sizes.max_source)
     prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
-    per_token = (1, 1, sizes.max_batch)
+    per_token = batch
     widths: list[tuple[str, Range, Range]] = [
         ("prefill", prefill, alone),
         ("token", (1, 1, 1), per_token),

@@ -29,6 +29,18 @@ def there(case: dict[str, Any]) -> bool:
     return STORED.get(BUNDLES[case["name"]].precision, case["precision"]) == case["precision"]
 
 
+def test_layers_of_one_segment_for_one_sequence(tmp_path: Path) -> None:
+    """What most bundles for a robot are: `max_batch` 1, and several layers in each plan."""
+    checkpoint = tiny_models.checkpoint("llama", tmp_path / "model", num_hidden_layers=3)
+    built = build_bundle(
+        BuildRequest(
+            model=str(checkpoint), output=tmp_path / "bundle", draft_layer=2, max_length=64, max_batch=1, parity=False,
+        )
+    )  # fmt: skip
+    report = add_plans(built.bundle, PlanOptions(target="sm86", precision="fp16"))
+    assert {entry["graph"] for entry in report.entries} == set(planned(built.bundle.manifest))
+
+
 @in_pairs(there, name=FAMILIES, target=TARGETS, precision=PRECISIONS)
 def test_every_graph_gets_a_native_plan(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str, target: str, precision: str
