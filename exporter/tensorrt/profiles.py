@@ -19,8 +19,8 @@ Range = tuple[int, int, int]
 """(smallest, tuned for, largest)"""
 
 LEAST_BATCH = {"tensorrt-rtx": 2}
-"""Sequences that the profiles of passes which decode reach at least. Where they are fixed at one, TensorRT-RTX 1.7 names two
-nodes of a plan with several layers alike, and refuses its own graph."""
+"""Sequences that the profiles of every pass reach at least. Where all are fixed at one, TensorRT-RTX 1.7 names two nodes of a
+plan with several layers alike, and refuses its own graph; where some are, it keeps the weights twice."""
 
 USUAL_UNITS = 256
 """Rows of a picture of 448 × 448 in a tower of any size, whose windows mostly hold 16."""
@@ -95,10 +95,12 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     """Profiles of a graph: prefill, one token, and up to `max_width` where the graph has a width. `prompts`: whether a graph of a
     draft is one that `reads_prompts`.
 
-    Requests are read and prefilled one by one: only the passes that decode take a batch. A plan keeps memory for the
-    largest shape of any profile, which would else be a whole batch of the longest prompts.
+    Requests are read and prefilled one by one: only the passes that decode take a batch, but for what a backend needs
+    (`LEAST_BATCH`). A plan keeps memory for the largest shape of any profile, which would else be a whole batch of the
+    longest prompts.
     """
     batch, alone = (1, 1, max(sizes.max_batch, sizes.least_batch)), (1, 1, 1)
+    prefilled = (1, 1, sizes.least_batch)
     source = _range(1, sizes.usual_source, sizes.max_source)
     prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
@@ -128,7 +130,7 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
         Profile(
             name,
             {
-                "batch": alone if name == "prefill" else batch,
+                "batch": prefilled if name == "prefill" else batch,
                 "source": source,
                 "width": width,
                 "span": verify,

@@ -22,6 +22,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #e3e5e8; }
 th:first-child, td:first-child { text-align: left; } .note { color: #5a6068; } .warning { color: #b26a00; }
+.best { font-weight: bold; } details { margin: .5rem 0; }
 .layers td:first-child { overflow-wrap: anywhere; } .layers td:not(:first-child) { white-space: nowrap; }
 svg { max-width: 100%; height: auto; }
 </style>
@@ -37,7 +38,14 @@ svg { max-width: 100%; height: auto; }
 {% for acceptance, row in predictions.items() %}<tr><td>{{ acceptance }}</td>
 {% for name in drafts %}<td>{% if row[name].draft_length %}{{ "%.2f" % row[name].speedup }} × at {{ row[name].draft_length }}
 {% else %}none pays{% endif %}</td>{% endfor %}</tr>
-{% endfor %}</table>{% endif %}
+{% endfor %}</table>
+{% for name in drafts %}<details><summary>{{ name }}: tokens/s by acceptance and draft length</summary>
+<table class="lengths">
+<tr><th>acceptance</th>{% for length in lengths[name] %}<th>{{ length }}</th>{% endfor %}</tr>
+{% for acceptance, row in predictions.items() %}<tr><td>{{ acceptance }}</td>
+{% for length in lengths[name] %}<td{% if row[name].draft_length == length | int %} class="best"{% endif %}>
+{{ "%.1f" % row[name].by_length[length] }}</td>{% endfor %}</tr>
+{% endfor %}</table></details>{% endfor %}{% endif %}
 <h2>Graphs (milliseconds)</h2>
 <table>
 <tr><th>graph</th><th>profile</th><th>width</th><th>runs</th><th>median</th><th>90 %</th><th>95 %</th><th>99 %</th></tr>
@@ -88,6 +96,7 @@ def page(report: Mapping[str, Any]) -> str:
         figure=Markup(_svg(report)),
         drafts=list(report["drafts"]),
         predictions=by_acceptance(report),
+        lengths={row["draft"]: list(row["by_length"]) for row in report["predictions"]},
         graphs=report["graphs"],
         layers=sorted(layers, key=lambda layer: -layer["ms"])[:20],
     )

@@ -75,10 +75,12 @@ def build_report(
     for draft in sorted(table.drafts):
         for each in ALPHAS:
             length, speedup = best_length(table, draft, each, longest[draft])
+            lengths = range(1, longest[draft] + 1)
             predicted.append(
                 {
                     "draft": draft, "acceptance": each, "draft_length": length, "speedup": speedup,
                     "tokens_per_second": speedup / token,
+                    "by_length": {str(d): table.speedup(draft, [each], d) / token for d in lengths},
                 }
             )  # fmt: skip
     return {

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
+import torch
 from pairs import in_pairs
 from rig import FAMILIES
 from tiny_bundles import BUNDLES, TinyBundle
+from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
@@ -29,16 +32,29 @@ def there(case: dict[str, Any]) -> bool:
     return STORED.get(BUNDLES[case["name"]].precision, case["precision"]) == case["precision"]
 
 
-def test_layers_of_one_segment_for_one_sequence(tmp_path: Path) -> None:
-    """What most bundles for a robot are: `max_batch` 1, and several layers in each plan."""
-    checkpoint = tiny_models.checkpoint("llama", tmp_path / "model", num_hidden_layers=3)
-    built = build_bundle(
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_weights_are_in_a_plan_once(tmp_path: Path, max_batch: int) -> None:
+    """Of layers that are larger than their kernels, several in each plan; `max_batch` 1 is what most bundles for a robot have."""
+    checkpoint = tiny_models.checkpoint(
+        "llama", tmp_path / "model", dtype=torch.float16, hidden_size=1024, intermediate_size=4096,
+        num_hidden_layers=3, num_attention_heads=16, num_key_value_heads=4,
+    )  # fmt: skip
+    folder = tmp_path / "bundle"
+    build_bundle(
         BuildRequest(
-            model=str(checkpoint), output=tmp_path / "bundle", draft_layer=2, max_length=64, max_batch=1, parity=False,
+            model=str(checkpoint), output=folder, draft_layer=2, max_length=64, max_batch=max_batch,
+            precision="float16", parity=False,
         )
     )  # fmt: skip
-    report = add_plans(built.bundle, PlanOptions(target="sm86", precision="fp16"))
-    assert {entry["graph"] for entry in report.entries} == set(planned(built.bundle.manifest))
+    bundle = Bundle.open(folder)
+    report = add_plans(bundle, PlanOptions(target="sm86", precision="fp16"))
+    assert {entry["graph"] for entry in report.entries} == set(planned(bundle.manifest))
+    whole = [entry for entry in report.entries if entry["graph"].startswith("segment.")]
+    assert sum(entry["weight_bytes"] for entry in whole) > 80_000_000
+    for entry in whole:
+        assert entry["bytes"] <= 1.05 * entry["weight_bytes"] + LAYER_BYTES, (
+            f"{entry['graph']}: {entry['bytes']} bytes, {entry['weight_bytes']} of weights"
+        )
 
 
 @in_pairs(there, name=FAMILIES, target=TARGETS, precision=PRECISIONS)

@@ -275,6 +275,12 @@ def test_the_engine_at_hand(tiny_bundle: Bundles, capsys: pytest.CaptureFixture[
     assert (report["request"]["ms"]["vision"] > 0) == ("vision" in timed)
     assert report["request"]["ms"]["host"] > 0
     assert all(row["speedup"] >= 1 for row in report["predictions"]), "drafting nothing costs nothing"
+    for row in report["predictions"]:
+        rates = row["by_length"]
+        assert [*rates] == [str(d) for d in range(1, len(rates) + 1)]
+        assert row["tokens_per_second"] == pytest.approx(max(report["tokens_per_second"], *rates.values()))
+        if row["draft_length"]:
+            assert row["tokens_per_second"] == pytest.approx(rates[str(row["draft_length"])])
 
 
 def test_predictions_are_those_of_the_speed_model() -> None:
