@@ -130,6 +130,10 @@ BUNDLES |= {
     for name, precision in (("t5", "float16"), ("llama", "bfloat16"), ("llama", "float16"))
     for cuts in ("", "-two-cuts")
 }
+IN_FLOAT16 = ("blip2-opt", "llava", "llava-next", "qwen2.5-vl", "vit-gpt2")
+"""What is looked at in float16 for its numbers alone."""
+
+BUNDLES |= {f"{name}-float16": replace(BUNDLES[name], precision="float16") for name in IN_FLOAT16}
 BUNDLES |= {
     "llama-int4": replace(BUNDLES["llama"], draft_precision="int4"),
     "blip2-opt-int8": replace(BUNDLES["blip2-opt"], draft_precision="int8", precision="float16"),

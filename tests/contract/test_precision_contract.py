@@ -16,7 +16,7 @@ import pytest
 from engines.recording_device import GrowingDevice, RecordingDevice
 from oracle import Oracle
 from rig import Rig
-from tiny_bundles import TinyBundle
+from tiny_bundles import IN_FLOAT16, TinyBundle
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.proposers.wrong import always_wrong
@@ -121,9 +121,13 @@ def test_a_batch_gives_the_same_tokens(tiny: TinyBundle, session: Session) -> No
             )
 
 
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(f"{name}-float16", marks=pytest.mark.slow) for name in IN_FLOAT16)]
+)
 def test_logits_are_those_of_float32_but_for_rounding(
-    tiny: TinyBundle, oracle_for: Callable[[str], Oracle]
+    tiny_bundle: Callable[..., TinyBundle], oracle_for: Callable[[str], Oracle], name: str
 ) -> None:
+    tiny = tiny_bundle(name)
     rig = Rig(tiny, "onnxruntime", oracle_for(tiny.name))
     manifest = tiny.bundle.manifest
     narrow = Rig(tiny, "onnxruntime", oracle_for(tiny.name))
@@ -143,5 +147,8 @@ def test_logits_are_those_of_float32_but_for_rounding(
         clear = best - second > MARGIN
         tested += int(clear.sum())
         agreed += int((wide.argmax(-1) == rounded.argmax(-1))[clear].sum())
+    print(
+        f"{name}: {100 * far:.2f} % of the largest logit, {tested - agreed} of {tested} clear tokens differ"
+    )
     assert 0 < far <= FAR
     assert tested > 500 and agreed >= SAME * tested, f"{tested - agreed} of {tested} other tokens"
