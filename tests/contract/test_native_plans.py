@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pairs import in_pairs
 from rig import FAMILIES
 from tiny_bundles import BUNDLES, TinyBundle
 from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.checkpoint.aliases import find_alias
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
@@ -61,8 +63,49 @@ def test_weights_are_in_a_plan_once(tmp_path: Path, max_batch: int) -> None:
 def test_every_graph_gets_a_native_plan(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str, target: str, precision: str
 ) -> None:
-    folder = Path(shutil.copytree(tiny_bundle(name).path, tmp_path / "bundle"))
-    bundle = Bundle.open(folder)
+    planned_in_full(copied(tiny_bundle(name), tmp_path), target, precision)
+
+
+@pytest.mark.parametrize("name", ["llama-two-cuts", pytest.param("t5-two-cuts", marks=pytest.mark.slow)])
+def test_networks_with_attention_get_native_plans(
+    tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
+) -> None:
+    bundle = copied(tiny_bundle(name), tmp_path)
+    assert any(draft.kind == "imitation" and draft.cache for draft in bundle.manifest.drafts)
+    planned_in_full(bundle, "sm86", "fp16")
+
+
+SHIPPED = {
+    "tiny-blip2-flant5": ("sm86", "fp16"),
+    "tiny-vit-gpt2": ("sm89", "fp16"),
+    "tiny-qwen2.5-vl": ("sm89", "bf16"),
+}
+"""What is built of each in every run."""
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "precision"),
+    [
+        pytest.param(*case, marks=() if SHIPPED[case[0]] == case[1:] else pytest.mark.slow)
+        for case in product(SHIPPED, TARGETS, PRECISIONS)
+    ],
+)
+def test_shipped_models_get_native_plans(tmp_path: Path, name: str, target: str, precision: str) -> None:
+    """With all drafts that ship with them."""
+    alias = find_alias(name)
+    assert alias is not None
+    drafts = [str(folder) for folder in alias.draft_folders()]
+    build_bundle(BuildRequest(model=name, output=tmp_path / "bundle", drafts=drafts, parity=False))
+    planned_in_full(Bundle.open(tmp_path / "bundle"), target, precision)
+
+
+def copied(tiny: TinyBundle, place: Path) -> Bundle:
+    """A bundle that may be changed."""
+    return Bundle.open(Path(shutil.copytree(tiny.path, place / "bundle")))
+
+
+def planned_in_full(bundle: Bundle, target: str, precision: str) -> None:
+    """Build plans of every graph: in these types, updating caches in place, not much larger than their weights."""
     manifest = bundle.manifest
     report = add_plans(bundle, PlanOptions(target=target, precision=precision))
     assert {entry["graph"] for entry in report.entries} == set(planned(manifest))
