@@ -9,10 +9,13 @@ tables mark as supported in float32, float16 and bfloat16, or as needing no floa
     LayerNormalization                             its first output only
     TopK                                           K below 3,840, sorted
 
-`ScatterElements`, which the graphs `penalties` and `repeats` have since, was looked up in the table of 10.1-GA: supported in
-float32, float16, bfloat16 and int64, no restriction (int64 also of `Equal`, `Less`, `Where`, `Slice`, `Expand` and
-`GatherElements`, which these graphs use with it); that of 10.6-GA was not at hand for it. Indices repeat there, but all that do
-write the same number.
+`ScatterElements`, which the graphs `penalties` and `repeats` have since, was looked up in the tables of 10.1-GA and of 10.15:
+supported in float32, float16, bfloat16 and int64, no restriction (int64 also of `Equal`, `Less`, `Where`, `Slice`, `Expand` and
+`GatherElements`, which these graphs use with it). The changelog says that 10.3 took another plugin for it, and in 10.1's source a
+plugin does it only where the numbers are to be added or compared (`reduction`): ours never are. Indices repeat there, but all
+that do write the same number.
+
+What is listed as restricted is checked, node by node (`refusal`).
 """
 
 from __future__ import annotations
@@ -47,16 +50,38 @@ def check_operators(graph: ir.Graph) -> None:
             raise ExportError(
                 f"the operator {node.op_type} ({node.name!r}) has no lowering for TensorRT 10.3; it needs --lowering native"
             )
-        if node.op_type == "TopK":
-            wanted = given(node, 1).const_value
-            if (
-                wanted is None
-                or int(wanted.numpy().item()) >= MOST_RANKED
-                or not number_of(node, "sorted", 1)
-            ):
-                raise ExportError(
-                    f"TopK {node.name!r} must rank a constant number below {MOST_RANKED}, sorted"
-                )
+        reason = refusal(node)
+        if reason is not None:
+            raise ExportError(
+                f"{node.op_type} {node.name!r} {reason}, for TensorRT 10.3; it needs --lowering native"
+            )
+
+
+def refusal(node: ir.Node) -> str | None:
+    """What a node of a listed operator would have to do otherwise; None where nothing."""
+    if node.op_type == "TopK":
+        wanted = given(node, 1).const_value
+        fits = (
+            wanted is not None and int(wanted.numpy().item()) < MOST_RANKED and number_of(node, "sorted", 1)
+        )
+        return None if fits else f"must rank a constant number below {MOST_RANKED}, sorted"
+    if node.op_type in (
+        "ReduceSum",
+        "Squeeze",
+        "Unsqueeze",
+    ):  # other reductions have their axes as an attribute
+        axes = node.inputs[1] if len(node.inputs) > 1 else None
+        return None if axes is None or axes.const_value is not None else "must have constant axes"
+    if node.op_type == "LayerNormalization":
+        return None if len(node.outputs) == 1 else "must have one output"
+    if node.op_type == "ScatterElements":
+        reduction = node.attributes.get("reduction")
+        return (
+            None
+            if reduction is None or reduction.value == "none"
+            else "must replace numbers, not reduce them"
+        )
+    return None
 
 
 def widen_refused_types(graph: ir.Graph, write: Rewriter) -> None:

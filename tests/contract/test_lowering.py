@@ -17,6 +17,7 @@ from onnx_session import onnx_session
 from rig import FAMILIES, RELATIVE
 from tiny_bundles import TinyBundle
 from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
+from vlmexport.exporter.lowering.opset import refusal
 from vlmexport.exporter.lowering.single import RULES
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.runtime.bundle.operators import OPERATORS
@@ -301,3 +302,19 @@ def test_a_cache_that_something_else_reads_is_refused() -> None:
     )
     with pytest.raises(ExportError, match=r"Relu reads the updated cache 'updated_key_cache\.0'"):
         lower(model)
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (ir.node("TopK", [(x := ir.Value(name="x")), ir.Value(name="k")], num_outputs=2), "must rank a constant number below 3840"),
+        (ir.node("Squeeze", [x, ir.Value(name="axes")]), "must have constant axes"),
+        (ir.node("LayerNormalization", [x, x], num_outputs=3), "must have one output"),
+        (ir.node("ScatterElements", [x, x, x], {"reduction": "add"}), "must replace numbers"),
+        (ir.node("ScatterElements", [x, x, x], {"reduction": "none"}), None),
+        (ir.node("ReduceSum", [x]), None),
+    ],
+)  # fmt: skip
+def test_what_tensorrt_10_3_restricts_is_refused(node: ir.Node, reason: str | None) -> None:
+    found = refusal(node)
+    assert (found is None) if reason is None else (found is not None and reason in found)

@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,3 +88,35 @@ def test_the_workflow_runs_the_oldest_and_the_newest_python() -> None:
 def test_the_readme_says_the_same() -> None:
     readme = (ROOT / "README.md").read_text()
     assert "Python ≥ 3.11" in readme and "Python 3.10 (JetPack 6)" in readme
+
+
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "onnxruntime", "transformers", "onnx"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def test_tests_of_the_runtime_are_found_without_torch_and_onnx_runtime(tmp_path: Path) -> None:
+    """As on Python 3.10 (`.ci/runtime`): what needs one of them is skipped and says so, file by file."""
+    (tmp_path / "sitecustomize.py").write_text(ABSENT)
+    asked = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "tests/runtime",
+    ]
+    found = subprocess.run(
+        asked, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout[-3000:]
+    assert "SKIPPED" in found.stdout, "nothing was missing"

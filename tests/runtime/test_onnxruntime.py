@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("onnxruntime", reason="the engine that is tested")
+
 from vlmexport.runtime import Session
 from vlmexport.runtime.engines import onnxruntime as engine
 

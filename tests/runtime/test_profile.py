@@ -17,6 +17,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="building the bundles needs [export]")
+
 import vlmexport.runtime
 from tiny_bundles import TinyBundle
 from vlmexport.runtime.bundle.folder import Bundle

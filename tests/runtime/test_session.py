@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("onnxruntime", reason="sessions on a CPU need [onnxruntime]")
+
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
