@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from training_targets import make_target
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,19 +286,65 @@ def test_gqa(tmp_path: Path):
     assert places(found, path) == ["['2']"]
 
 
+SEED = {
+    "answer": "B", "choice_a": "One", "choice_b": "Two", "choice_c": "Three", "choice_d": "Four",
+    "data_id": "1454426_2591111986", "data_type": "image", "question": "How many?", "question_id": "101669",
+    "question_type_id": 5,
+}  # fmt: skip
+
+
 def test_seed_has_pictures_and_videos(tmp_path: Path):
     picture(tmp_path / "1454426_2591111986")
     frames(tmp_path / "1234.webm")
-    one = {"answer": "B", "choice_a": "One", "choice_b": "Two", "choice_c": "Three", "choice_d": "Four",
-           "data_id": "1454426_2591111986", "data_type": "image", "question": "How many?", "question_id": "101669",
-           "question_type_id": 5}  # fmt: skip
-    rows = [one, {**one, "data_type": "video", "data_id": "1234.webm", "answer": "D"}, {**one, "answer": "E"}]
+    rows = [
+        SEED,
+        {**SEED, "data_type": "video", "data_id": "1234.webm", "answer": "D"},
+        {**SEED, "answer": "E"},
+    ]
     path = document(tmp_path / "SEED-Bench.json", {"questions": rows, "question_type": {}})
     found = load_records(f"seed:{path},{tmp_path},frames=2")
     assert [(r.choices[r.choice], r.answer) for r in found] == [("Two", "Two"), ("Four", "Four")]
     assert found[1].image.video.endswith("1234.webm") and len(found[1].image.load()) == 2
     assert places(found, path) == ["questions[2]"] and "'E', none of the 4 choices" in found.problems[0]
     assert len(load_records(f"seed:{path},{tmp_path},video")) == 1
+
+
+def test_seed_asks_about_a_segment_of_a_film(tmp_path: Path):
+    """Dimension 11 has seconds, dimension 12 frames; what lies around them is another film for the question."""
+    (tmp_path / "P03").mkdir()
+    film(tmp_path / "P03" / "P03_24.MP4", count=20, rate=2)
+    frames(tmp_path / "P06" / "cam01" / "P06_cereals.avi", count=20)
+    one = {**SEED, "data_type": "video"}
+    rows = [
+        {**one, "data_id": "P03/P03_24.MP4", "question_type_id": 11, "segment": [4.0, 8.0]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [4, 8]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [18, 166]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [8, 4]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [30, 40]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 11, "segment": [0.0, 2.0]},
+    ]
+    path = document(tmp_path / "SEED-Bench.json", {"questions": rows, "question_type": {}})
+    found = load_records(f"seed:{path},{tmp_path},frames=2")
+    assert places(found, path) == ["questions[3]"] and "segment [8, 4]" in found.problems[0]
+    assert [grey(r) for r in found[:3]] == [[100, 140], [50, 70], [180, 190]]
+    with pytest.raises(ImageError, match=r"P06_cereals.*\(30, 40\) begins behind its last frame, 19"):
+        found[3].image.load()
+    with pytest.raises(ImageError, match="a folder has no rate; give the file"):
+        found[4].image.load()
+    for image in (r.image for r in found):
+        read = ImageRef.from_json(json.loads(json.dumps(image.absolute().to_json())))
+        assert read == image and type(read.segment[0]) is type(image.segment[0])
+    whole = RecordSet("", [replace(r, image=replace(r.image, segment=None)) for r in found])
+    assert whole.identity() != found.identity()
+    with pytest.raises(OptionError, match="no usable record"):
+        load_records(f"seed:{path},{tmp_path}")
+    with pytest.raises(InputError, match=r"segment \[4.0, 8.0\] of a film.*give the data frames=N"):
+        load_records(f"seed:{path},{tmp_path}", strict=True)
+
+
+def grey(record: Record) -> list[int]:
+    """The level of each frame, to the nearest ten."""
+    return [round(frame.getpixel((0, 0))[0], -1) for frame in record.image.load()]
 
 
 # --- videos ---
@@ -309,6 +356,19 @@ def frames(folder: Path, count: int = 5) -> Path:
     for n in range(count):
         Image.fromarray(np.full((6, 8, 3), 10 * n, np.uint8)).save(folder / f"{n}.png")
     return folder
+
+
+def film(path: Path, count: int, rate: int) -> Path:
+    """A file of `rate` frames a second; the n-th has grey level 10 n, but for what the codec loses."""
+    av = pytest.importorskip("av", reason="writing a video needs [video]")
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for n in range(count):
+            level = np.full((48, 64, 3), 10 * n, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(level, format="rgb24")))
+        container.mux(stream.encode())
+    return path
 
 
 def test_msvd_qa_with_and_without_a_mapping(tmp_path: Path):
