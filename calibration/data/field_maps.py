@@ -47,15 +47,26 @@ class FieldMap:
         """A user's own map."""
         return replace(cls(), **dict(options))
 
+    def of_row(self, row: Any) -> FieldMap:
+        """The map, without its answers where the row has not their field: test splits are published so."""
+        name = (self.answer or self.answers or "").partition("[]")[0]
+        return self if name in fields(row) else replace(self, answer=None, answers=None)
+
 
 NAMES = tuple(FieldMap.__dataclass_fields__)
 """Names of options that make a map."""
 
 
 def load_mapped(
-    arguments: Arguments, found: FieldMap, prompt: str, problems: Problems, split: str | None = None
+    arguments: Arguments,
+    found: FieldMap,
+    prompt: str,
+    problems: Problems,
+    split: str | None = None,
+    unanswered: bool = False,
 ) -> list[Record]:
-    """Records of the table at the first place, with pictures and videos in the folder at the second.
+    """Records of the table at the first place, with pictures and videos in the folder at the second. Rows may lack answers
+    where they may be `unanswered`.
 
     Raises OptionError for a file that cannot be read, and for rows that are not where the map says.
     """
@@ -66,7 +77,7 @@ def load_mapped(
     def record(number: int, entry: tuple[Any, Any]) -> Iterator[Record]:
         key, row = entry
         if split is None or found.split is None or value_at(row, found.split) == split:
-            yield mapped(found, key, row, folder, prompt, frames)
+            yield mapped(found.of_row(row) if unanswered else found, key, row, folder, prompt, frames)
 
     return gather(table_rows(path, found.rows, problems), record, problems)
 

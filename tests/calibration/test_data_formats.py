@@ -149,6 +149,15 @@ def test_vqav2(tmp_path: Path):
         load_records(f"vqav2:{questions},{tmp_path},{notes}", strict=True)
 
 
+@pytest.mark.parametrize("subtype", ["test2015", "test-dev2015"])
+@pytest.mark.parametrize("inner", ["", "test2015"])
+def test_the_pictures_of_test_dev_are_those_of_test(subtype: str, inner: str, tmp_path: Path):
+    picture(tmp_path / inner / "COCO_test2015_000000000042.jpg")
+    asked = [{"image_id": 42, "question": "What is it?", "question_id": 420}]
+    path = document(tmp_path / "questions.json", {"questions": asked, "data_subtype": subtype})
+    assert [r.key for r in load_records(f"vqav2:{path},{tmp_path}")] == ["420"]
+
+
 def test_a_template_is_put_around_questions(tmp_path: Path):
     questions, notes = vqa(tmp_path)
     form = f"vqav2:{questions},{tmp_path},{notes}"
@@ -266,6 +275,9 @@ def test_vizwiz(tmp_path: Path):
     found = load_records(f"vizwiz:{path},{tmp_path}")
     assert found[0].references == ("basil leaves",) * 9 + ("basil",) and found.task == "vqa"
     assert places(found, path) == ["[1]"]
+    bare = {name: one[name] for name in ("image", "question")}  # as test.json is published
+    blind = load_records(f"vizwiz:{document(tmp_path / 'test.json', [bare])},{tmp_path}")
+    assert [(r.prompt, r.answer, r.references) for r in blind] == [("what is this?", None, ())]
 
 
 def test_gqa(tmp_path: Path):
@@ -284,6 +296,12 @@ def test_gqa(tmp_path: Path):
         ("201307251", "Is it indoors?", "no", ("no",))
     ]
     assert places(found, path) == ["['2']"]
+    bare = {"imageId": "2370799", "question": "Is it indoors?", "isBalanced": True}
+    path = document(tmp_path / "submission_all_questions.json", {"201307251": bare})
+    blind = load_records(f"gqa:{path},{tmp_path}")
+    assert [(r.key, r.prompt, r.answer, r.references) for r in blind] == [
+        ("201307251", "Is it indoors?", None, ())
+    ]
 
 
 SEED = {

@@ -2,7 +2,8 @@
 
 `v2_OpenEnded_mscoco_val2014_questions.json` has `questions` (question_id, image_id, question) and `data_subtype`;
 `v2_mscoco_val2014_annotations.json` has `annotations` (question_id, multiple_choice_answer, answers of answer, …).
-Pictures are named as COCO's of 2014, `COCO_val2014_000000000042.jpg`, in the folder or in one of the subtype's name.
+Pictures are named as COCO's of 2014, `COCO_val2014_000000000042.jpg`, in the folder or in one of the subtype's name;
+those of `test-dev2015` as those of `test2015`.
 OK-VQA's files have the same layout.
 """
 
@@ -47,7 +48,9 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
 
 def coco_picture(folder: Path, subtype: str, image: int | str) -> Path:
-    """Where COCO keeps a picture: in `folder`, or in the folder of its subtype there."""
+    """Where COCO keeps a picture: in `folder`, or in the folder of its subtype there. Those of the questions of
+    `test-dev2015` are some of `test2015`."""
+    subtype = subtype.replace("-dev", "")
     name = f"COCO_{subtype}_{int(image):012d}.jpg" if str(image).isdecimal() else str(image)
     inner = folder / subtype / name
     return inner if inner.is_file() else folder / name
