@@ -5,7 +5,6 @@
 | `prompt`, `key`, `image`, `video` | a text with fields in braces, `{question}`, `{image_id}.jpg`; a bare name is that field; `{#}` is the row's own key in an object of rows, or its number |
 | `answer`, `answers`, `choices` | a path: `answer`, `answers[].answer` (of every entry), `choice_a\\|choice_b` (these fields) |
 | `choice` | a path to the right one of `choices`: its number from 0, its letter (A, B …), or its text |
-| `split` | a field by which rows are chosen |
 | `rows` | where in a JSON document the rows are: a path, or nothing for the document itself |
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ class FieldMap:
     answers: str | None = None
     choices: str | None = None
     choice: str | None = None
-    split: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> FieldMap:
@@ -62,11 +60,11 @@ def load_mapped(
     found: FieldMap,
     prompt: str,
     problems: Problems,
-    split: str | None = None,
+    wanted: Callable[[Any, dict[str, Any]], bool] = lambda key, row: True,
     unanswered: bool = False,
 ) -> list[Record]:
-    """Records of the table at the first place, with pictures and videos in the folder at the second. Rows may lack answers
-    where they may be `unanswered`.
+    """Records of the table at the first place, with pictures and videos in the folder at the second: of rows that are
+    `wanted` (by key and row). Rows may lack answers where they may be `unanswered`.
 
     Raises OptionError for a file that cannot be read, and for rows that are not where the map says.
     """
@@ -76,7 +74,7 @@ def load_mapped(
 
     def record(number: int, entry: tuple[Any, Any]) -> Iterator[Record]:
         key, row = entry
-        if split is None or found.split is None or value_at(row, found.split) == split:
+        if wanted(key, fields(row)):
             yield mapped(found.of_row(row) if unanswered else found, key, row, folder, prompt, frames)
 
     return gather(table_rows(path, found.rows, problems), record, problems)

@@ -215,6 +215,30 @@ def test_scienceqa(tmp_path: Path):
     ]
     assert found[0].image is not None and found[1].image is None
     assert places(found, path) == ["['3']"] and "none of the 2 choices" in found.problems[0]
+    assert [r.key for r in load_records(f"scienceqa:{path},{tmp_path},test,images=only")] == ["1"]
+    with pytest.raises(OptionError, match="images='some' is neither only nor any"):
+        load_records(f"scienceqa:{path},{tmp_path},images=some")
+
+
+def test_scienceqa_has_splits_that_no_problem_names(tmp_path: Path):
+    one = {"question": "Which?", "choices": ["north", "south"], "answer": 1, "hint": "", "image": None}
+    rows = {str(n): {**one, "split": "val" if n < 3 else "test"} for n in range(5)}
+    form = f"scienceqa:{document(tmp_path / 'problems.json', rows)},{tmp_path}"
+    assert [r.key for r in load_records(f"{form},val")] == ["0", "1", "2"]
+    with pytest.raises(
+        OptionError, match=rf"'minival' is none of train, val, test.*{tmp_path}/pid_splits.json"
+    ):
+        load_records(f"{form},minival")
+    splits = {"val": ["0", "1", "2"], "test": ["3", "4"], "minival": ["0", "2"]}
+    path = document(tmp_path / "pid_splits.json", splits)
+    assert [r.key for r in load_records(f"{form},minival")] == ["0", "2"]
+    assert [r.key for r in load_records(f"{form},test")] == ["3", "4"]
+    with pytest.raises(OptionError, match="no split 'maxival'; it has val, test, minival"):
+        load_records(f"{form},maxival")
+    for damaged in ("[]", '{"val": 3}'):
+        document(path, damaged)
+        with pytest.raises(OptionError, match=r"pid_splits.json has no list 'val'"):
+            load_records(f"{form},val")
 
 
 def test_mm_vet(tmp_path: Path):

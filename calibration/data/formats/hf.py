@@ -18,7 +18,7 @@ from ..hub_rows import open_rows, picture_columns
 from ..records import ImageRef, Problems, Record
 from ..turns import turn_records
 
-_MAPPED = [name for name in NAMES if name not in ("rows", "split", "video")]
+_MAPPED = [name for name in NAMES if name not in ("rows", "video")]
 USAGE = "ID|FOLDER[,config=NAME][,split=NAME][,conversations=COLUMN]" + "".join(
     f"[,{name}=COLUMN]" for name in _MAPPED
 )
