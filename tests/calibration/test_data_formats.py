@@ -158,6 +158,18 @@ def test_the_pictures_of_test_dev_are_those_of_test(subtype: str, inner: str, tm
     assert [r.key for r in load_records(f"vqav2:{path},{tmp_path}")] == ["420"]
 
 
+def test_a_person_may_have_said_nothing(tmp_path: Path):
+    """As in VQA v2's annotations: the question stays, and the blank answer is one of its ten."""
+    questions, notes = vqa(tmp_path)
+    known = json.loads(notes.read_text())
+    known["annotations"][0]["answers"][3]["answer"] = ""
+    known["annotations"][1]["answers"][3]["answer"] = None
+    found = load_records(f"vqav2:{questions},{tmp_path},{document(notes, known)}")
+    said = ("cup",) * 3 + ("",) + ("cup",) * 5 + ("mug",)
+    assert [(r.answer, r.references) for r in found] == [("cup", said)]
+    assert "annotations[1]: field 'answer' is None" in found.problems[0]
+
+
 def test_a_template_is_put_around_questions(tmp_path: Path):
     questions, notes = vqa(tmp_path)
     form = f"vqav2:{questions},{tmp_path},{notes}"
