@@ -607,6 +607,7 @@ def test_sets_of_hugging_face(tmp_path: Path):
     assert [r.answer for r in load_records(f"{form},conversations=talk")] == ["ho"] * 3
     for words, reason in (
         (",prompt=question,image=question", "holds no pictures"),
+        (",conversations=image", "no usable record"),
         (",prompt=question,image=photo", "no column 'photo'; it has image, question"),
         ("", "nothing says what is asked"),
     ):
@@ -622,6 +623,68 @@ def test_a_folder_that_datasets_reads(tmp_path: Path, monkeypatch: pytest.Monkey
     document(tmp_path / "train.jsonl", '{"question": "what?", "answer": "this"}\n')
     found = load_records(f"hf:{tmp_path},prompt=question,answer=answer")
     assert [(r.prompt, r.answer) for r in found] == [("what?", "this")]
+
+
+def test_a_split_is_prepared_alone_and_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`load_dataset` would read all of them: gigabytes of others, or a damaged one, as here."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    (folder / "data").mkdir(parents=True)
+    document(folder / "data" / "train.jsonl", "{damaged")
+    for name in ("validation", "test"):
+        lines = [json.dumps({"question": f"{name} {n}?", "answer": "x"}) for n in range(4)]
+        document(folder / "data" / f"{name}.jsonl", "\n".join(lines))
+    files = [{"split": name, "path": f"data/{name}.jsonl"} for name in ("train", "validation", "test")]
+    card = {"configs": [{"config_name": "lite", "data_files": files}]}
+    document(folder / "README.md", f"---\n{json.dumps(card)}\n---\n")
+
+    def asked_of(split: str) -> list[str]:
+        form = f"hf:{folder},config=lite,split={split},prompt=question"
+        return [r.prompt for r in load_records(form)]
+
+    assert asked_of("validation") == [f"validation {n}?" for n in range(4)]
+    assert asked_of("validation[1:3]+test[:25%]") == ["validation 1?", "validation 2?", "test 0?"]
+    with pytest.raises(OptionError, match=r"set has no split 'val'; it has train, validation, test$"):
+        asked_of("val[:2]")
+    with pytest.raises(OptionError, match="cannot be opened"):
+        asked_of("validation[a:b]")
+    with pytest.raises(OptionError, match="cannot be opened"):
+        asked_of("train")
+
+
+def test_slices_of_a_saved_set(tmp_path: Path):
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"question": [f"{n}?" for n in range(4)]})
+    one.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"test": one, "val": one}).save_to_disk(str(tmp_path / "two"))
+    for form, asked_for in (
+        ("one", ["0?", "1?", "2?", "3?"]),
+        ("one,split=train[1:3]", ["1?", "2?"]),
+        ("two,split=val[-1:]+test[:1]", ["3?", "0?"]),
+    ):
+        found = load_records(f"hf:{tmp_path}/{form},prompt=question")
+        assert [r.prompt for r in found] == asked_for
+    with pytest.raises(OptionError, match="no split 'train'; it has test, val"):
+        load_records(f"hf:{tmp_path}/two,split=val+train,prompt=question")
+
+
+def test_a_list_of_one_picture_is_that_picture(tmp_path: Path):
+    """As the columns `images` of sets on the hub are: lists, mostly of one."""
+    datasets = pytest.importorskip("datasets")
+    file = str(picture(tmp_path / "a.png"))
+    rows = {"images": [[file], [file, file], []], "question": ["what?", "which?", "who?"]}
+    made = datasets.Dataset.from_dict(rows).cast_column("images", datasets.List(datasets.Image()))
+    made.save_to_disk(str(tmp_path / "saved"))
+    found = load_records(f"hf:{tmp_path / 'saved'},prompt=question,image=images")
+    assert [(r.prompt, r.image is None) for r in found] == [("what?", False), ("who?", True)]
+    assert found[0].image.load().getpixel((0, 0)) == (10, 200, 30)
+    assert found.problems == [
+        f"hf:{tmp_path / 'saved'}[train]: row 1: column 'images' holds 2 pictures, and a record has one"
+    ]
+    made.select_columns(["images"]).save_to_disk(str(tmp_path / "bare"))
+    bare = load_records(f"hf:{tmp_path / 'bare'},image=images", prompt="describe")
+    assert [(r.key, r.prompt) for r in bare] == [("0", "describe"), ("2", "describe")]
 
 
 # --- all of them ---
