@@ -47,13 +47,15 @@ def collect(path: Path, name: str, entries: Iterable[Any], make: Make, problems:
 
 
 def gather(entries: Iterable[tuple[str, Any]], make: Make, problems: Problems) -> list[Record]:
-    """Records of `make` over (place, entry); bad ones are reported by their place."""
+    """Records of `make` over (place, entry), as far as the limit asks for entries; bad ones are reported by their place."""
     records: list[Record] = []
     for number, (where, entry) in enumerate(entries):
         try:
             records += make(number, entry)
         except ValueError as error:
             problems.report(where, str(error))
+        if problems.limit is not None and len(records) >= problems.limit:
+            break
     return records
 
 

@@ -202,10 +202,11 @@ class RecordSet(Sequence[Record]):
 
 
 class Problems:
-    """Collects bad records: printed with file and line as they are met, or raised at once when strict."""
+    """Collects bad records: printed with file and line as they are met, or raised at once when strict. A reading ends where
+    it has `limit` good ones: what lies behind is not looked at, nor its pictures opened."""
 
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
+    def __init__(self, strict: bool, limit: int | None = None) -> None:
+        self.strict, self.limit = strict, limit
         self.found: list[str] = []
 
     def report(self, where: str, what: str) -> None:

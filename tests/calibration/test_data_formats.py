@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from training_targets import make_target
-from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
+from vlmexport.calibration.data import ImageRef, Record, RecordSet, entries, jsonl, load_records, records
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
 from vlmexport.runtime.errors import ImageError, InputError, OptionError
@@ -703,6 +703,32 @@ def test_documents_of_another_layout_cost_one_line(name: str, tmp_path: Path):
         with pytest.raises(OptionError) as caught:
             load_records(f"{name}:{path}{f',{tmp_path}' * needed}{extra}")
         assert "\n" not in str(caught.value) and "document.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["fields", "mm-vet", "textvqa", "coco", "FILE.jsonl"])
+def test_nothing_behind_the_limit_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file may have 200,000 questions; every picture's header was opened before the first few were kept."""
+    opened: list[str] = []
+    problem = records.image_problem
+    for module in (entries, jsonl):
+        monkeypatch.setattr(module, "image_problem", lambda path: opened.append(path.name) or problem(path))
+    row = {"question": "what?", "prompt": "what?", "answer": "x", "sentences": [{"raw": "x"}]}
+    rows = [{**row, "imagename": f"{n}.jpg", "image": f"{n}.jpg", "image_id": n, "question_id": n, "filename": f"{n}.jpg"}
+            for n in range(4)]  # fmt: skip
+    for n in (0, 2, 3):
+        picture(tmp_path / f"{n}.jpg")
+    form, value, options = {
+        "fields": ("fields", rows, ",prompt=question,image=image"),
+        "mm-vet": ("mm-vet", {str(n): one for n, one in enumerate(rows)}, ""),
+        "textvqa": ("textvqa", {"data": rows}, ""),
+        "coco": ("coco", {"images": rows}, ""),
+        "FILE.jsonl": ("", "\n".join(map(json.dumps, rows)), ""),
+    }[name]
+    path = document(tmp_path / ("rows.json" if form else "rows.jsonl"), value)
+    data = f"{form}:{path},{tmp_path}{options}" if form else str(path)
+    found = load_records(data, limit=2)
+    assert len(found) == 2 and len(found.problems) == 1
+    assert opened == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 @pytest.mark.parametrize("name", names())
