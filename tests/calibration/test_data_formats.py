@@ -262,9 +262,14 @@ def test_mm_vet(tmp_path: Path):
         "imagesource": "u",
         "capability": ["ocr"],
     }
-    path = document(tmp_path / "mm-vet.json", {"v1_0": one, "v1_1": {"imagename": "v1_0.png"}})
+    both = {**one, "answer": "a white rook<AND> a black pawn<OR>two pieces"}
+    rows = {"v1_0": one, "v1_1": {"imagename": "v1_0.png"}, "v1_2": both}
+    path = document(tmp_path / "mm-vet.json", rows)
     found = load_records(f"mm-vet:{path},{tmp_path}")
-    assert [(r.key, r.prompt, r.references) for r in found] == [("v1_0", "x?", ("-1", "-5"))]
+    assert [(r.key, r.prompt, r.answer, r.references) for r in found] == [
+        ("v1_0", "x?", "-1", ("-1", "-5")),
+        ("v1_2", "x?", "a white rook, a black pawn", ("a white rook, a black pawn", "two pieces")),
+    ]
     assert places(found, path) == ["['v1_1']"] and "no field 'answer'" in found.problems[0]
 
 
