@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import OptionError
-from .lines import checked_text
+from .lines import MARKED, checked_text
 from .records import ImageRef, Problems, Record, image_problem
 
 Make = Callable[[int, Any], Iterable[Record]]
@@ -18,7 +18,7 @@ Make = Callable[[int, Any], Iterable[Record]]
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises OptionError where it cannot be read, or is not JSON."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text(MARKED))
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ from typing import Any
 from ...runtime.errors import OptionError
 from .arguments import Arguments
 from .entries import fields, gather, inside, picture, read_json
-from .lines import checked_text, json_lines
+from .lines import MARKED, checked_text, json_lines
 from .records import ImageRef, Problems, Record
 
 LEAF = re.compile(r"\{([^{}]*)\}")
@@ -152,7 +152,7 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
 def _separated(path: Path, mark: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
     csv.field_size_limit(1 << 27)  # pictures in base64, as some tables hold
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding=MARKED, newline="") as lines:
             table = csv.DictReader(lines, delimiter=mark)
             for number, row in enumerate(table, 1):
                 row.pop(None, None)  # type: ignore[call-overload]

@@ -569,6 +569,23 @@ def test_fields_of_any_table(ending: str, tmp_path: Path):
     assert found.problems == [f"{path}{second}: image {str(tmp_path / 'p' / '8.png')!r} does not exist"]
 
 
+ROW = {"question": "what?", "answer": "this"}
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "csv", "txt"])
+def test_a_byte_order_mark_is_no_part_of_the_data(ending: str, tmp_path: Path):
+    """Excel writes one before every table."""
+    path = tmp_path / f"rows.{ending}"
+    text = {"csv": "question,answer\nwhat?,this\n", "txt": "1.jpg#0\tthis\n"}.get(ending)
+    path.write_text(text or json.dumps([ROW] if ending == "json" else ROW), "utf-8-sig")
+    if ending == "txt":
+        picture(tmp_path / "1.jpg")
+        found = load_records(f"flickr8k:{path},{tmp_path}", prompt="what?")
+    else:
+        found = load_records(f"fields:{path},prompt=question,answer=answer")
+    assert [(r.prompt, r.answer) for r in found] == [("what?", "this")] and not found.problems
+
+
 def test_fields_that_are_not_there_are_named(tmp_path: Path):
     path = document(tmp_path / "rows.json", [{"q": "a"}, {"q": ["a"]}, {"p": "a"}])
     found = load_records(f"fields:{path},prompt=q")
