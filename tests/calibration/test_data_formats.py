@@ -51,6 +51,22 @@ def test_coco_keeps_every_caption_as_reference(tmp_path: Path):
         load_records(f"coco:{path},{tmp_path},test")
 
 
+@pytest.mark.parametrize("form", ["coco", "nocaps"])
+def test_pictures_that_nobody_described(form: str, tmp_path: Path):
+    """COCO's image_info_test2014.json, nocaps_test_image_info.json: the official form without annotations."""
+    picture(tmp_path / "COCO_test2014_000000000001.jpg")
+    images = [
+        {"license": 2, "file_name": "COCO_test2014_000000000001.jpg", "coco_url": "u", "height": 6, "width": 8, "id": 1},
+        {"license": 2, "file_name": "gone.jpg", "coco_url": "u", "height": 6, "width": 8, "id": 2},
+    ]  # fmt: skip
+    path = document(tmp_path / "image_info_test2014.json", {"info": {}, "images": images, "licenses": []})
+    found = load_records(f"{form}:{path},{tmp_path}", prompt="describe")
+    assert [(r.key, r.prompt, r.answer, r.references) for r in found] == [("1", "describe", None, ())]
+    assert places(found, path) == ["images[1]"] and "gone.jpg" in found.problems[0]
+    with pytest.raises(OptionError, match=r"has no splits|unknown domain"):
+        load_records(f"{form}:{path},{tmp_path},test")
+
+
 def test_karpathy_joins_splits(tmp_path: Path):
     entries = []
     for name, split in (("a", "train"), ("b", "restval"), ("c", "test")):
