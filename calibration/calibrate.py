@@ -28,7 +28,7 @@ def calibrate(
         typer.Option("--data", help=f"Requests as they will come: {forms.DATA}. Repeatable. Default: what was observed before."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first so many.")] = LIMIT,
-    prompt: Annotated[str, typer.Option("--prompt", help="Prompt of records that have none.")] = "",
+    prompt: Annotated[str, typer.Option("--prompt", help=forms.PROMPT)] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Decode a short request so often in a row; the last time counts.")

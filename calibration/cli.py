@@ -27,7 +27,7 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the result.")
 Strict = Annotated[
     bool, typer.Option("--strict", help="Fail at the first bad record in place of skipping it.")
 ]
-Prompt = Annotated[str, typer.Option("--prompt", help="Prompt of records that have none.")]
+Prompt = Annotated[str, typer.Option("--prompt", help=forms.PROMPT)]
 Limit = Annotated[
     int | None, typer.Option("--limit", help="Use the first so many records, also of --validation.")
 ]

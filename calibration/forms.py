@@ -1,7 +1,11 @@
-"""How data is named on the command line; read by help texts, so nothing is imported here."""
+"""How data and its prompts are named on the command line; read by help texts, so nothing is imported here."""
 
 SCENES = "SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]"
 DATA = (
     f"scenes:{SCENES}, scenes-captions:…, scenes-questions:…, coco:JSON,IMAGES[,SPLIT], images:FOLDER, FILE.jsonl, a "
     "folder written by generate-data, or NAME:… of a published data set (vqav2, visdial, hf …: docs/training.md)"
+)
+PROMPT = (
+    "Prompt of records that have none; one that holds {question} goes around a record's own: '{question} Answer in one "
+    "word.'"
 )

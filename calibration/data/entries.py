@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import OptionError
-from .lines import checked_text
+from .lines import MARKED, checked_text
 from .records import ImageRef, Problems, Record, image_problem
 
 Make = Callable[[int, Any], Iterable[Record]]
@@ -18,7 +18,7 @@ Make = Callable[[int, Any], Iterable[Record]]
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises OptionError where it cannot be read, or is not JSON."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text(MARKED))
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -47,13 +47,15 @@ def collect(path: Path, name: str, entries: Iterable[Any], make: Make, problems:
 
 
 def gather(entries: Iterable[tuple[str, Any]], make: Make, problems: Problems) -> list[Record]:
-    """Records of `make` over (place, entry); bad ones are reported by their place."""
+    """Records of `make` over (place, entry), as far as the limit asks for entries; bad ones are reported by their place."""
     records: list[Record] = []
     for number, (where, entry) in enumerate(entries):
         try:
             records += make(number, entry)
         except ValueError as error:
             problems.report(where, str(error))
+        if problems.limit is not None and len(records) >= problems.limit:
+            break
     return records
 
 

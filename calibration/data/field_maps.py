@@ -5,7 +5,6 @@
 | `prompt`, `key`, `image`, `video` | a text with fields in braces, `{question}`, `{image_id}.jpg`; a bare name is that field; `{#}` is the row's own key in an object of rows, or its number |
 | `answer`, `answers`, `choices` | a path: `answer`, `answers[].answer` (of every entry), `choice_a\\|choice_b` (these fields) |
 | `choice` | a path to the right one of `choices`: its number from 0, its letter (A, B …), or its text |
-| `split` | a field by which rows are chosen |
 | `rows` | where in a JSON document the rows are: a path, or nothing for the document itself |
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from ...runtime.errors import OptionError
 from .arguments import Arguments
 from .entries import fields, gather, inside, picture, read_json
-from .lines import checked_text, json_lines
+from .lines import MARKED, checked_text, json_lines
 from .records import ImageRef, Problems, Record
 
 LEAF = re.compile(r"\{([^{}]*)\}")
@@ -40,12 +39,16 @@ class FieldMap:
     answers: str | None = None
     choices: str | None = None
     choice: str | None = None
-    split: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> FieldMap:
         """A user's own map."""
         return replace(cls(), **dict(options))
+
+    def of_row(self, row: Any) -> FieldMap:
+        """The map, without its answers where the row has not their field: test splits are published so."""
+        name = (self.answer or self.answers or "").partition("[]")[0]
+        return self if name in fields(row) else replace(self, answer=None, answers=None)
 
 
 NAMES = tuple(FieldMap.__dataclass_fields__)
@@ -53,9 +56,15 @@ NAMES = tuple(FieldMap.__dataclass_fields__)
 
 
 def load_mapped(
-    arguments: Arguments, found: FieldMap, prompt: str, problems: Problems, split: str | None = None
+    arguments: Arguments,
+    found: FieldMap,
+    prompt: str,
+    problems: Problems,
+    wanted: Callable[[Any, dict[str, Any]], bool] = lambda key, row: True,
+    unanswered: bool = False,
 ) -> list[Record]:
-    """Records of the table at the first place, with pictures and videos in the folder at the second.
+    """Records of the table at the first place, with pictures and videos in the folder at the second: of rows that are
+    `wanted` (by key and row). Rows may lack answers where they may be `unanswered`.
 
     Raises OptionError for a file that cannot be read, and for rows that are not where the map says.
     """
@@ -65,8 +74,8 @@ def load_mapped(
 
     def record(number: int, entry: tuple[Any, Any]) -> Iterator[Record]:
         key, row = entry
-        if split is None or found.split is None or value_at(row, found.split) == split:
-            yield mapped(found, key, row, folder, prompt, frames)
+        if wanted(key, fields(row)):
+            yield mapped(found.of_row(row) if unanswered else found, key, row, folder, prompt, frames)
 
     return gather(table_rows(path, found.rows, problems), record, problems)
 
@@ -143,7 +152,7 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
 def _separated(path: Path, mark: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
     csv.field_size_limit(1 << 27)  # pictures in base64, as some tables hold
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding=MARKED, newline="") as lines:
             table = csv.DictReader(lines, delimiter=mark)
             for number, row in enumerate(table, 1):
                 row.pop(None, None)  # type: ignore[call-overload]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .entries import gather
 from .lines import checked_text, json_lines
 from .records import ImageRef, Problems, Record, image_problem
 
 
 def load_jsonl(path: Path, prompt: str, problems: Problems) -> list[Record]:
     """Objects with `prompt`, `image` (a path relative to the file) and `answer`; all optional but one of them."""
-    records = []
-    for number, value in json_lines(path, problems):
-        try:
-            records.append(_record(value, path, number, prompt))
-        except ValueError as error:
-            problems.report(f"{path}:{number}", str(error))
-    return records
+    lines = ((f"{path}:{number}", (number, value)) for number, value in json_lines(path, problems))
+    return gather(lines, lambda _, line: [_record(line[1], path, line[0], prompt)], problems)
 
 
 def _record(value: object, path: Path, number: int, prompt: str) -> Record:

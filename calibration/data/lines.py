@@ -15,6 +15,9 @@ LONGEST_LINE = 8 << 20
 """Bytes: a prompt of a million characters (the runtime's limit), each written as an escape, fits. Objects in memory are
 some seventy times as large as their text can be."""
 
+MARKED = "utf-8-sig"
+"""UTF-8, with or without the byte order mark that spreadsheets and editors of Windows put before it."""
+
 
 def json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]:
     """(number from 1, value) of every line that is not blank; others are reported. Raises OptionError where the file
@@ -30,7 +33,7 @@ def json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]:
                     _skip(lines, line)
                 elif line.strip():
                     try:
-                        value = json.loads(line.decode("utf-8"))
+                        value = json.loads(line.decode(MARKED if number == 1 else "utf-8"))
                     except (ValueError, RecursionError) as error:
                         problems.report(f"{path}:{number}", str(error))
                         continue

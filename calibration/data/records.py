@@ -12,21 +12,29 @@ from typing import Any
 
 from PIL import Image
 
-from ...runtime.errors import InputError
+from ...runtime.errors import ImageError, InputError
 from ...runtime.images.load import load_image
-from ...runtime.images.video import Video, open_video
+from ...runtime.images.video import Clip, Video, open_video
 
 
 @dataclass(frozen=True)
 class ImageRef:
     """Where a picture or video comes from: a file, a scene (seed, index), a video's file or folder of pictures, or a row
-    of a `datasets` set (source, configuration, split, row, column). With `frames` a video is that many of its pictures."""
+    of a `datasets` set (source, configuration, split, row, column). With `frames` a video is that many of its pictures, with
+    `segment` as well of that part alone, (start, end) in seconds where the two are floats, in frames where whole numbers."""
 
     file: str | None = None
     scene: tuple[int, int] | None = None
     video: str | None = None
     frames: int | None = None
+    segment: tuple[float, float] | None = None
     row: tuple[str, str, str, int, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.segment is not None and self.frames is None:
+            raise ValueError(
+                f"the segment {list(self.segment)} of a film is read as pictures; give the data frames=N"
+            )
 
     def load(self) -> Any:
         """The picture, RGB, as the runtime reads it; of a video a `Video`, or with `frames` a list of pictures.
@@ -48,10 +56,11 @@ class ImageRef:
         return load_image(str(self.file))
 
     def _frames(self, count: int) -> list[Image.Image]:
-        """From the middles of `count` equal parts of a video, or all of a shorter one."""
+        """From the middles of `count` equal parts of a video or its segment, or all of a shorter one."""
         clip = open_video(Video(self.video))
-        wanted = min(count, clip.count)
-        return clip.read([(2 * i + 1) * clip.count // (2 * wanted) for i in range(wanted)])
+        first, end = (0, clip.count) if self.segment is None else _within(clip, self.segment)
+        wanted = min(count, end - first)
+        return clip.read([first + (2 * i + 1) * (end - first) // (2 * wanted) for i in range(wanted)])
 
     def absolute(self) -> ImageRef:
         """The same picture, found from any folder."""
@@ -65,7 +74,8 @@ class ImageRef:
         if self.scene is not None:
             return {"scene": list(self.scene)}
         if self.video is not None:
-            return {"video": self.video, "frames": self.frames}
+            part = {} if self.segment is None else {"segment": list(self.segment)}
+            return {"video": self.video, "frames": self.frames, **part}
         return {"file": self.file} if self.row is None else {"row": list(self.row)}
 
     @classmethod
@@ -75,7 +85,8 @@ class ImageRef:
             return cls(file=value["file"])
         video, frames, row = value.get("video"), value.get("frames"), value.get("row")
         if isinstance(video, str) and (frames is None or (type(frames) is int and frames > 0)):
-            return cls(video=video, frames=frames)
+            part = value.get("segment")
+            return cls(video=video, frames=frames, segment=None if part is None else read_segment(part))
         if isinstance(row, list) and [type(v) for v in row] == [str, str, str, int, str]:
             return cls(row=tuple(row))  # type: ignore[arg-type]
         scene = value.get("scene")
@@ -86,6 +97,38 @@ class ImageRef:
         ):
             return cls(scene=(scene[0], scene[1]))
         raise ValueError(f"image {value!r:.80} is neither a file nor a scene, video or row")
+
+
+def read_segment(value: object) -> tuple[float, float]:
+    """`[start, end]` of a video as JSON has it, with the type of its start: seconds stay floats, frames whole numbers.
+    ValueError for anything else."""
+    if isinstance(value, list) and [type(v) in (int, float) for v in value] == [True, True]:
+        start, end = value
+        if 0 <= start < end < 1 << 53:
+            if isinstance(start, float):
+                return start, float(end)
+            if isinstance(end, int):
+                return start, end
+    raise ValueError(
+        f"segment {value!r:.80} is not [start, end] in seconds (floats) or frames (whole numbers)"
+    )
+
+
+def _within(clip: Clip, segment: tuple[float, float]) -> tuple[int, int]:
+    """(first frame, the one behind the last) of a segment; one that outlasts its film ends with it.
+
+    Raises ImageError where it begins behind the film's end, and for seconds of a film without a rate.
+    """
+    start, end = segment
+    if isinstance(start, float):
+        if clip.fps is None:
+            raise ImageError(
+                f"{clip.name}: {start} to {end} seconds of it are meant, but a folder has no rate; give the file"
+            )
+        start, end = start * clip.fps, end * clip.fps
+    if start >= clip.count:
+        raise ImageError(f"{clip.name}: the segment {segment} begins behind its last frame, {clip.count - 1}")
+    return int(start), max(int(min(end, clip.count)), int(start) + 1)
 
 
 @dataclass(frozen=True)
@@ -159,10 +202,11 @@ class RecordSet(Sequence[Record]):
 
 
 class Problems:
-    """Collects bad records: printed with file and line as they are met, or raised at once when strict."""
+    """Collects bad records: printed with file and line as they are met, or raised at once when strict. A reading ends where
+    it has `limit` good ones: what lies behind is not looked at, nor its pictures opened."""
 
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
+    def __init__(self, strict: bool, limit: int | None = None) -> None:
+        self.strict, self.limit = strict, limit
         self.found: list[str] = []
 
     def report(self, where: str, what: str) -> None:

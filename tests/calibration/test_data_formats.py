@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from training_targets import make_target
-from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
+from vlmexport.calibration.data import ImageRef, Record, RecordSet, entries, jsonl, load_records, records
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,22 @@ def test_coco_keeps_every_caption_as_reference(tmp_path: Path):
     assert found[0].references == tuple(f"caption {n}" for n in range(5)) and found.task == "captions"
     with pytest.raises(OptionError, match="has no splits"):
         load_records(f"coco:{path},{tmp_path},test")
+
+
+@pytest.mark.parametrize("form", ["coco", "nocaps"])
+def test_pictures_that_nobody_described(form: str, tmp_path: Path):
+    """COCO's image_info_test2014.json, nocaps_test_image_info.json: the official form without annotations."""
+    picture(tmp_path / "COCO_test2014_000000000001.jpg")
+    images = [
+        {"license": 2, "file_name": "COCO_test2014_000000000001.jpg", "coco_url": "u", "height": 6, "width": 8, "id": 1},
+        {"license": 2, "file_name": "gone.jpg", "coco_url": "u", "height": 6, "width": 8, "id": 2},
+    ]  # fmt: skip
+    path = document(tmp_path / "image_info_test2014.json", {"info": {}, "images": images, "licenses": []})
+    found = load_records(f"{form}:{path},{tmp_path}", prompt="describe")
+    assert [(r.key, r.prompt, r.answer, r.references) for r in found] == [("1", "describe", None, ())]
+    assert places(found, path) == ["images[1]"] and "gone.jpg" in found.problems[0]
+    with pytest.raises(OptionError, match=r"has no splits|unknown domain"):
+        load_records(f"{form}:{path},{tmp_path},test")
 
 
 def test_karpathy_joins_splits(tmp_path: Path):
@@ -148,6 +165,27 @@ def test_vqav2(tmp_path: Path):
         load_records(f"vqav2:{questions},{tmp_path},{notes}", strict=True)
 
 
+@pytest.mark.parametrize("subtype", ["test2015", "test-dev2015"])
+@pytest.mark.parametrize("inner", ["", "test2015"])
+def test_the_pictures_of_test_dev_are_those_of_test(subtype: str, inner: str, tmp_path: Path):
+    picture(tmp_path / inner / "COCO_test2015_000000000042.jpg")
+    asked = [{"image_id": 42, "question": "What is it?", "question_id": 420}]
+    path = document(tmp_path / "questions.json", {"questions": asked, "data_subtype": subtype})
+    assert [r.key for r in load_records(f"vqav2:{path},{tmp_path}")] == ["420"]
+
+
+def test_a_person_may_have_said_nothing(tmp_path: Path):
+    """As in VQA v2's annotations: the question stays, and the blank answer is one of its ten."""
+    questions, notes = vqa(tmp_path)
+    known = json.loads(notes.read_text())
+    known["annotations"][0]["answers"][3]["answer"] = ""
+    known["annotations"][1]["answers"][3]["answer"] = None
+    found = load_records(f"vqav2:{questions},{tmp_path},{document(notes, known)}")
+    said = ("cup",) * 3 + ("",) + ("cup",) * 5 + ("mug",)
+    assert [(r.answer, r.references) for r in found] == [("cup", said)]
+    assert "annotations[1]: field 'answer' is None" in found.problems[0]
+
+
 def test_a_template_is_put_around_questions(tmp_path: Path):
     questions, notes = vqa(tmp_path)
     form = f"vqav2:{questions},{tmp_path},{notes}"
@@ -205,6 +243,30 @@ def test_scienceqa(tmp_path: Path):
     ]
     assert found[0].image is not None and found[1].image is None
     assert places(found, path) == ["['3']"] and "none of the 2 choices" in found.problems[0]
+    assert [r.key for r in load_records(f"scienceqa:{path},{tmp_path},test,images=only")] == ["1"]
+    with pytest.raises(OptionError, match="images='some' is neither only nor any"):
+        load_records(f"scienceqa:{path},{tmp_path},images=some")
+
+
+def test_scienceqa_has_splits_that_no_problem_names(tmp_path: Path):
+    one = {"question": "Which?", "choices": ["north", "south"], "answer": 1, "hint": "", "image": None}
+    rows = {str(n): {**one, "split": "val" if n < 3 else "test"} for n in range(5)}
+    form = f"scienceqa:{document(tmp_path / 'problems.json', rows)},{tmp_path}"
+    assert [r.key for r in load_records(f"{form},val")] == ["0", "1", "2"]
+    with pytest.raises(
+        OptionError, match=rf"'minival' is none of train, val, test.*{tmp_path}/pid_splits.json"
+    ):
+        load_records(f"{form},minival")
+    splits = {"val": ["0", "1", "2"], "test": ["3", "4"], "minival": ["0", "2"]}
+    path = document(tmp_path / "pid_splits.json", splits)
+    assert [r.key for r in load_records(f"{form},minival")] == ["0", "2"]
+    assert [r.key for r in load_records(f"{form},test")] == ["3", "4"]
+    with pytest.raises(OptionError, match="no split 'maxival'; it has val, test, minival"):
+        load_records(f"{form},maxival")
+    for damaged in ("[]", '{"val": 3}'):
+        document(path, damaged)
+        with pytest.raises(OptionError, match=r"pid_splits.json has no list 'val'"):
+            load_records(f"{form},val")
 
 
 def test_mm_vet(tmp_path: Path):
@@ -216,9 +278,14 @@ def test_mm_vet(tmp_path: Path):
         "imagesource": "u",
         "capability": ["ocr"],
     }
-    path = document(tmp_path / "mm-vet.json", {"v1_0": one, "v1_1": {"imagename": "v1_0.png"}})
+    both = {**one, "answer": "a white rook<AND> a black pawn<OR>two pieces"}
+    rows = {"v1_0": one, "v1_1": {"imagename": "v1_0.png"}, "v1_2": both}
+    path = document(tmp_path / "mm-vet.json", rows)
     found = load_records(f"mm-vet:{path},{tmp_path}")
-    assert [(r.key, r.prompt, r.references) for r in found] == [("v1_0", "x?", ("-1", "-5"))]
+    assert [(r.key, r.prompt, r.answer, r.references) for r in found] == [
+        ("v1_0", "x?", "-1", ("-1", "-5")),
+        ("v1_2", "x?", "a white rook, a black pawn", ("a white rook, a black pawn", "two pieces")),
+    ]
     assert places(found, path) == ["['v1_1']"] and "no field 'answer'" in found.problems[0]
 
 
@@ -265,6 +332,9 @@ def test_vizwiz(tmp_path: Path):
     found = load_records(f"vizwiz:{path},{tmp_path}")
     assert found[0].references == ("basil leaves",) * 9 + ("basil",) and found.task == "vqa"
     assert places(found, path) == ["[1]"]
+    bare = {name: one[name] for name in ("image", "question")}  # as test.json is published
+    blind = load_records(f"vizwiz:{document(tmp_path / 'test.json', [bare])},{tmp_path}")
+    assert [(r.prompt, r.answer, r.references) for r in blind] == [("what is this?", None, ())]
 
 
 def test_gqa(tmp_path: Path):
@@ -283,21 +353,73 @@ def test_gqa(tmp_path: Path):
         ("201307251", "Is it indoors?", "no", ("no",))
     ]
     assert places(found, path) == ["['2']"]
+    bare = {"imageId": "2370799", "question": "Is it indoors?", "isBalanced": True}
+    path = document(tmp_path / "submission_all_questions.json", {"201307251": bare})
+    blind = load_records(f"gqa:{path},{tmp_path}")
+    assert [(r.key, r.prompt, r.answer, r.references) for r in blind] == [
+        ("201307251", "Is it indoors?", None, ())
+    ]
+
+
+SEED = {
+    "answer": "B", "choice_a": "One", "choice_b": "Two", "choice_c": "Three", "choice_d": "Four",
+    "data_id": "1454426_2591111986", "data_type": "image", "question": "How many?", "question_id": "101669",
+    "question_type_id": 5,
+}  # fmt: skip
 
 
 def test_seed_has_pictures_and_videos(tmp_path: Path):
     picture(tmp_path / "1454426_2591111986")
     frames(tmp_path / "1234.webm")
-    one = {"answer": "B", "choice_a": "One", "choice_b": "Two", "choice_c": "Three", "choice_d": "Four",
-           "data_id": "1454426_2591111986", "data_type": "image", "question": "How many?", "question_id": "101669",
-           "question_type_id": 5}  # fmt: skip
-    rows = [one, {**one, "data_type": "video", "data_id": "1234.webm", "answer": "D"}, {**one, "answer": "E"}]
+    rows = [
+        SEED,
+        {**SEED, "data_type": "video", "data_id": "1234.webm", "answer": "D"},
+        {**SEED, "answer": "E"},
+    ]
     path = document(tmp_path / "SEED-Bench.json", {"questions": rows, "question_type": {}})
     found = load_records(f"seed:{path},{tmp_path},frames=2")
     assert [(r.choices[r.choice], r.answer) for r in found] == [("Two", "Two"), ("Four", "Four")]
     assert found[1].image.video.endswith("1234.webm") and len(found[1].image.load()) == 2
     assert places(found, path) == ["questions[2]"] and "'E', none of the 4 choices" in found.problems[0]
     assert len(load_records(f"seed:{path},{tmp_path},video")) == 1
+
+
+def test_seed_asks_about_a_segment_of_a_film(tmp_path: Path):
+    """Dimension 11 has seconds, dimension 12 frames; what lies around them is another film for the question."""
+    (tmp_path / "P03").mkdir()
+    film(tmp_path / "P03" / "P03_24.MP4", count=20, rate=2)
+    frames(tmp_path / "P06" / "cam01" / "P06_cereals.avi", count=20)
+    one = {**SEED, "data_type": "video"}
+    rows = [
+        {**one, "data_id": "P03/P03_24.MP4", "question_type_id": 11, "segment": [4.0, 8.0]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [4, 8]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [18, 166]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [8, 4]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 12, "segment": [30, 40]},
+        {**one, "data_id": "P06/cam01/P06_cereals.avi", "question_type_id": 11, "segment": [0.0, 2.0]},
+    ]
+    path = document(tmp_path / "SEED-Bench.json", {"questions": rows, "question_type": {}})
+    found = load_records(f"seed:{path},{tmp_path},frames=2")
+    assert places(found, path) == ["questions[3]"] and "segment [8, 4]" in found.problems[0]
+    assert [grey(r) for r in found[:3]] == [[100, 140], [50, 70], [180, 190]]
+    with pytest.raises(ImageError, match=r"P06_cereals.*\(30, 40\) begins behind its last frame, 19"):
+        found[3].image.load()
+    with pytest.raises(ImageError, match="a folder has no rate; give the file"):
+        found[4].image.load()
+    for image in (r.image for r in found):
+        read = ImageRef.from_json(json.loads(json.dumps(image.absolute().to_json())))
+        assert read == image and type(read.segment[0]) is type(image.segment[0])
+    whole = RecordSet("", [replace(r, image=replace(r.image, segment=None)) for r in found])
+    assert whole.identity() != found.identity()
+    with pytest.raises(OptionError, match="no usable record"):
+        load_records(f"seed:{path},{tmp_path}")
+    with pytest.raises(InputError, match=r"segment \[4.0, 8.0\] of a film.*give the data frames=N"):
+        load_records(f"seed:{path},{tmp_path}", strict=True)
+
+
+def grey(record: Record) -> list[int]:
+    """The level of each frame, to the nearest ten."""
+    return [round(frame.getpixel((0, 0))[0], -1) for frame in record.image.load()]
 
 
 # --- videos ---
@@ -309,6 +431,19 @@ def frames(folder: Path, count: int = 5) -> Path:
     for n in range(count):
         Image.fromarray(np.full((6, 8, 3), 10 * n, np.uint8)).save(folder / f"{n}.png")
     return folder
+
+
+def film(path: Path, count: int, rate: int) -> Path:
+    """A file of `rate` frames a second; the n-th has grey level 10 n, but for what the codec loses."""
+    av = pytest.importorskip("av", reason="writing a video needs [video]")
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for n in range(count):
+            level = np.full((48, 64, 3), 10 * n, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(level, format="rgb24")))
+        container.mux(stream.encode())
+    return path
 
 
 def test_msvd_qa_with_and_without_a_mapping(tmp_path: Path):
@@ -450,6 +585,23 @@ def test_fields_of_any_table(ending: str, tmp_path: Path):
     assert found.problems == [f"{path}{second}: image {str(tmp_path / 'p' / '8.png')!r} does not exist"]
 
 
+ROW = {"question": "what?", "answer": "this"}
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "csv", "txt"])
+def test_a_byte_order_mark_is_no_part_of_the_data(ending: str, tmp_path: Path):
+    """Excel writes one before every table."""
+    path = tmp_path / f"rows.{ending}"
+    text = {"csv": "question,answer\nwhat?,this\n", "txt": "1.jpg#0\tthis\n"}.get(ending)
+    path.write_text(text or json.dumps([ROW] if ending == "json" else ROW), "utf-8-sig")
+    if ending == "txt":
+        picture(tmp_path / "1.jpg")
+        found = load_records(f"flickr8k:{path},{tmp_path}", prompt="what?")
+    else:
+        found = load_records(f"fields:{path},prompt=question,answer=answer")
+    assert [(r.prompt, r.answer) for r in found] == [("what?", "this")] and not found.problems
+
+
 def test_fields_that_are_not_there_are_named(tmp_path: Path):
     path = document(tmp_path / "rows.json", [{"q": "a"}, {"q": ["a"]}, {"p": "a"}])
     found = load_records(f"fields:{path},prompt=q")
@@ -493,6 +645,7 @@ def test_sets_of_hugging_face(tmp_path: Path):
     assert [r.answer for r in load_records(f"{form},conversations=talk")] == ["ho"] * 3
     for words, reason in (
         (",prompt=question,image=question", "holds no pictures"),
+        (",conversations=image", "no usable record"),
         (",prompt=question,image=photo", "no column 'photo'; it has image, question"),
         ("", "nothing says what is asked"),
     ):
@@ -508,6 +661,68 @@ def test_a_folder_that_datasets_reads(tmp_path: Path, monkeypatch: pytest.Monkey
     document(tmp_path / "train.jsonl", '{"question": "what?", "answer": "this"}\n')
     found = load_records(f"hf:{tmp_path},prompt=question,answer=answer")
     assert [(r.prompt, r.answer) for r in found] == [("what?", "this")]
+
+
+def test_a_split_is_prepared_alone_and_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`load_dataset` would read all of them: gigabytes of others, or a damaged one, as here."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    (folder / "data").mkdir(parents=True)
+    document(folder / "data" / "train.jsonl", "{damaged")
+    for name in ("validation", "test"):
+        lines = [json.dumps({"question": f"{name} {n}?", "answer": "x"}) for n in range(4)]
+        document(folder / "data" / f"{name}.jsonl", "\n".join(lines))
+    files = [{"split": name, "path": f"data/{name}.jsonl"} for name in ("train", "validation", "test")]
+    card = {"configs": [{"config_name": "lite", "data_files": files}]}
+    document(folder / "README.md", f"---\n{json.dumps(card)}\n---\n")
+
+    def asked_of(split: str) -> list[str]:
+        form = f"hf:{folder},config=lite,split={split},prompt=question"
+        return [r.prompt for r in load_records(form)]
+
+    assert asked_of("validation") == [f"validation {n}?" for n in range(4)]
+    assert asked_of("validation[1:3]+test[:25%]") == ["validation 1?", "validation 2?", "test 0?"]
+    with pytest.raises(OptionError, match=r"set has no split 'val'; it has train, validation, test$"):
+        asked_of("val[:2]")
+    with pytest.raises(OptionError, match="cannot be opened"):
+        asked_of("validation[a:b]")
+    with pytest.raises(OptionError, match="cannot be opened"):
+        asked_of("train")
+
+
+def test_slices_of_a_saved_set(tmp_path: Path):
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"question": [f"{n}?" for n in range(4)]})
+    one.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"test": one, "val": one}).save_to_disk(str(tmp_path / "two"))
+    for form, asked_for in (
+        ("one", ["0?", "1?", "2?", "3?"]),
+        ("one,split=train[1:3]", ["1?", "2?"]),
+        ("two,split=val[-1:]+test[:1]", ["3?", "0?"]),
+    ):
+        found = load_records(f"hf:{tmp_path}/{form},prompt=question")
+        assert [r.prompt for r in found] == asked_for
+    with pytest.raises(OptionError, match="no split 'train'; it has test, val"):
+        load_records(f"hf:{tmp_path}/two,split=val+train,prompt=question")
+
+
+def test_a_list_of_one_picture_is_that_picture(tmp_path: Path):
+    """As the columns `images` of sets on the hub are: lists, mostly of one."""
+    datasets = pytest.importorskip("datasets")
+    file = str(picture(tmp_path / "a.png"))
+    rows = {"images": [[file], [file, file], []], "question": ["what?", "which?", "who?"]}
+    made = datasets.Dataset.from_dict(rows).cast_column("images", datasets.List(datasets.Image()))
+    made.save_to_disk(str(tmp_path / "saved"))
+    found = load_records(f"hf:{tmp_path / 'saved'},prompt=question,image=images")
+    assert [(r.prompt, r.image is None) for r in found] == [("what?", False), ("who?", True)]
+    assert found[0].image.load().getpixel((0, 0)) == (10, 200, 30)
+    assert found.problems == [
+        f"hf:{tmp_path / 'saved'}[train]: row 1: column 'images' holds 2 pictures, and a record has one"
+    ]
+    made.select_columns(["images"]).save_to_disk(str(tmp_path / "bare"))
+    bare = load_records(f"hf:{tmp_path / 'bare'},image=images", prompt="describe")
+    assert [(r.key, r.prompt) for r in bare] == [("0", "describe"), ("2", "describe")]
 
 
 # --- all of them ---
@@ -526,6 +741,32 @@ def test_documents_of_another_layout_cost_one_line(name: str, tmp_path: Path):
         with pytest.raises(OptionError) as caught:
             load_records(f"{name}:{path}{f',{tmp_path}' * needed}{extra}")
         assert "\n" not in str(caught.value) and "document.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["fields", "mm-vet", "textvqa", "coco", "FILE.jsonl"])
+def test_nothing_behind_the_limit_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file may have 200,000 questions; every picture's header was opened before the first few were kept."""
+    opened: list[str] = []
+    problem = records.image_problem
+    for module in (entries, jsonl):
+        monkeypatch.setattr(module, "image_problem", lambda path: opened.append(path.name) or problem(path))
+    row = {"question": "what?", "prompt": "what?", "answer": "x", "sentences": [{"raw": "x"}]}
+    rows = [{**row, "imagename": f"{n}.jpg", "image": f"{n}.jpg", "image_id": n, "question_id": n, "filename": f"{n}.jpg"}
+            for n in range(4)]  # fmt: skip
+    for n in (0, 2, 3):
+        picture(tmp_path / f"{n}.jpg")
+    form, value, options = {
+        "fields": ("fields", rows, ",prompt=question,image=image"),
+        "mm-vet": ("mm-vet", {str(n): one for n, one in enumerate(rows)}, ""),
+        "textvqa": ("textvqa", {"data": rows}, ""),
+        "coco": ("coco", {"images": rows}, ""),
+        "FILE.jsonl": ("", "\n".join(map(json.dumps, rows)), ""),
+    }[name]
+    path = document(tmp_path / ("rows.json" if form else "rows.jsonl"), value)
+    data = f"{form}:{path},{tmp_path}{options}" if form else str(path)
+    found = load_records(data, limit=2)
+    assert len(found) == 2 and len(found.problems) == 1
+    assert opened == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 @pytest.mark.parametrize("name", names())

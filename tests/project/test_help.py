@@ -31,3 +31,9 @@ def test_no_option_is_cut(
     ]
     assert options and not missing
     assert max(map(len, shown.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "generate-data", "search", "calibrate"])
+def test_a_prompt_around_questions_is_told_of(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    assert "{question}" in capsys.readouterr().out

@@ -32,26 +32,29 @@ def commands() -> list[str]:
 
 
 def stand_ins(folder: Path) -> None:
-    """COCO with Karpathy's splits, VQA v2 and VisDial, each a few entries about drawn pictures."""
+    """COCO with Karpathy's splits, both parts of VQA v2, and VisDial, each a few entries about drawn pictures."""
     rng = np.random.default_rng(0)
     images = []
     for n in range(42, 54):
-        name = f"COCO_val2014_{n:012d}.jpg"
+        split = "test" if n < 46 else "train" if n < 50 else "restval"
+        part = "train2014" if split == "train" else "val2014"
+        name = f"COCO_{part}_{n:012d}.jpg"
         for path in (
-            folder / "coco" / "val2014" / name,
+            folder / "coco" / part / name,
             folder / "visdial" / "images" / f"VisualDialog_val2018_{n:012d}.jpg",
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)).save(path)
         told = [{"raw": text} for text in ("a red cup", "the cup is on the table")]
-        split = "test" if n < 46 else "train" if n < 50 else "restval"
-        images.append({"filepath": "val2014", "filename": name, "split": split, "sentences": told})
+        images.append({"filepath": part, "filename": name, "split": split, "sentences": told})
     write(folder / "coco" / "dataset_coco.json", {"images": images})
-    questions = [{"question_id": n, "image_id": n, "question": "the red cup"} for n in range(42, 48)]
-    people = [{"answer": "red"}] * 10
-    notes = [{"question_id": n, "multiple_choice_answer": "red", "answers": people} for n in range(42, 48)]
-    write(folder / "vqa" / "questions.json", {"questions": questions, "data_subtype": "val2014"})
-    write(folder / "vqa" / "annotations.json", {"annotations": notes})
+    for start, part, before in ((42, "val2014", ""), (46, "train2014", "train-")):
+        numbers = range(start, start + 4)
+        questions = [{"question_id": n, "image_id": n, "question": "the red cup"} for n in numbers]
+        people = [{"answer": "red"}] * 10
+        notes = [{"question_id": n, "multiple_choice_answer": "red", "answers": people} for n in numbers]
+        write(folder / "vqa" / f"{before}questions.json", {"questions": questions, "data_subtype": part})
+        write(folder / "vqa" / f"{before}annotations.json", {"annotations": notes})
     rounds = [{"question": 0, "answer": n, "answer_options": [0, 1, 2], "gt_index": n} for n in range(2)]
     data = {
         "questions": ["the cup"], "answers": ["red", "a cup", "table"],
@@ -69,6 +72,13 @@ def test_every_number_that_is_made_smaller_stands_there() -> None:
     text = "\n".join(commands())
     assert [old for old in SMALLER if old not in text] == []
     assert len(commands()) == 12 and all(line.startswith("vlmexport ") for line in commands())
+
+
+def test_no_question_is_trained_on_and_evaluated_with() -> None:
+    asked = {
+        line.split()[1]: file for line in commands() for file in re.findall(r"vqav2:(\S+?),coco,\S+ ", line)
+    }
+    assert asked == {"generate-data": "vqa/train-questions.json", "eval": "vqa/questions.json"}
 
 
 @pytest.mark.slow
@@ -91,6 +101,9 @@ def test_the_page_runs(tmp_path: Path) -> None:
     coco, vqa, visdial = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("coco", "vqa", "visdial")
     )
+    answered = (tmp_path / "answers" / "vqa" / "shard-00000.jsonl").read_text().splitlines()
+    seen = [Path(json.loads(line)["image"]["file"]).parent.name for line in answered]
+    assert seen == ["train2014"] * 4
     assert list(coco["drafts"]) == ["early-exit@1", "drafts/our", "drafts/our-cs", "drafts/our-cs-kd"]
     assert coco["score"]["task"] == "captions" and coco["score"]["count"] == 4
     assert {"BLEU-4", "CIDEr", "ROUGE-L"} <= set(coco["score"]["values"]) | set(coco["score"]["left_out"])

@@ -10,7 +10,7 @@ from ..arguments import Arguments
 from ..field_maps import NAMES, FieldMap, load_mapped
 from ..records import Problems, Record
 
-USAGE = "TABLE[,FOLDER][,frames=N]" + "".join(f"[,{name}=FIELD]" for name in NAMES if name != "split")
+USAGE = "TABLE[,FOLDER][,frames=N]" + "".join(f"[,{name}=FIELD]" for name in NAMES)
 TASK = None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
 from ..entries import gather, picture, text
+from ..lines import MARKED
 from ..records import Problems, Record
 
 USAGE = "CAPTIONS.txt,IMAGES[,SPLIT.txt]"
@@ -67,7 +68,7 @@ def _parted(line: str) -> tuple[str, str]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text("utf-8").splitlines()
+        return path.read_text(MARKED).splitlines()
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

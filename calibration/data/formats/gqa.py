@@ -1,4 +1,6 @@
-"""GQA (Hudson and Manning, arXiv 1902.09506): `val_balanced_questions.json`, an object of imageId, question, answer."""
+"""GQA (Hudson and Manning, arXiv 1902.09506): `val_balanced_questions.json`, an object of imageId, question, answer.
+
+`submission_all_questions.json`, the test and challenge splits have no answers."""
 
 from __future__ import annotations
 
@@ -12,5 +14,5 @@ MAP = FieldMap(prompt="question", image="{imageId}.jpg", answer="answer")
 
 
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
-    """One record per question."""
-    return load_mapped(arguments, MAP, prompt, problems)
+    """One record per question; those of a test split have no answers."""
+    return load_mapped(arguments, MAP, prompt, problems, unanswered=True)

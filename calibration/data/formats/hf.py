@@ -1,6 +1,8 @@
 """A set that Hugging Face's `datasets` opens, by hub id or folder, and a map of its columns (`field_maps.py`).
 
 `hf:lmms-lab/textvqa,split=validation,prompt=question,image=image,answers=answers` · `conversations=COLUMN` reads turns.
+`split` may be a slice, `validation[:100]`; no other split is downloaded. Of a column of lists of pictures the only one is
+taken; a row with several is a bad one.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from ....runtime.errors import OptionError
 from ..arguments import Arguments
 from ..entries import gather
 from ..field_maps import NAMES, FieldMap, mapped
-from ..hub_rows import open_rows, picture_columns
+from ..hub_rows import open_rows
 from ..records import ImageRef, Problems, Record
 from ..turns import turn_records
 
-_MAPPED = [name for name in NAMES if name not in ("rows", "split", "video")]
+_MAPPED = [name for name in NAMES if name not in ("rows", "video")]
 USAGE = "ID|FOLDER[,config=NAME][,split=NAME][,conversations=COLUMN]" + "".join(
     f"[,{name}=COLUMN]" for name in _MAPPED
 )
@@ -40,20 +42,18 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     rows = open_rows(source, config, split)
     column = found.image
     for name in filter(None, (talk, column)):
-        if name not in rows.column_names:
-            raise OptionError(
-                f"hf:{source} has no column {name!r:.60}; it has {', '.join(rows.column_names)}"
-            )
-    if column is not None and column not in picture_columns(rows):
+        if name not in rows.names:
+            raise OptionError(f"hf:{source} has no column {name!r:.60}; it has {', '.join(rows.names)}")
+    if column is not None and column not in rows.pictures:
         raise OptionError(
             f"hf:{source}: the column {column!r} holds no pictures; cast it to datasets.Image()"
         )
 
     def record(number: int, row: Any) -> Iterator[Record]:
-        stored = row.get(column) if column else None
+        stored = rows.picture(number, column) if column else None
         image = ImageRef(row=(source, config, split, number, column)) if column and stored else None
         if talk:
-            yield from turn_records(str(number), {"conversations": row[talk]}, image)
+            yield from turn_records(str(number), {"conversations": row.get(talk)}, image)
         else:
             one = mapped(replace(found, image=None), number, row, Path(), prompt)
             yield replace(one, image=image)

@@ -12,6 +12,7 @@ from pathlib import Path
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
 from ..entries import gather, picture, text
+from ..lines import MARKED
 from ..records import Problems, Record
 
 USAGE = "FOLDER[,CATEGORY]"
@@ -51,6 +52,6 @@ def _lines(category: Path) -> Iterator[tuple[str, Path, int, str]]:
     """(category, file, number from 1, line) of every line that is not blank."""
     inner = category / "questions_answers_YN"
     for file in sorted((inner if inner.is_dir() else category).glob("*.txt")):
-        for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
+        for number, line in enumerate(file.read_text(MARKED, errors="replace").splitlines(), 1):
             if line.strip():
                 yield category.name, file, number, line

@@ -14,6 +14,7 @@ from ....runtime.errors import OptionError
 from ..arguments import Arguments
 from ..entries import collect, identifier, read_json, text
 from ..field_maps import video_file
+from ..lines import MARKED
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,VIDEOS[,MAPPING.txt][,frames=N]"
@@ -51,7 +52,7 @@ def _mapping(path: Path, problems: Problems) -> dict[str, str]:
     """Name of the file by vidN."""
     found = {}
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text(MARKED).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -1,7 +1,8 @@
 """NoCaps (Agrawal et al., arXiv 1812.08658): COCO's form, where every image also has a domain.
 
 `nocaps_val_4500_captions.json` has `images` (id, file_name, domain: in-domain, near-domain or out-domain) and
-`annotations` (image_id, caption), ten per image. DOMAIN keeps one of the three.
+`annotations` (image_id, caption), ten per image; `nocaps_test_image_info.json` has images alone. DOMAIN
+keeps one of the three.
 """
 
 from __future__ import annotations

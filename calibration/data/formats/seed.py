@@ -1,16 +1,21 @@
 """SEED-Bench (Li et al., arXiv 2307.16125): `SEED-Bench.json`, `questions` with question, choice_a … choice_d, answer (a
-letter), data_id and data_type (image or video). Pictures and videos are files named data_id."""
+letter), data_id and data_type (image or video). Pictures and videos are files named data_id.
+
+Dimensions 11 and 12 ask about a `segment` of a film: `[648.0, 658.0]` are seconds (Epic-Kitchens), `[18, 166]` frames
+(Breakfast). Such a question needs frames=N: whole films are read without a beginning and an end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
 from ..entries import collect, listed, read_json
 from ..field_maps import FieldMap, mapped, value_at
-from ..records import Problems, Record
+from ..records import Problems, Record, read_segment
 
 USAGE = "SEED-BENCH.json,FOLDER[,TYPE][,frames=N]"
 TASK = "choices"
@@ -35,8 +40,17 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
         if kind not in MAPS:
             raise ValueError(f"field 'data_type' is {kind!r:.40}, neither image nor video")
         if wanted in (None, kind):
-            yield mapped(MAPS[kind], number, row, folder, prompt, frames)
+            yield _of_segment(mapped(MAPS[kind], number, row, folder, prompt, frames), row)
 
     return collect(
         path, "questions", listed(read_json(path), path, "questions", "SEED-Bench"), record, problems
     )
+
+
+def _of_segment(record: Record, row: Any) -> Record:
+    """The record with its film cut to the row's segment, where it has one. ValueError for another layout, and without a number of
+    frames."""
+    part = row.get("segment")
+    if part is None or record.image is None or record.image.video is None:
+        return record
+    return replace(record, image=replace(record.image, segment=read_segment(part)))

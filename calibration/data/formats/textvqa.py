@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..arguments import Arguments
-from ..entries import collect, fields, listed, read_json
+from ..entries import collect, listed, read_json
 from ..field_maps import FieldMap, mapped
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,IMAGES"
 TASK = "vqa"
-ASKED = FieldMap(prompt="question", key="question_id", image="{image_id}.jpg")
-ANSWERED = FieldMap(prompt="question", key="question_id", image="{image_id}.jpg", answers="answers")
+MAP = FieldMap(prompt="question", key="question_id", image="{image_id}.jpg", answers="answers")
 
 
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
@@ -22,6 +21,6 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     path, folder = arguments.path(0), arguments.path(1)
 
     def record(number: int, row: Any) -> Iterator[Record]:
-        yield mapped(ANSWERED if "answers" in fields(row) else ASKED, number, row, folder, prompt)
+        yield mapped(MAP.of_row(row), number, row, folder, prompt)
 
     return collect(path, "data", listed(read_json(path), path, "data", "TextVQA"), record, problems)

@@ -2,7 +2,8 @@
 
 `v2_OpenEnded_mscoco_val2014_questions.json` has `questions` (question_id, image_id, question) and `data_subtype`;
 `v2_mscoco_val2014_annotations.json` has `annotations` (question_id, multiple_choice_answer, answers of answer, …).
-Pictures are named as COCO's of 2014, `COCO_val2014_000000000042.jpg`, in the folder or in one of the subtype's name.
+Pictures are named as COCO's of 2014, `COCO_val2014_000000000042.jpg`, in the folder or in one of the subtype's name;
+those of `test-dev2015` as those of `test2015`.
 OK-VQA's files have the same layout.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import collect, identifier, items, listed, picture, read_json, text
+from ..entries import collect, fields, identifier, items, listed, picture, read_json, text
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,IMAGES[,ANNOTATIONS.json]"
@@ -47,19 +48,29 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
 
 def coco_picture(folder: Path, subtype: str, image: int | str) -> Path:
-    """Where COCO keeps a picture: in `folder`, or in the folder of its subtype there."""
+    """Where COCO keeps a picture: in `folder`, or in the folder of its subtype there. Those of the questions of
+    `test-dev2015` are some of `test2015`."""
+    subtype = subtype.replace("-dev", "")
     name = f"COCO_{subtype}_{int(image):012d}.jpg" if str(image).isdecimal() else str(image)
     inner = folder / subtype / name
     return inner if inner.is_file() else folder / name
 
 
-def _answers(path: Path, problems: Problems) -> dict[int | str, tuple[str, tuple[str, ...]]]:
-    """(most frequent answer, all answers) by question."""
+def _answers(path: Path, problems: Problems) -> dict[int | str, tuple[str | None, tuple[str, ...]]]:
+    """(most frequent answer, None where it is blank; all answers) by question."""
     found = {}
     for number, entry in enumerate(listed(read_json(path), path, "annotations", "VQA v2's annotations")):
         try:
-            told = tuple(text(one, "answer") for one in items(entry, "answers"))
-            found[identifier(entry, "question_id")] = text(entry, "multiple_choice_answer"), told
+            told = tuple(_said(one, "answer") for one in items(entry, "answers"))
+            common = _said(entry, "multiple_choice_answer") or None
+            found[identifier(entry, "question_id")] = common, told
         except ValueError as error:
             problems.report(f"{path}: annotations[{number}]", str(error))
     return found
+
+
+def _said(entry: Any, name: str) -> str:
+    """What one of the ten said, or most of them. Nothing is an answer, too: the official score counts it beside the other
+    nine."""
+    said = fields(entry).get(name)
+    return "" if isinstance(said, str) and not said.strip() else text(entry, name)
