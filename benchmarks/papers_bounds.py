@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean
 
+from published_fastvlm import CELLS
 from published_vispec import COMPARISON
 
 
@@ -128,6 +129,19 @@ def fastvlm() -> Iterator[str]:
             yield f"| {layer} of {layers} | {length} | {one.bound:.2f} × | {one.limit:.2f} × | {needs[0]} | {needs[1]} |"
 
 
+def cells() -> Iterator[str]:
+    """Rows of a Markdown table: speed-ups that FastVLM states, beside what n, L and d allow."""
+    yield "| FastVLM states for | n of L | d | speed-up | bound, every token right | any d: below | alpha that it takes |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, (layer, layers, length, speedup) in CELLS.items():
+        one = Exit(layer, layers, length)
+        alpha = one.needed(speedup)
+        needs = "**impossible**" if alpha is None else f"{alpha:.2f}"
+        yield (
+            f"| {name} | {layer} of {layers} | {length} | {speedup:.2f} × | {one.bound:.2f} × | {one.limit:.2f} × | {needs} |"
+        )
+
+
 def vispec() -> Iterator[str]:
     """Rows of a Markdown table."""
     yield "| sizes of | a drafting pass, of a step | bound, 5 tokens a cycle | tokens a cycle that 3.22 × takes |"
@@ -155,4 +169,4 @@ def comparison() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join([*fastvlm(), "", *vispec(), "", *comparison()]))
+    print("\n".join([*fastvlm(), "", *cells(), "", *vispec(), "", *comparison()]))

@@ -40,5 +40,5 @@ def test_weights_by_hand(bounds: ModuleType):
 
 def test_the_page_holds_what_the_script_prints(bounds: ModuleType):
     page = (ROOT / "docs" / "papers.md").read_text("utf-8").splitlines()
-    for row in [*bounds.fastvlm(), *bounds.vispec(), *bounds.comparison()]:
+    for row in [*bounds.fastvlm(), *bounds.cells(), *bounds.vispec(), *bounds.comparison()]:
         assert row in page
