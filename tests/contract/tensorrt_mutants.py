@@ -9,6 +9,7 @@ import lossless
 import pytest
 from engines.fake_tensorrt import ExecutionContext
 from rig import Rig
+from vlmexport.runtime.engines.appending import Appending
 from vlmexport.runtime.engines.device import _Captured
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine, _BoundCall, _Loaded
 
@@ -126,3 +127,37 @@ def nan_logits(patch: Patch) -> None:
         compute(self)
 
     patch.setattr(ExecutionContext, "_compute", wrong)
+
+
+def masks_split_once(patch: Patch) -> None:
+    """Around a portable plan a mask is parted for the first pass alone."""
+    made = Appending.split
+
+    def wrong(self: Any, *views: Any) -> Any:
+        return _Once(made(self, *views))
+
+    patch.setattr(Appending, "split", wrong)
+
+
+class _Once:
+    """A kernel that is launched the first time only."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def run(self) -> None:
+        if self._kernel is not None:
+            self._kernel.run()
+        self._kernel = None
+
+
+def rows_in_the_other_cache(patch: Patch) -> None:
+    """New keys are put where values belong, and values where keys do."""
+    append = Appending.append
+
+    def wrong(self: Any, pairs: Any, starts: Any) -> Any:
+        caches = [cache for _, cache in pairs]
+        moved = [caches[index ^ 1] for index in range(len(caches))]
+        return append(self, [(rows, cache) for (rows, _), cache in zip(pairs, moved, strict=True)], starts)
+
+    patch.setattr(Appending, "append", wrong)

@@ -816,6 +816,12 @@ MUTANTS = {
         {"table": on_plans("one_token"), "generation": generation("perfect", 3, engine="tensorrt")},
         refused_by=(NumericsError,),
     ),
+    "plans: masks split once": Mutant(
+        plans.masks_split_once, {"draft": generation("early-exit", 3, engine="tensorrt-portable")}
+    ),
+    "plans: rows in the other cache": Mutant(
+        plans.rows_in_the_other_cache, {"draft": generation("early-exit", 3, engine="tensorrt-portable")}
+    ),
     # Both engines on a GPU.
     "gpu: missing synchronisation": Mutant(
         gpu.missing_synchronisation,
