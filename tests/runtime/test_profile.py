@@ -200,14 +200,17 @@ def test_each_version_is_asked_in_its_own_words(backend: str, version: str, has:
     assert has <= flags and not lacks & flags
 
 
-def test_the_script_runs_on_another_machine_and_is_read_back(tiny_bundle: Bundles, tmp_path: Path) -> None:
+def test_the_script_runs_on_another_machine_and_is_read_back(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The script, its inputs and the bundle are carried elsewhere; the folder of results comes back."""
     bundle = with_plans(tiny_bundle("t5").bundle, tmp_path)
+    monkeypatch.setattr(Bundle, "open", classmethod(lambda *_: bundle))
     here, there = tmp_path / "with space", tmp_path / "device $HOME"
     here.mkdir()
     found = all_runs(bundle)
-    commands.write_inputs(found, here / "p-inputs")
-    (here / "p.sh").write_text(commands.script(found, "p-inputs", bundle.path))
+    assert main(["profile", str(bundle.path), "--save-commands", str(here / "p.sh")]) == 0
+    assert f"{len(found)} runs" in " ".join(capsys.readouterr().out.split())
     shutil.copytree(here, there)
     (there / "bin").mkdir()
     fake_trtexec(there / "bin")
@@ -217,6 +220,10 @@ def test_the_script_runs_on_another_machine_and_is_read_back(tiny_bundle: Bundle
         env={"PATH": f"{there / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert main(["profile", str(there / "bundle"), "--import", str(there / "out"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    jsonschema.validate(report, schema())
+    assert {row["graph"] for row in report["graphs"]} == {run.point.graph for run in found}
     timings = commands.read_results(there / "out")
     assert {(t.graph, t.profile, t.width) for t in timings} == {
         (r.point.graph, r.point.profile, r.point.width) for r in found
