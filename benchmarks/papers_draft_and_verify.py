@@ -14,7 +14,9 @@ its head included. No clock. Writes results/papers-draft-and-verify-MODEL.json.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ class Row:
     drafted: float
     """A cycle."""
     skip: Sublayers | None = None
+    seed: int | None = None
 
     @property
     def speedup(self) -> float:
@@ -66,7 +69,8 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=24, help="answers that measure")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--trials", type=int, default=150)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first search")
+    parser.add_argument("--seeds", type=int, default=1, help="searches, each with its own seed")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -95,30 +99,13 @@ def main() -> None:
         ):
             rows.append(best(name, folder, own, target, sets[1]))
             print(line(rows[-1]), flush=True)
-    search = SearchOptions(options.trials, options.seed, LONGEST)
     for name, limit in limits:
-
-        def worth(skip: Sublayers, limit: float = limit) -> float:
-            over = weights.share(skip) - limit
-            return -over if over > 1e-9 else told.measure(skip, search).speedup
-
-        found = best_set(worth, layers, options.trials, options.seed, starts(layers), print)
-        share = weights.share(found)
-        drafted = [chains(target, text, found, LONGEST) for text in held.texts]
-        eos = target.eos_token_ids
-        rows.append(
-            max(
-                (
-                    of(f"draft-and-verify, {name}", length, share, found, [replay(each, FixedLength(length), eos) for each in drafted])
-                    for length in range(1, LONGEST + 1)
-                ),
-                key=lambda row: row.speedup,
-            )
-        )  # fmt: skip
-        adapted = [replay(each, search.policy(), eos) for each in drafted]
-        rows.append(of(f"draft-and-verify, {name}", "threshold", share, found, adapted))
-        for row in rows[-2:]:
-            print(line(row), flush=True)
+        for seed in range(options.seed, options.seed + options.seeds):
+            for row in searched(
+                target, told, held, name, limit, SearchOptions(options.trials, seed, LONGEST)
+            ):
+                rows.append(row)
+                print(line(row), flush=True)
     result = {
         "script": "benchmarks/papers_draft_and_verify.py",
         "model": {"name": target.name, "fingerprint": target.fingerprint, "layers": layers},
@@ -127,6 +114,7 @@ def main() -> None:
         "tokens": {"searched": count(told), "heldout": count(held)},
         "trials": options.trials,
         "seed": options.seed,
+        "seeds": options.seeds,
         "rows": [row.to_dict() for row in rows],
     }
     print(
@@ -134,7 +122,44 @@ def main() -> None:
     )
     for row in rows:
         print(line(row))
+    print("\n".join(spreads(rows)))
     print(save(f"papers-draft-and-verify-{target.name}", result, "torch", "transformers", "optuna"))
+
+
+def searched(
+    target: Any, told: Answers, held: Answers, name: str, limit: float, search: SearchOptions
+) -> Iterator[Row]:
+    """What a search finds within `limit` of the target's weights: chains of the best fixed length, and the paper's threshold."""
+    weights = told.weights
+
+    def worth(skip: Sublayers) -> float:
+        over = weights.share(skip) - limit
+        return -over if over > 1e-9 else told.measure(skip, search).speedup
+
+    layers = target.num_layers
+    found = best_set(worth, layers, search.trials, search.seed, starts(layers), print)
+    share, eos = weights.share(found), target.eos_token_ids
+    drafted = [chains(target, text, found, LONGEST) for text in held.texts]
+
+    def row(length: int | str, policies: Callable[[], Any]) -> Row:
+        stats = [replay(each, policies(), eos) for each in drafted]
+        return replace(of(f"draft-and-verify, {name}", length, share, found, stats), seed=search.seed)
+
+    fixed = [row(length, partial(FixedLength, length)) for length in range(1, LONGEST + 1)]
+    yield max(fixed, key=lambda each: each.speedup)
+    yield row("threshold", search.policy)
+
+
+def spreads(rows: Sequence[Row]) -> Iterator[str]:
+    """Of what was searched with several seeds: the least and the most, by how chains end."""
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for row in rows:
+        if row.seed is not None:
+            groups.setdefault((row.draft, row.length == "threshold"), []).append(row)
+    for (name, threshold), found in groups.items():
+        by = {key: [getattr(row, key) for row in found] for key in ("alpha", "share", "speedup")}
+        shown = ", ".join(f"{key} {min(values):.3f} – {max(values):.3f}" for key, values in by.items())
+        yield f"{name}, {'threshold' if threshold else 'fixed lengths'}, {len(found)} seeds: {shown}"
 
 
 def count(answers: Answers) -> int:
