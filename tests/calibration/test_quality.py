@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -154,6 +156,37 @@ def test_a_package_folder_that_cannot_be_written_to_costs_the_tokenizer_only(mon
     monkeypatch.setattr(captions, "_treebank", refused)
     found = captions.score(CAPTIONS)
     assert "BLEU-1" in found.values and any("Permission denied" in note for note in found.notes)
+
+
+FAILING_JAVA = """#!/bin/sh
+echo 'Unable to locate a Java Runtime.' >&2
+exit 1
+"""
+SCORE = """
+import gc, json
+from vlmexport.calibration.data import Record
+from vlmexport.calibration.evaluation.quality import Told, captions
+told = [Told(Record("k", "?", references=("a red cup", "one cup")), "A red cup."), Told(Record("l", "?", references=("a bowl",)), "a cup")]
+found = captions.score(told)
+gc.collect()
+print(json.dumps(found.to_dict()))
+"""
+
+
+def test_a_java_that_fails_is_noted_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the stub of a Mac without Java: there, and never right. METEOR's lock would keep the process for ever."""
+    pytest.importorskip("pycocoevalcap")
+    (tmp_path / "java").write_text(FAILING_JAVA)
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["notes"] == [
+        f"{captions.PLAIN_RULE}: the Penn Treebank tokenizer failed (it gave 1 of 2 texts; does `java -version` work?)"
+    ]
+    # "a red cup" and "a cup" have four of five words right.
+    assert found["values"]["BLEU-1"] == pytest.approx(4 / 5, rel=1e-4) and "METEOR" in found["left_out"]
 
 
 @pytest.mark.slow

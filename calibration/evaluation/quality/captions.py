@@ -1,6 +1,6 @@
 """BLEU-1 … 4, ROUGE-L, CIDEr, METEOR and SPICE by the package pycocoevalcap, as captions are judged in COCO.
 
-It calls Java for the Penn Treebank tokenizer, METEOR and SPICE. Without Java the texts are split by a plain rule (words in
+It calls Java for the Penn Treebank tokenizer, METEOR and SPICE. Without a Java that runs, the texts are split by a plain rule (words in
 small letters, punctuation left out), which the score notes; METEOR and SPICE are left out. SPICE also needs jars that
 pycocoevalcap downloads, which is not done here: `python -m pycocoevalcap.spice.get_stanford_models` does it.
 """
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def score(told: Sequence[Told]) -> Score:
     else:
         try:
             answers, references = _treebank(answers), _treebank(references)
-        except OSError as error:  # the package writes beside its own files
+        except (OSError, ValueError) as error:  # the package writes beside its own files; Java may not run
             notes.append(f"{PLAIN_RULE}: the Penn Treebank tokenizer failed ({error})")
             answers, references = plain_words(answers), plain_words(references)
     _add(values, left_out, "BLEU", lambda: _bleu(references, answers))
@@ -112,7 +113,12 @@ def _treebank(texts: Texts) -> dict[int, list[str]]:
 
     # A text without words would be an empty line at the end, which the tokenizer's output has not.
     wrapped = {i: [{"caption": text or "."} for text in found] for i, found in texts.items()}
-    return PTBTokenizer().tokenize(wrapped)
+    split = PTBTokenizer().tokenize(wrapped)
+    # It looks at no exit status: of a Java that fails it makes one empty text.
+    if {i: len(found) for i, found in split.items()} != {i: len(found) for i, found in texts.items()}:
+        given, wanted = (sum(map(len, each.values())) for each in (split, texts))
+        raise ValueError(f"it gave {given} of {wanted} texts; does `java -version` work?")
+    return split
 
 
 def _bleu(references: Texts, answers: Texts) -> dict[str, float]:
@@ -124,4 +130,21 @@ def _bleu(references: Texts, answers: Texts) -> dict[str, float]:
 
 def _scorer(module: str, name: str, references: Texts, answers: Texts) -> float:
     made: Any = getattr(importlib.import_module(f"pycocoevalcap.{module}"), name)()
-    return float(made.compute_score(references, answers)[0])
+    try:
+        return float(made.compute_score(references, answers)[0])
+    except BaseException:
+        _let_go(made)
+        raise
+
+
+def _let_go(scorer: Any) -> None:
+    """Ends METEOR's process and frees its lock, which a failed score keeps: its `__del__` would wait for it for ever."""
+    process = getattr(scorer, "meteor_p", None)
+    if process is None:
+        return
+    process.kill()
+    process.wait()
+    with suppress(OSError):  # what the process did not read
+        process.stdin.close()
+    if scorer.lock.locked():
+        scorer.lock.release()
