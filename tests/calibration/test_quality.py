@@ -30,6 +30,13 @@ from vlmexport.runtime.errors import OptionError
 from vlmexport import calibration
 
 
+def java(*words: object) -> str:
+    """What it prints; nothing where there is none."""
+    if shutil.which("java") is None:
+        return ""
+    return subprocess.run(["java", *map(str, words)], capture_output=True, text=True, timeout=120).stdout
+
+
 def told(text: str, *references: str, key: str = "k", rank: int | None = None) -> Told:
     return Told(Record(key, "?", references=references), text, rank)
 
@@ -196,6 +203,59 @@ def test_captions_with_java():
     found = captions.score(CAPTIONS)
     assert 0 < found.values["METEOR"] < 1 and found.notes == ()
     assert "SPICE" in found.values or "stanford-corenlp-3.6.0.jar" in found.left_out["SPICE"]
+
+
+PROBE = """
+import edu.anu.spice.LmdbTupleDB;
+import java.util.*;
+
+class Probe {
+    public static void main(String[] folder) {
+        LmdbTupleDB kept = new LmdbTupleDB(folder[0]);
+        ArrayList<ArrayList<String>> tuples = new ArrayList<>(List.of(new ArrayList<>(List.of("cup", "red"))));
+        kept.putTransaction(new HashMap<>(Map.of("a red cup", tuples)));
+        System.out.println(kept.getTransaction(List.of("a red cup")));
+    }
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "jdk.compiler" not in java("--list-modules"), reason="needs a Java that runs source files"
+)
+def test_spices_cache_opens_what_later_javas_close(tmp_path: Path):
+    """Java 16 and later refuse it without the options (InaccessibleObjectException)."""
+    pytest.importorskip("pycocoevalcap")
+    spice = captions._package() / "spice"
+    (tmp_path / "Probe.java").write_text(PROBE)
+    (tmp_path / "cache").mkdir()
+    with captions.opened_java():
+        done = java(
+            "-cp", f"{spice}/spice-1.0.jar:{spice}/lib/*", tmp_path / "Probe.java", tmp_path / "cache"
+        )
+    assert done.strip() == "{a red cup=[[cup, red]]}"
+
+
+def test_spice_alone_is_run_with_opened_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And with what the user's variable asks for; afterwards that is as it was."""
+    pytest.importorskip("pycocoevalcap")
+    seen: dict[str, str] = {}
+    (tmp_path / "spice" / captions._SPICE_JAR).parent.mkdir(parents=True)
+    (tmp_path / "spice" / captions._SPICE_JAR).touch()
+    monkeypatch.setattr(captions, "_package", lambda: tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/java")
+    monkeypatch.setattr(captions, "_treebank", captions.plain_words)
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-Dmine=1")
+
+    def scored(module: str, *rest: object) -> float:
+        seen[module] = os.environ["JDK_JAVA_OPTIONS"]
+        return 0.5
+
+    monkeypatch.setattr(captions, "_scorer", scored)
+    assert captions.score(CAPTIONS).values["SPICE"] == 0.5
+    assert seen.pop("spice.spice").startswith("-Dmine=1 --add-opens=java.base/java.lang=ALL-UNNAMED ")
+    assert set(seen.values()) == {"-Dmine=1"} and os.environ["JDK_JAVA_OPTIONS"] == "-Dmine=1"
 
 
 def test_a_program_that_fails_leaves_its_figure_out(monkeypatch: pytest.MonkeyPatch):

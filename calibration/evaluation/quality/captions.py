@@ -2,17 +2,19 @@
 
 It calls Java for the Penn Treebank tokenizer, METEOR and SPICE. Without a Java that runs, the texts are split by a plain rule (words in
 small letters, punctuation left out), which the score notes; METEOR and SPICE are left out. SPICE also needs jars that
-pycocoevalcap downloads, which is not done here: `python -m pycocoevalcap.spice.get_stanford_models` does it.
+pycocoevalcap downloads, which is not done here: `python -m pycocoevalcap.spice.get_stanford_models` does it. With them it has not been
+run here; its cache of parsed texts, where it fails by itself on Java 16 and later, is tested alone.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,12 @@ Texts = Mapping[int, list[str]]
 PLAIN_RULE = "tokenized by a plain rule, figures are not the official ones"
 PLAIN = f"{PLAIN_RULE}: without Java there is no Penn Treebank tokenizer"
 _SPICE_JAR = "lib/stanford-corenlp-3.6.0.jar"
+_JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
+_OPENED = (
+    "java.base/java.lang", "java.base/java.math", "java.base/java.net", "java.base/java.text", "java.base/java.util",
+    "java.base/java.util.concurrent", "java.sql/java.sql",
+)  # fmt: skip
+"""Packages whose private fields SPICE's serializer (FST 2.47) reads when it starts."""
 
 
 def score(told: Sequence[Told]) -> Score:
@@ -70,12 +78,13 @@ def score(told: Sequence[Told]) -> Score:
                 f"needs {Path(_SPICE_JAR).name}; python -m pycocoevalcap.spice.get_stanford_models downloads it"
             )
         else:
-            _add(
-                values,
-                left_out,
-                "SPICE",
-                lambda: {"SPICE": _scorer("spice.spice", "Spice", references, answers)},
-            )
+            with opened_java():
+                _add(
+                    values,
+                    left_out,
+                    "SPICE",
+                    lambda: {"SPICE": _scorer("spice.spice", "Spice", references, answers)},
+                )
     return Score("captions", len(judged), len(told), values, left_out, tuple(notes))
 
 
@@ -85,6 +94,22 @@ def plain_words(texts: Texts) -> dict[int, list[str]]:
         i: [" ".join(re.findall(r"\w+(?:['’]\w+)*", text.lower())) for text in found]
         for i, found in texts.items()
     }
+
+
+@contextmanager
+def opened_java() -> Iterator[None]:
+    """Lets Java programs that are started here read what Java 16 and later close to them. Java 8 knows no such option, and
+    does not read this variable."""
+    before = os.environ.get(_JAVA_OPTIONS)
+    asked = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+    os.environ[_JAVA_OPTIONS] = " ".join([*([before] if before else []), *asked])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_JAVA_OPTIONS]
+        else:
+            os.environ[_JAVA_OPTIONS] = before
 
 
 def _line(text: str) -> str:
