@@ -349,7 +349,8 @@ def evaluate(
     judged = reports.chosen_task(task, records, bool(draft), answers)
     target = load_target(model, device)
     limit_of_answers = None if given_text else max_new_tokens
-    found = run(target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say)
+    kept = answers is not None
+    found = run(target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say, kept)
     if plot is not None:
         from .evaluation.plot import plot_all
 

@@ -48,7 +48,7 @@ class Evaluation:
     drafts: Mapping[str, Acceptance]
     score: Score | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
-    """The target's answers by key."""
+    """The target's answers by key; none where nothing read them."""
 
 
 def evaluate(
@@ -60,12 +60,14 @@ def evaluate(
     task: str | None = None,
     machine: Machine | None = None,
     report: Report | None = None,
+    texts: bool = True,
 ) -> Evaluation:
     """What `evaluate_drafts` finds, and what the answers are worth by `task`, a name of `quality`. The target answers
     once, for both.
 
     Args:
         task: None judges nothing. machine: by whose pass times speed-ups are predicted.
+        texts: whether the answers are wanted where nothing else needs them: a task that ranks reads none.
 
     Raises:
         OptionError: as `evaluate_drafts`; an unknown task; a task beside texts that are not the target's own.
@@ -76,7 +78,8 @@ def evaluate(
         raise OptionError("--task judges the target's own answers; leave --given-text out")
     opened = {name: open_measured(target, name, draft_length) for name in drafts}
     check_writer(target, records)
-    if max_new_tokens is not None:
+    read = texts or bool(drafts) or judge is None or not judge.RANKS
+    if max_new_tokens is not None and read:
         records = answered(target, records, max_new_tokens, say)
     found = _measured(target, records, opened, say, machine)
     if judge is None:
@@ -85,9 +88,9 @@ def evaluate(
         rank_choices(target, records.records, say) if judge.RANKS else [None] * len(records)
     )
     answers = TorchAnswers(target, _BATCH)
-    texts = [answers.text(record.tokens or ()) for record in records]
-    told = [Told(*each) for each in zip(records, texts, ranks, strict=True)]
-    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told})
+    said = [answers.text(record.tokens or ()) for record in records]
+    told = [Told(*each) for each in zip(records, said, ranks, strict=True)]
+    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told} if read else {})
 
 
 def evaluate_drafts(

@@ -8,16 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 import torch
 from PIL import Image
-from training_targets import logits_after, make_target
+from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration.data import ImageRef, Record, RecordSet
+from vlmexport.calibration.evaluation import ranking
 from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task
 from vlmexport.calibration.evaluation.quality.vqa import accuracy
 from vlmexport.calibration.evaluation.quality.words import normalised
@@ -126,6 +129,41 @@ def test_choices_are_ranked_by_the_models_own_probabilities(target: Target, tmp_
         4,
     ]  # type: ignore[type-var]
     assert rank_choices(target, [records[best], asked_about(tmp_path)]) == [1, None]
+
+
+def teacher_forced(target: Target, record: Record, texts: Sequence[str]) -> list[float]:
+    """Σ log p of each text, each with the whole prompt and a picture of its own."""
+    told = [replace(record, answer=text, tokens=None) for text in texts]
+    with torch.no_grad():
+        rows, _ = target.rows(told, [target.num_layers], first=True)
+        said = target.head(rows.residuals[:, -1]).log_softmax(-1).gather(1, rows.tokens[:, None])[:, 0]
+    return torch.zeros(len(told)).index_add_(0, rows.records, said).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_read_one_picture_and_one_prompt(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And get what each of them would get alone. A record of text follows one with a picture: what the model keeps of
+    that one's positions must not be read."""
+    target = make_target(kind, tmp_path / "model")
+    records = [asked_about(tmp_path), replace(asked_about(tmp_path), prompt="the red cup is on a table")]
+    if target.family.vision is None:
+        records = [replace(record, image=None) for record in records]
+    elif not target.family.needs_picture:
+        records.append(replace(records[1], image=None))
+    texts = ("a cup is on the table", "cup", "", "the red", "a", "red red red")
+    loads, towers, load = [], [], ImageRef.load
+    monkeypatch.setattr(ImageRef, "load", lambda ref: loads.append(1) or load(ref))
+    if (tower := target.family.parts(target.model).vision_output) is not None:
+        tower.register_forward_hook(lambda *_: towers.append(1))
+    for record in records:
+        teacher_forced(target, record, texts[:1])
+    once = (len(loads), len(towers))
+    wanted = [teacher_forced(target, record, texts) for record in records]
+    loads.clear(), towers.clear()
+    monkeypatch.setattr(ranking, "_BATCH", 4)
+    for record, expected in zip(records, wanted, strict=True):
+        assert log_probabilities(target, record, texts) == pytest.approx(expected, abs=1e-3)
+    assert (len(loads), len(towers)) == once and once[0] == sum(one.image is not None for one in records)
 
 
 # --- captions ---
@@ -347,6 +385,10 @@ def test_the_target_answers_once_for_drafts_and_score(
     found = evaluate(target, records, ["early-exit@2"], 3, 6, "exact")
     assert len(calls) == 1 and found.score is not None and found.score.count == 1
     assert set(found.texts) == {"k"} and found.drafts["early-exit@2"].cycles > 0
+    ranked = RecordSet("r", [asked_about(tmp_path, choices=("red", "a cup"), choice=0)])
+    found = evaluate(target, ranked, [], 3, 6, "choices", texts=False)
+    assert len(calls) == 1 and found.texts == {} and found.score is not None and found.score.count == 1
+    assert set(evaluate(target, ranked, [], 3, 6, "choices").texts) == {"k"} and len(calls) == 2
     with pytest.raises(OptionError, match="leave --given-text out"):
         evaluate(target, records, [], 3, None, "exact")
 
