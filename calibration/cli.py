@@ -252,7 +252,10 @@ def generate_data(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size", min=1, help="Answers decoded together (default: what suits the memory)."
+            "--batch-size",
+            min=1,
+            help="Answers decoded together (default: what suits the memory; PyTorch begins with 128 and halves them where a "
+            "GPU's runs out).",
         ),
     ] = None,
     engine: Annotated[
@@ -316,6 +319,14 @@ def evaluate(
         typer.Option("--given-text", help="Teacher-force the data's texts in place of the target's own."),
     ] = False,
     max_new_tokens: NewTokens = 96,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help="Records, or choices of one, that go through the target together; halved where a GPU's memory runs out.",
+        ),
+    ] = 64,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="Draw acceptance by position, depth and rank into this file."),
@@ -350,7 +361,9 @@ def evaluate(
     target = load_target(model, device)
     limit_of_answers = None if given_text else max_new_tokens
     kept = answers is not None
-    found = run(target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say, kept)
+    found = run(
+        target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say, kept, batch_size
+    )
     if plot is not None:
         from .evaluation.plot import plot_all
 

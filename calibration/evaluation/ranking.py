@@ -16,20 +16,22 @@ from transformers import Cache, DynamicLayer, EncoderDecoderCache
 from ...exporter.families.reference import collate, decoder_prefix, padded
 from ...exporter.parity.capture import caches
 from ..data.records import Record
+from ..targets.batches import Batches
 from ..targets.target import Target
 
-_BATCH, _REPORTED = 50, 50
+_REPORTED = 50  # records
 
 
 @torch.no_grad()
-def log_probabilities(target: Target, record: Record, texts: Sequence[str]) -> list[float]:
-    """Σ log p of every token of each text and of the end behind it, given the record's picture and turns."""
+def log_probabilities(
+    target: Target, record: Record, texts: Sequence[str], batches: Batches | None = None
+) -> list[float]:
+    """Σ log p of every token of each text and of the end behind it, given the record's picture and turns; `batches` are of
+    texts."""
     answers = [target.answer(replace(record, answer=text, tokens=None)) for text in texts]
     prefix = _Prefix(target, record)
-    found: list[float] = []
-    for at in range(0, len(answers), _BATCH):
-        found += prefix.log_probabilities(answers[at : at + _BATCH])
-    return found
+    parts = (batches or Batches(len(answers))).over(answers, prefix.log_probabilities)
+    return [value for _, values in parts for value in values]
 
 
 class _Prefix:
@@ -112,14 +114,19 @@ def right_rank(values: Sequence[float], choice: int) -> int:
 
 
 def rank_choices(
-    target: Target, records: Sequence[Record], report: Callable[[str], None] = lambda line: None
+    target: Target,
+    records: Sequence[Record],
+    report: Callable[[str], None] = lambda line: None,
+    batch_size: int = 64,
 ) -> list[int | None]:
-    """Per record the rank of its right choice, None where it has no choices or none is right."""
+    """Per record the rank of its right choice, None where it has no choices or none is right; `batch_size` choices of one
+    record are read together."""
     ranks: list[int | None] = []
+    batches = Batches(batch_size, report, "choices")
     for number, record in enumerate(records, 1):
         ranked = record.choices and record.choice is not None
         ranks.append(
-            right_rank(log_probabilities(target, record, record.choices), record.choice)  # type: ignore[arg-type]
+            right_rank(log_probabilities(target, record, record.choices, batches), record.choice)  # type: ignore[arg-type]
             if ranked else None
         )  # fmt: skip
         if number % _REPORTED == 0 or number == len(records):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -23,6 +24,7 @@ from ..data.records import Record, RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
 from ..search.weights import Weights
+from ..targets.batches import Batches
 from ..targets.target import Rows, Target, Texts
 from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
@@ -35,7 +37,8 @@ from .ranking import rank_choices
 from .skipped import SkippedCount
 from .speed import Machine, bound
 
-_BATCH = 64
+BATCH = 64
+"""Records that go through the target together."""
 
 Report = Callable[[str], None]
 
@@ -61,6 +64,7 @@ def evaluate(
     machine: Machine | None = None,
     report: Report | None = None,
     texts: bool = True,
+    batch_size: int = BATCH,
 ) -> Evaluation:
     """What `evaluate_drafts` finds, and what the answers are worth by `task`, a name of `quality`. The target answers
     once, for both.
@@ -68,6 +72,7 @@ def evaluate(
     Args:
         task: None judges nothing. machine: by whose pass times speed-ups are predicted.
         texts: whether the answers are wanted where nothing else needs them: a task that ranks reads none.
+        batch_size: records, or choices of one, that go through the target together; halved where a GPU's memory runs out.
 
     Raises:
         OptionError: as `evaluate_drafts`; an unknown task; a task beside texts that are not the target's own.
@@ -80,14 +85,14 @@ def evaluate(
     check_writer(target, records)
     read = texts or bool(drafts) or judge is None or not judge.RANKS
     if max_new_tokens is not None and read:
-        records = answered(target, records, max_new_tokens, say)
-    found = _measured(target, records, opened, say, machine)
+        records = answered(target, records, max_new_tokens, say, batch_size)
+    found = _measured(target, records, opened, say, machine, batch_size)
     if judge is None:
         return Evaluation(found)
     ranks: Sequence[int | None] = (
-        rank_choices(target, records.records, say) if judge.RANKS else [None] * len(records)
+        rank_choices(target, records.records, say, batch_size) if judge.RANKS else [None] * len(records)
     )
-    answers = TorchAnswers(target, _BATCH)
+    answers = TorchAnswers(target)
     said = [answers.text(record.tokens or ()) for record in records]
     told = [Told(*each) for each in zip(records, said, ranks, strict=True)]
     return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told} if read else {})
@@ -119,7 +124,12 @@ def evaluate_drafts(
 
 @torch.no_grad()
 def _measured(
-    target: Target, records: RecordSet, drafts: Mapping[str, Measured], say: Report, machine: Machine | None
+    target: Target,
+    records: RecordSet,
+    drafts: Mapping[str, Measured],
+    say: Report,
+    machine: Machine | None,
+    batch_size: int,
 ) -> dict[str, Acceptance]:
     """The figures of every draft over the records; the target runs once for all."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
@@ -127,18 +137,23 @@ def _measured(
     by_record = [measured for measured in drafts.values() if isinstance(measured, MeasuredSkipped)]
     layers = sorted({measured.layer for measured in by_row})
     taps = sorted({tap for measured in by_text for tap in measured.taps})
-    for at in range(0, len(records) if drafts else 0, _BATCH):
-        chunk = records[at : at + _BATCH]
-        if by_row:
-            _add_rows(target, by_row, *target.rows(chunk, layers))
-        if by_text:
-            texts = target.texts(chunk, taps)
-            for measured in by_text:
-                measured.add(texts)
-        for measured in by_record:
-            for record in chunk:
-                measured.add(record)
-        say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
+
+    def measure(chunk: Sequence[Record]) -> None:
+        with ExitStack() as counts:
+            for measured in drafts.values():
+                counts.enter_context(measured.whole())
+            if by_row:
+                _add_rows(target, by_row, *target.rows(chunk, layers))
+            if by_text:
+                texts = target.texts(chunk, taps)
+                for measured in by_text:
+                    measured.add(texts)
+            for measured in by_record:
+                for record in chunk:
+                    measured.add(record)
+
+    for places, _ in Batches(batch_size, say).over(records.records if drafts else [], measure):
+        say(f"measured {places.stop}/{len(records)} answers")
     return {name: _with_speed(target, measured, machine) for name, measured in drafts.items()}
 
 
@@ -159,9 +174,11 @@ def _add_rows(target: Target, drafts: Sequence[MeasuredRows], rows: Rows, trunks
             measured.add(trunks[measured.layer], own, rows)
 
 
-def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Report) -> RecordSet:
+def answered(
+    target: Target, records: RecordSet, max_new_tokens: int, report: Report, batch_size: int = BATCH
+) -> RecordSet:
     """The records with the target's own greedy answers; those that have tokens already keep them."""
-    answers, options = TorchAnswers(target, _BATCH), GenerationOptions(max_new_tokens)
+    answers, options = TorchAnswers(target, batch_size, report), GenerationOptions(max_new_tokens)
     open_ = [i for i, record in enumerate(records) if record.tokens is None]
     told, cut = list(records), 0
     for done, (place, found) in enumerate(answers.answer([records[i] for i in open_], options), 1):
@@ -170,7 +187,7 @@ def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Re
         (answer,), index = found, open_[place]
         told[index] = replace(records[index], tokens=answer)
         cut += answers.is_cut(answer)
-        if done % _BATCH == 0 or done == len(open_):
+        if done % batch_size == 0 or done == len(open_):
             report(f"answered {done}/{len(open_)} records")
     if cut:
         report(f"{cut} of {len(open_)} answers were cut at --max-new-tokens {max_new_tokens}")
@@ -191,6 +208,10 @@ class Measured(Protocol):
 
     def result(self) -> Acceptance:
         """The figures over everything that was added."""
+        ...
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Where what is done inside fails, nothing of it is counted."""
         ...
 
 
@@ -224,7 +245,7 @@ class _OnTrunk:
         self.name = draft.name
         self.layers: float = draft.layer
         self._count = Count(draft_length, target.eos_token_ids)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
@@ -270,7 +291,7 @@ class MeasuredHeads:
         self.name = draft.name
         self.layers: float = 0
         self._count = HeadCount(draft_length, target.eos_token_ids)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
@@ -296,7 +317,7 @@ class MeasuredLayer:
         self.layers: float = 1
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
@@ -315,7 +336,7 @@ class MeasuredSkipped:
         self.name = draft.name
         self.layers: float = target.num_layers * weights.kept(draft.skip) / weights.kept(Sublayers())
         self._count = SkippedCount(target, draft.skip, draft_length)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:

@@ -20,13 +20,13 @@ from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration.data import ImageRef, Record, RecordSet
-from vlmexport.calibration.evaluation import ranking
 from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task
 from vlmexport.calibration.evaluation.quality.vqa import accuracy
 from vlmexport.calibration.evaluation.quality.words import normalised
 from vlmexport.calibration.evaluation.ranking import log_probabilities, rank_choices, right_rank
 from vlmexport.calibration.evaluation.run import evaluate
 from vlmexport.calibration.evaluation.speed import bound
+from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Target
 from vlmexport.runtime.errors import OptionError
 
@@ -160,9 +160,8 @@ def test_choices_read_one_picture_and_one_prompt(kind: str, tmp_path: Path, monk
     once = (len(loads), len(towers))
     wanted = [teacher_forced(target, record, texts) for record in records]
     loads.clear(), towers.clear()
-    monkeypatch.setattr(ranking, "_BATCH", 4)
     for record, expected in zip(records, wanted, strict=True):
-        assert log_probabilities(target, record, texts) == pytest.approx(expected, abs=1e-3)
+        assert log_probabilities(target, record, texts, Batches(4)) == pytest.approx(expected, abs=1e-3)
     assert (len(loads), len(towers)) == once and once[0] == sum(one.image is not None for one in records)
 
 
@@ -333,10 +332,11 @@ def call(*words: object) -> str:
     cli.register(app)
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    print(result.stderr, file=sys.stderr)
     return result.stdout
 
 
-def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path):
+def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [{"q": f"a cup {n}", "i": "a.png", "a": "red", "c": ["red", "the cup"], "w": 0} for n in "xyz"]
     asked_about(tmp_path)
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -364,7 +364,9 @@ def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [line["references"] for line in lines] == [["red"]] * 3 and all("answer" in line for line in lines)
-    shown = call(*words, *drafts[:2], "--task", "exact")
+    capsys.readouterr()
+    shown = call(*words, *drafts[:2], "--task", "exact", "--batch-size", 2)
+    assert "measured 2/3 answers" in capsys.readouterr().err
     assert "early-exit@2" in shown and "exact, 3 of 3 answers" in shown and "speed-up" in shown
     with pytest.raises(OptionError, match=r"--task auto: nothing says.*give one of captions, choices"):
         call(*words, "--task", "auto")
