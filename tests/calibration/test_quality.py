@@ -52,7 +52,8 @@ def told(text: str, *references: str, key: str = "k", rank: int | None = None) -
     [
         ("Two cups.", "2 cups"), ("the  Cat!", "cat"), ("dont", "don't"), ("a\nb", "b"), ("3.5", "3.5"),
         ("1,000", "1000"), ("red/blue", "red blue"), ("red, blue", "red blue"), ("no.", "no"), ("None", "0"),
-        ("couldnt've", "couldn't've"), ("t-shirt", "t shirt"), ("it's", "it's"), ("its", "its"),
+        ("couldnt've", "couldn't've"), ("couldntve", "couldntve"), ("hedve", "hedve"), ("Twas", "'twas"),
+        ("'ows'at", "'ow's'at"), ("ow's'at", "'ow's'at"), ("y'alldve", "y'alldve"), ("y'alld've", "y'all'd've"), ("t-shirt", "t shirt"), ("it's", "it's"), ("its", "its"),
     ],
 )  # fmt: skip
 def test_answers_are_compared_as_the_official_evaluation_does(said: str, compared: str):
@@ -62,12 +63,21 @@ def test_answers_are_compared_as_the_official_evaluation_does(said: str, compare
 def test_vqa_accuracy_by_hand():
     """k of ten say it: each of these leaves k − 1 others, each of the rest leaves k."""
     for k, wanted in ((0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)):
-        people = ["Cup."] * k + [f"other {n}" for n in range(10 - k)]
-        assert accuracy("a cup", people) == pytest.approx(wanted), k
+        people = ["cup"] * k + [f"other {n}" for n in range(10 - k)]
+        assert accuracy("A cup.", people) == pytest.approx(wanted), k
     found = open_task("vqa").score([told("a cup", *["cup"] * 10), told("x", *["cup"] * 10), told("y")])
     assert (found.count, found.total, found.values["VQA accuracy"]) == (2, 3, 50.0)
     assert "1 question(s)" in open_task("vqa").score([told("a", "a", "b")]).notes[0]
     assert "no record has answers" in open_task("vqa").score([told("a")]).left_out["VQA accuracy"]
+
+
+def test_peoples_answers_are_normalised_as_the_official_evaluation_does():
+    """By their punctuation, and not where all are equal."""
+    assert accuracy("t shirt", ["t-shirt"] * 9 + ["shirt"]) == 1.0
+    assert accuracy("t shirt", ["t-shirt"] * 10) == 0.0
+    assert accuracy("two", ["2"] * 10) == 1.0
+    assert accuracy("two", ["two"] * 9 + ["2"]) == pytest.approx(0.3)
+    assert accuracy("the cup", ["the cup"] * 9 + ["cup"]) == pytest.approx(0.3)
 
 
 def test_exact_and_yes_no_by_hand():
