@@ -20,7 +20,7 @@ from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration.data import ImageRef, Record, RecordSet
-from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task
+from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task, yes_no
 from vlmexport.calibration.evaluation.quality.vqa import accuracy
 from vlmexport.calibration.evaluation.quality.words import normalised
 from vlmexport.calibration.evaluation.ranking import log_probabilities, rank_choices, right_rank
@@ -87,14 +87,40 @@ def test_exact_and_yes_no_by_hand():
         told("yes", "Yes", key="colour/2/1"), told("yes", "No", key="colour/2/2"),
         told("maybe", "No", key="count/1/1"),
     ]  # fmt: skip
-    found = open_task("yes-no").score(asked).values
-    assert found == {
+    scored = open_task("yes-no").score(asked)
+    assert scored.notes == ("perception is the sum of 1 of its 10 categories",)
+    assert scored.values == {
+        "perception": 0.0,
         "total": 125.0,
         "accuracy": 60.0,
         "accuracy+": pytest.approx(100 / 3),
         "colour": 125.0,
         "count": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ("Yes", "yes"), ("No, it is not.", "no"), ("YES!", "yes"), (" yes", "yes"), ("(No)", "no"), ("Not at all", "no"),
+        ("Nobody", "no"), ("Oh yes", "other"), ("The answer is no", "other"), ("", "other"), ("**Yes**", "other"),
+    ],
+)  # fmt: skip
+def test_mme_reads_the_first_four_characters(answer: str, taken: str):
+    assert yes_no.verdict(answer) == taken
+
+
+def test_mme_sums_what_papers_print():
+    """Every question right: 2000 and 800."""
+    asked = [
+        told("yes", "Yes", key=f"{category}/1/{n}")
+        for group in yes_no.GROUPS.values()
+        for category in group
+        for n in (1, 2)
+    ]
+    found = open_task("yes-no").score(asked)
+    assert (found.values["perception"], found.values["cognition"]) == (2000.0, 800.0)
+    assert found.notes == () and found.values["total"] == 2800.0
 
 
 # --- ranking ---
