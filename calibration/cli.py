@@ -86,8 +86,7 @@ def train(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a draft for a target, which stays as it is unless the draft's kind says otherwise; the same command continues a
-    killed run."""
+    """Train a draft for a target; only --joint and --fine-tune change it; the same command continues a killed run."""
     need_extra("train", "`vlmexport train`")
     if search is not None:
         need_extra("search", "--search")

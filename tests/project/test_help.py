@@ -31,3 +31,9 @@ def test_no_option_is_cut(
     ]
     assert options and not missing
     assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_train_says_what_changes_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split("Options")[0].split())
+    assert "only --joint and --fine-tune change it" in said and "frozen" not in said

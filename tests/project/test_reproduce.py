@@ -71,6 +71,12 @@ def test_every_number_that_is_made_smaller_stands_there() -> None:
     assert len(commands()) == 12 and all(line.startswith("vlmexport ") for line in commands())
 
 
+def test_whatever_runs_the_target_runs_on_the_gpu() -> None:
+    """`build` alone does not decode."""
+    elsewhere = [line for line in commands() if "--device cuda" not in line]
+    assert [line.split()[1] for line in elsewhere] == ["build"]
+
+
 @pytest.mark.slow
 def test_the_page_runs(tmp_path: Path) -> None:
     stand_ins(tmp_path)
