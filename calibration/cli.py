@@ -328,7 +328,7 @@ def evaluate(
     ] = 64,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Draw acceptance by position, depth and rank into this file."),
+        typer.Option("--plot", help="Draw how drafts do by position, depth and rank into this file."),
     ] = None,
     answers: Annotated[
         Path | None,
@@ -346,6 +346,8 @@ def evaluate(
     use_large_pages()
     if plot is not None:
         need_extra("eval", "--plot")
+        if not draft:
+            raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
     _quiet(threads)
     from ..runtime.bundle.folder import Bundle
     from .data import load_records

@@ -410,6 +410,8 @@ def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path, capsys: 
         call(*words)
     with pytest.raises(OptionError, match="--task 'taste' is none of captions"):
         call(*words, "--task", "taste")
+    with pytest.raises(OptionError, match=r"--plot p.png draws what drafts do.*give --draft"):
+        call(*words, "--task", "exact", "--plot", "p.png")
     with pytest.raises(OptionError, match=r"answers are written where they are judged"):
         call(*words, *drafts, "--answers", tmp_path / "x")
 
