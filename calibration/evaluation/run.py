@@ -34,7 +34,7 @@ from .heads import HeadCount
 from .layers import LayerCount
 from .quality import Score, Told, open_task
 from .ranking import rank_choices
-from .skipped import SkippedCount
+from .skipped import Known, SkippedCount, known
 from .speed import Machine, bound
 
 BATCH = 64
@@ -107,7 +107,7 @@ def evaluate_drafts(
     report: Report | None = None,
     machine: Machine | None = None,
 ) -> dict[str, Acceptance]:
-    """Acceptance by draft name; the target runs once for all drafts.
+    """Acceptance by draft name; the target answers once for all drafts, and reads its answers once for each kind of them.
 
     Args:
         drafts: draft folders, or `KIND@N` of an untrained kind, such as `early-exit@3`.
@@ -131,7 +131,8 @@ def _measured(
     machine: Machine | None,
     batch_size: int,
 ) -> dict[str, Acceptance]:
-    """The figures of every draft over the records; the target runs once for all."""
+    """The figures of every draft over the records. The target reads them once for drafts that look at rows, once for those
+    that look at whole texts, and once, each by itself, for its own self without sublayers."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
     by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredTexts)]
     by_record = [measured for measured in drafts.values() if isinstance(measured, MeasuredSkipped)]
@@ -148,9 +149,10 @@ def _measured(
                 texts = target.texts(chunk, taps)
                 for measured in by_text:
                     measured.add(texts)
-            for measured in by_record:
-                for record in chunk:
-                    measured.add(record)
+            for record in chunk if by_record else ():
+                text = known(target, record)
+                for measured in by_record:
+                    measured.add(text)
 
     for places, _ in Batches(batch_size, say).over(records.records if drafts else [], measure):
         say(f"measured {places.stop}/{len(records)} answers")
@@ -342,9 +344,9 @@ class MeasuredSkipped:
     def cycles(self) -> Stats:
         return self._count.cycles
 
-    def add(self, record: Record) -> None:
-        """A record with its answer."""
-        self._count.add(record)
+    def add(self, text: Known) -> None:
+        """A record's answer, and what the target made of it."""
+        self._count.add(text)
 
 
 def open_measured(target: Target, name: str, draft_length: int) -> Measured:

@@ -278,9 +278,8 @@ class SkippedCount(Counted):
         self._target, self._skip = target, skip
         self._together = side_by_side()
 
-    def add(self, record: Record) -> None:
-        """The text of a record."""
-        text = known(self._target, record)
+    def add(self, text: Known) -> None:
+        """A text of the target's."""
         count = len(text.tokens) - 1
         if count < 1:
             return
