@@ -86,8 +86,7 @@ def train(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a draft for a target, which stays as it is unless the draft's kind says otherwise; the same command continues a
-    killed run."""
+    """Train a draft for a target; only --joint and --fine-tune change it; the same command continues a killed run."""
     need_extra("train", "`vlmexport train`")
     if search is not None:
         need_extra("search", "--search")
@@ -252,7 +251,10 @@ def generate_data(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size", min=1, help="Answers decoded together (default: what suits the memory)."
+            "--batch-size",
+            min=1,
+            help="Answers decoded together (default: what suits the memory; PyTorch begins with 128 and halves them where a "
+            "GPU's runs out).",
         ),
     ] = None,
     engine: Annotated[
@@ -316,9 +318,17 @@ def evaluate(
         typer.Option("--given-text", help="Teacher-force the data's texts in place of the target's own."),
     ] = False,
     max_new_tokens: NewTokens = 96,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help="Records, or choices of one, that go through the target together; halved where a GPU's memory runs out.",
+        ),
+    ] = 64,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Draw acceptance by position, depth and rank into this file."),
+        typer.Option("--plot", help="Draw how drafts do by position, depth and rank into this file."),
     ] = None,
     answers: Annotated[
         Path | None,
@@ -336,6 +346,8 @@ def evaluate(
     use_large_pages()
     if plot is not None:
         need_extra("eval", "--plot")
+        if not draft:
+            raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
     _quiet(threads)
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
@@ -349,7 +361,10 @@ def evaluate(
     judged = reports.chosen_task(task, records, bool(draft), answers)
     target = load_target(model, device)
     limit_of_answers = None if given_text else max_new_tokens
-    found = run(target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say)
+    kept = answers is not None
+    found = run(
+        target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say, kept, batch_size
+    )
     if plot is not None:
         from .evaluation.plot import plot_all
 

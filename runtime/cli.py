@@ -42,7 +42,10 @@ MOUNTED_COMMANDS = {
         "Build TensorRT plans into a bundle, in place of those for the same backend and target.",
     ),
     "export-draft": ("exporter", "Write a trained draft as a checkpoint that other programs read."),
-    "train": ("calibration", "Train a draft for a frozen target; the same command continues a killed run."),
+    "train": (
+        "calibration",
+        "Train a draft for a target; only --joint and --fine-tune change it; the same command continues a killed run.",
+    ),
     "search": (
         "calibration",
         "Search a draft out of what a target has: the sublayers that it can leave out.",

@@ -8,7 +8,8 @@ that vector exactly (`greedy_cycles`); on other text the figure is teacher-force
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -161,6 +162,23 @@ class Counted:
         return Acceptance.of(
             self.cycles, self.draft_length, self.tokens, self.shared, self.hits, self.answers, self.ranked
         )
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Where what is done inside fails, nothing of it is counted."""
+        kept = (
+            self.cycles,
+            self.tokens,
+            self.shared,
+            self.hits.copy(),
+            self.answers.copy(),
+            self.ranked.copy(),
+        )
+        try:
+            yield
+        except BaseException:
+            self.cycles, self.tokens, self.shared, self.hits, self.answers, self.ranked = kept
+            raise
 
     def _rank(self, head: int, ids: Tensor, wanted: Tensor) -> None:
         """Of `head` its likeliest tokens, int64 [N, ranks], and the ones that are right, int64 [N]."""

@@ -1,4 +1,5 @@
-"""Plots of an evaluation: acceptance by position in the answer (FastVLM's figure 6), by depth, by rank."""
+"""Plots of an evaluation: agreement by position in the answer (FastVLM's figure 6), acceptance by depth, right tokens by
+rank."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def plot_by_position(results: Mapping[str, Acceptance], path: Path) -> None:
 
 
 def plot_all(results: Mapping[str, Acceptance], path: Path) -> None:
-    """Acceptance by position, by depth and by rank, side by side, into `path`. OptionError without matplotlib."""
+    """Agreement by position, acceptance by depth and right tokens by rank, side by side, into `path`. OptionError without matplotlib."""
     need_extra("eval", "--plot")
     import matplotlib
 
@@ -62,8 +63,13 @@ def _by_position(axes: Any, results: Mapping[str, Acceptance]) -> None:
         points = [(i, share) for i, share, count in result.by_position if count >= _LEAST]
         if points:
             axes.plot(*zip(*points, strict=True), label=f"{name} (alpha {result.alpha:.3f})", linewidth=1.2)
-    axes.set(xlabel="position in the answer (token)", ylabel="share of drafts that the target accepts")
+    # Of every position, in no cycle: behind a wrong token a draft is not asked.
+    axes.set(xlabel="position in the answer (token)", ylabel="share of answers where the draft is right")
     axes.set_ylim(top=1.01)
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize=8)
+    else:
+        most = max((count for result in results.values() for *_, count in result.by_position), default=0)
+        said = f"no position that {_LEAST} answers reach\n(at most {most} do): give more records"
+        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", va="center", fontsize=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -23,6 +24,7 @@ from ..data.records import Record, RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
 from ..search.weights import Weights
+from ..targets.batches import Batches
 from ..targets.target import Rows, Target, Texts
 from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
@@ -32,10 +34,11 @@ from .heads import HeadCount
 from .layers import LayerCount
 from .quality import Score, Told, open_task
 from .ranking import rank_choices
-from .skipped import SkippedCount
+from .skipped import Known, SkippedCount, known
 from .speed import Machine, bound
 
-_BATCH = 64
+BATCH = 64
+"""Records that go through the target together."""
 
 Report = Callable[[str], None]
 
@@ -48,7 +51,7 @@ class Evaluation:
     drafts: Mapping[str, Acceptance]
     score: Score | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
-    """The target's answers by key."""
+    """The target's answers by key; none where nothing read them."""
 
 
 def evaluate(
@@ -60,12 +63,16 @@ def evaluate(
     task: str | None = None,
     machine: Machine | None = None,
     report: Report | None = None,
+    texts: bool = True,
+    batch_size: int = BATCH,
 ) -> Evaluation:
     """What `evaluate_drafts` finds, and what the answers are worth by `task`, a name of `quality`. The target answers
     once, for both.
 
     Args:
         task: None judges nothing. machine: by whose pass times speed-ups are predicted.
+        texts: whether the answers are wanted where nothing else needs them: a task that ranks reads none.
+        batch_size: records, or choices of one, that go through the target together; halved where a GPU's memory runs out.
 
     Raises:
         OptionError: as `evaluate_drafts`; an unknown task; a task beside texts that are not the target's own.
@@ -76,18 +83,19 @@ def evaluate(
         raise OptionError("--task judges the target's own answers; leave --given-text out")
     opened = {name: open_measured(target, name, draft_length) for name in drafts}
     check_writer(target, records)
-    if max_new_tokens is not None:
-        records = answered(target, records, max_new_tokens, say)
-    found = _measured(target, records, opened, say, machine)
+    read = texts or bool(drafts) or judge is None or not judge.RANKS
+    if max_new_tokens is not None and read:
+        records = answered(target, records, max_new_tokens, say, batch_size)
+    found = _measured(target, records, opened, say, machine, batch_size)
     if judge is None:
         return Evaluation(found)
     ranks: Sequence[int | None] = (
-        rank_choices(target, records.records, say) if judge.RANKS else [None] * len(records)
+        rank_choices(target, records.records, say, batch_size) if judge.RANKS else [None] * len(records)
     )
-    answers = TorchAnswers(target, _BATCH)
-    texts = [answers.text(record.tokens or ()) for record in records]
-    told = [Told(*each) for each in zip(records, texts, ranks, strict=True)]
-    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told})
+    answers = TorchAnswers(target)
+    said = [answers.text(record.tokens or ()) for record in records]
+    told = [Told(*each) for each in zip(records, said, ranks, strict=True)]
+    return Evaluation(found, judge.score(told), {one.record.key: one.text for one in told} if read else {})
 
 
 def evaluate_drafts(
@@ -99,7 +107,7 @@ def evaluate_drafts(
     report: Report | None = None,
     machine: Machine | None = None,
 ) -> dict[str, Acceptance]:
-    """Acceptance by draft name; the target runs once for all drafts.
+    """Acceptance by draft name; the target answers once for all drafts, and reads its answers once for each kind of them.
 
     Args:
         drafts: draft folders, or `KIND@N` of an untrained kind, such as `early-exit@3`.
@@ -116,26 +124,38 @@ def evaluate_drafts(
 
 @torch.no_grad()
 def _measured(
-    target: Target, records: RecordSet, drafts: Mapping[str, Measured], say: Report, machine: Machine | None
+    target: Target,
+    records: RecordSet,
+    drafts: Mapping[str, Measured],
+    say: Report,
+    machine: Machine | None,
+    batch_size: int,
 ) -> dict[str, Acceptance]:
-    """The figures of every draft over the records; the target runs once for all."""
+    """The figures of every draft over the records. The target reads them once for drafts that look at rows, once for those
+    that look at whole texts, and once, each by itself, for its own self without sublayers."""
     by_row = [measured for measured in drafts.values() if isinstance(measured, MeasuredRows)]
     by_text = [measured for measured in drafts.values() if isinstance(measured, MeasuredTexts)]
     by_record = [measured for measured in drafts.values() if isinstance(measured, MeasuredSkipped)]
     layers = sorted({measured.layer for measured in by_row})
     taps = sorted({tap for measured in by_text for tap in measured.taps})
-    for at in range(0, len(records) if drafts else 0, _BATCH):
-        chunk = records[at : at + _BATCH]
-        if by_row:
-            _add_rows(target, by_row, *target.rows(chunk, layers))
-        if by_text:
-            texts = target.texts(chunk, taps)
-            for measured in by_text:
-                measured.add(texts)
-        for measured in by_record:
-            for record in chunk:
-                measured.add(record)
-        say(f"measured {min(at + _BATCH, len(records))}/{len(records)} answers")
+
+    def measure(chunk: Sequence[Record]) -> None:
+        with ExitStack() as counts:
+            for measured in drafts.values():
+                counts.enter_context(measured.whole())
+            if by_row:
+                _add_rows(target, by_row, *target.rows(chunk, layers))
+            if by_text:
+                texts = target.texts(chunk, taps)
+                for measured in by_text:
+                    measured.add(texts)
+            for record in chunk if by_record else ():
+                text = known(target, record)
+                for measured in by_record:
+                    measured.add(text)
+
+    for places, _ in Batches(batch_size, say).over(records.records if drafts else [], measure):
+        say(f"measured {places.stop}/{len(records)} answers")
     return {name: _with_speed(target, measured, machine) for name, measured in drafts.items()}
 
 
@@ -156,9 +176,11 @@ def _add_rows(target: Target, drafts: Sequence[MeasuredRows], rows: Rows, trunks
             measured.add(trunks[measured.layer], own, rows)
 
 
-def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Report) -> RecordSet:
+def answered(
+    target: Target, records: RecordSet, max_new_tokens: int, report: Report, batch_size: int = BATCH
+) -> RecordSet:
     """The records with the target's own greedy answers; those that have tokens already keep them."""
-    answers, options = TorchAnswers(target, _BATCH), GenerationOptions(max_new_tokens)
+    answers, options = TorchAnswers(target, batch_size, report), GenerationOptions(max_new_tokens)
     open_ = [i for i, record in enumerate(records) if record.tokens is None]
     told, cut = list(records), 0
     for done, (place, found) in enumerate(answers.answer([records[i] for i in open_], options), 1):
@@ -167,7 +189,7 @@ def answered(target: Target, records: RecordSet, max_new_tokens: int, report: Re
         (answer,), index = found, open_[place]
         told[index] = replace(records[index], tokens=answer)
         cut += answers.is_cut(answer)
-        if done % _BATCH == 0 or done == len(open_):
+        if done % batch_size == 0 or done == len(open_):
             report(f"answered {done}/{len(open_)} records")
     if cut:
         report(f"{cut} of {len(open_)} answers were cut at --max-new-tokens {max_new_tokens}")
@@ -188,6 +210,10 @@ class Measured(Protocol):
 
     def result(self) -> Acceptance:
         """The figures over everything that was added."""
+        ...
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Where what is done inside fails, nothing of it is counted."""
         ...
 
 
@@ -221,7 +247,7 @@ class _OnTrunk:
         self.name = draft.name
         self.layers: float = draft.layer
         self._count = Count(draft_length, target.eos_token_ids)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
@@ -267,7 +293,7 @@ class MeasuredHeads:
         self.name = draft.name
         self.layers: float = 0
         self._count = HeadCount(draft_length, target.eos_token_ids)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
@@ -293,7 +319,7 @@ class MeasuredLayer:
         self.layers: float = 1
         network = draft.network.to(target.device)
         self._count = LayerCount(network, target.lm_head, draft_length, target.eos_token_ids)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
@@ -312,15 +338,15 @@ class MeasuredSkipped:
         self.name = draft.name
         self.layers: float = target.num_layers * weights.kept(draft.skip) / weights.kept(Sublayers())
         self._count = SkippedCount(target, draft.skip, draft_length)
-        self.result = self._count.result
+        self.result, self.whole = self._count.result, self._count.whole
 
     @property
     def cycles(self) -> Stats:
         return self._count.cycles
 
-    def add(self, record: Record) -> None:
-        """A record with its answer."""
-        self._count.add(record)
+    def add(self, text: Known) -> None:
+        """A record's answer, and what the target made of it."""
+        self._count.add(text)
 
 
 def open_measured(target: Target, name: str, draft_length: int) -> Measured:

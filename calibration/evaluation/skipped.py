@@ -7,7 +7,7 @@ side, and any policy's cycles follow from the chains exactly: no clock, and no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...runtime.speculate.acceptance import Verdict
 from ...runtime.speculate.policy import DraftPolicy
 from ...runtime.speculate.stats import Stats
 from ..data.records import Record
+from ..targets.batches import Batches
 from ..targets.target import Target
 from ..training.losses import overlap
 from .acceptance import Counted, chain_cycles, likeliest
@@ -126,11 +127,12 @@ def chains(
     skip: Sublayers,
     depth: int,
     least: float = 0.0,
-    seen: Callable[[int, Tensor, Tensor], None] = lambda step, places, logits: None,
+    seen: Callable[[Tensor, Tensor], None] = lambda places, logits: None,
+    together: Batches | None = None,
 ) -> Chains:
     """Chains of the likeliest tokens, at most `depth` long; none goes on behind an end token, or one that the draft finds
-    less likely than `least`. `seen(step, places, logits)` is told of the draft's logits [n, V] behind the tokens at `places`
-    int64 [n] and `step` drafted ones."""
+    less likely than `least`. `seen(places, logits)` is told of the draft's logits [n, V] right behind the tokens at `places`
+    int64 [n]. `together` is how many chains are drafted side by side."""
     count, eos = len(text.tokens) - 1, set(target.eos_token_ids)
     found = Chains(
         [[] for _ in range(count)],
@@ -138,31 +140,47 @@ def chains(
         [[] for _ in range(count)],
         text.tokens[-1] in eos,
     )
+
+    def draft(some: Sequence[int]) -> tuple[Tensor, Tensor]:
+        for place in some:  # what a try that found no memory left
+            for each in (found.tokens, found.confidences, found.right):
+                each[place].clear()
+        places = torch.tensor(some, device=target.device)
+        drafting = _Drafting(target, text, skip, places)
+        ids = torch.tensor(text.tokens, device=target.device)[places]
+        first = None
+        for step in range(depth):
+            logits = drafting.step(ids)
+            first = logits if first is None else first
+            shares, ids = logits.softmax(-1).max(-1)
+            live = []
+            for place, token, share in zip(
+                drafting.places.tolist(), ids.tolist(), shares.tolist(), strict=True
+            ):
+                right = found.right[place]
+                found.tokens[place].append(token)
+                found.confidences[place].append(share)
+                right.append(token == text.tokens[place + step + 1] and all(right))
+                live.append(token not in eos and share >= least and place + step + 1 < count)
+            if not any(live):
+                break
+            if not all(live):
+                kept = torch.tensor(live, device=target.device)
+                drafting.keep(kept)
+                ids = ids[kept]
+        assert first is not None
+        return places, first
+
+    together = together or side_by_side()
     with target.family.language.hooks(), _exported(target):
-        for begin in range(0, count, TOGETHER):
-            places = torch.arange(begin, min(begin + TOGETHER, count), device=target.device)
-            drafting = _Drafting(target, text, skip, places)
-            ids = torch.tensor(text.tokens, device=target.device)[places]
-            for step in range(depth):
-                logits = drafting.step(ids)
-                seen(step, drafting.places, logits)
-                shares, ids = logits.softmax(-1).max(-1)
-                live = []
-                for place, token, share in zip(
-                    drafting.places.tolist(), ids.tolist(), shares.tolist(), strict=True
-                ):
-                    right = found.right[place]
-                    found.tokens[place].append(token)
-                    found.confidences[place].append(share)
-                    right.append(token == text.tokens[place + step + 1] and all(right))
-                    live.append(token not in eos and share >= least and place + step + 1 < count)
-                if not any(live):
-                    break
-                if not all(live):
-                    kept = torch.tensor(live, device=target.device)
-                    drafting.keep(kept)
-                    ids = ids[kept]
+        for _, (places, logits) in together.over(range(count), draft):
+            seen(places, logits)
     return found
+
+
+def side_by_side(report: Callable[[str], None] = lambda line: None) -> Batches:
+    """How many chains are drafted at once: at first TOGETHER."""
+    return Batches(TOGETHER, report, "chains of a draft without sublayers", flag=None)
 
 
 def _exported(target: Target) -> Any:
@@ -258,21 +276,21 @@ class SkippedCount(Counted):
     def __init__(self, target: Target, skip: Sublayers, draft_length: int) -> None:
         super().__init__(draft_length, target.eos_token_ids)
         self._target, self._skip = target, skip
+        self._together = side_by_side()
 
-    def add(self, record: Record) -> None:
-        """The text of a record."""
-        text = known(self._target, record)
+    def add(self, text: Known) -> None:
+        """A text of the target's."""
         count = len(text.tokens) - 1
         if count < 1:
             return
 
-        def compare(step: int, places: Tensor, logits: Tensor) -> None:
-            if step == 0:
-                own = text.logits[places]
-                self.shared += overlap(logits, own).sum().item()
-                self._rank(0, likeliest(logits), own.argmax(-1))
+        def compare(places: Tensor, logits: Tensor) -> None:
+            own = text.logits[places]
+            self.shared += overlap(logits, own).sum().item()
+            self._rank(0, likeliest(logits), own.argmax(-1))
 
-        found = chains(self._target, text, self._skip, self.draft_length, seen=compare)
+        length, together = self.draft_length, self._together
+        found = chains(self._target, text, self._skip, length, seen=compare, together=together)
         one = chain_cycles(found.right, self.draft_length, found.ended)
         self.cycles = Stats.total([self.cycles, one])
         self.tokens += count

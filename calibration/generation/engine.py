@@ -42,7 +42,7 @@ def open_answers(
     if engine == "torch" or (engine == "auto" and bundle is None and not on_cpu):
         if bundle is not None:
             raise OptionError("--engine torch reads no bundle: leave --bundle out")
-        return TorchAnswers(load_target(model, device), batch_size)
+        return TorchAnswers(load_target(model, device), batch_size, say)
     if threads is not None:
         use_global_pool(threads)  # the checks of an export would begin one of all cores
     found = target_bundle(model, max_new_tokens, say) if bundle is None else given_bundle(bundle, model)

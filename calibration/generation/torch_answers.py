@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from ...runtime.errors import InputError
 from ..data.records import Record
+from ..targets.batches import Batches
 from ..targets.target import Target
 from .answers import Found, GenerationOptions, stream_seed
 
@@ -19,12 +20,19 @@ BATCH = 128
 
 
 class TorchAnswers:
-    """`Answers` by the model's own `generate`, `batch_size` records at a time."""
+    """`Answers` by the model's own `generate`, `batch_size` records at a time, fewer where a GPU's memory runs out, which
+    `report` is told."""
 
     engine = "torch"
 
-    def __init__(self, target: Target, batch_size: int | None = None) -> None:
-        self.target, self.name, self.batch_size = target, target.name, batch_size or BATCH
+    def __init__(
+        self,
+        target: Target,
+        batch_size: int | None = None,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.target, self.name = target, target.name
+        self._batches = Batches(batch_size or BATCH, report)
         self._ends: Collection[int] = set(target.eos_token_ids)
 
     @property
@@ -36,17 +44,7 @@ class TorchAnswers:
         self, records: Sequence[Record], options: GenerationOptions
     ) -> Generator[tuple[int, Found], None, None]:
         """See `Answers`."""
-        for at in range(0, len(records), self.batch_size):
-            places = list(range(at, min(at + self.batch_size, len(records))))
-            try:
-                found = self._batch([records[i] for i in places], options)
-            except InputError:  # one of them cannot be read; which one?
-                bad = {i: error for i in places if (error := self._problem(records[i])) is not None}
-                if not bad:
-                    raise
-                yield from bad.items()
-                places = [i for i in places if i not in bad]
-                found = self._batch([records[i] for i in places], options) if places else []
+        for places, found in self._batches.over(records, lambda some: self._found(some, options)):
             yield from zip(places, found, strict=True)
 
     def is_cut(self, answer: Sequence[int]) -> bool:
@@ -56,6 +54,18 @@ class TorchAnswers:
     def text(self, answer: Sequence[int]) -> str:
         """See `Answers`."""
         return self.target.tokenizer.decode(answer, skip_special_tokens=True)
+
+    def _found(self, records: Sequence[Record], options: GenerationOptions) -> list[Found]:
+        """What is found for each of the records."""
+        try:
+            return list(self._batch(records, options))
+        except InputError:  # one of them cannot be read; which one?
+            bad = {i: error for i, one in enumerate(records) if (error := self._problem(one)) is not None}
+            if not bad:
+                raise
+        good = [one for i, one in enumerate(records) if i not in bad]
+        found = iter(self._batch(good, options) if good else [])
+        return [bad[i] if i in bad else next(found) for i in range(len(records))]
 
     def _batch(self, records: Sequence[Record], options: GenerationOptions) -> list[list[tuple[int, ...]]]:
         if not options.temperature:

@@ -21,7 +21,7 @@ from ...runtime.errors import InputError, OptionError
 from ...runtime.speculate.adaptive_threshold import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
 from ...runtime.speculate.stats import Stats
 from ..data.records import RecordSet
-from ..evaluation.skipped import Known, chains, known, replay
+from ..evaluation.skipped import Known, chains, known, replay, side_by_side
 from ..targets.target import Target
 from ..training.provenance import provenance
 from .weights import Weights
@@ -88,7 +88,7 @@ class Answers:
 
     def __init__(self, target: Target, records: RecordSet) -> None:
         """InputError where no answer has a second token."""
-        self.target, self.weights = target, Weights.of(target)
+        self.target, self.weights, self._together = target, Weights.of(target), side_by_side()
         self.texts: list[Known] = [
             known(target, record) for record in records if len(target.answer(record)) >= SHORTEST_ANSWER
         ]
@@ -101,7 +101,7 @@ class Answers:
         for text in self.texts:
             # What no threshold lets pass in so many cycles need not be followed: each moves it by a thousandth at most.
             least = options.confidence_threshold - len(text.tokens) * STEP * (1 - KEPT) - MARGIN
-            drafted = chains(self.target, text, skip, options.draft_length, least)
+            drafted = chains(self.target, text, skip, options.draft_length, least, together=self._together)
             found.append(replay(drafted, options.policy(), eos))
         return Measured(skip, Stats.total(found), self.weights.share(skip))
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from training_targets import logits_after, options
 from vlmexport.calibration.data import RecordSet
-from vlmexport.calibration.evaluation.acceptance import greedy_cycles, measure
+from vlmexport.calibration.evaluation import plot
+from vlmexport.calibration.evaluation.acceptance import Acceptance, greedy_cycles, measure
 from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
@@ -127,6 +128,26 @@ def test_figures_agree_with_each_other(target: Target, told: RecordSet, draft: P
     repeated = RecordSet("many", [replace(r, key=f"{r.key}-{i}") for i in range(3) for r in told])
     plot_by_position(evaluate_drafts(target, repeated, [str(draft)], 4), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_of_few_answers_says_so():
+    """In place of an empty panel; and what it shows of many is agreement, whatever a chain would have asked for."""
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot
+
+    few, many = (
+        Acceptance(4, 8, 6, 3, 4, 7, 0.5, 0.4, [(1, 0.5, answers), (2, 0.25, 3)], [])
+        for answers in (plot._LEAST - 1, plot._LEAST)
+    )
+    _, axes = pyplot.subplots()
+    plot._by_position(axes, {"some": many})
+    assert len(axes.lines) == 1 and not axes.texts and "draft is right" in axes.get_ylabel()
+    _, axes = pyplot.subplots()
+    plot._by_position(axes, {"some": few})
+    assert [text.get_text() for text in axes.texts] == [
+        "no position that 20 answers reach\n(at most 19 do): give more records"
+    ]
+    pyplot.close("all")
 
 
 def test_the_target_itself_is_always_accepted(target: Target, told: RecordSet):

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 import torch
 from PIL import Image
-from training_targets import logits_after, make_target
+from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration.data import ImageRef, Record, RecordSet
-from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task
+from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task, yes_no
 from vlmexport.calibration.evaluation.quality.vqa import accuracy
 from vlmexport.calibration.evaluation.quality.words import normalised
 from vlmexport.calibration.evaluation.ranking import log_probabilities, rank_choices, right_rank
 from vlmexport.calibration.evaluation.run import evaluate
 from vlmexport.calibration.evaluation.speed import bound
+from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Target
 from vlmexport.runtime.errors import OptionError
 
 from vlmexport import calibration
+
+
+def java(*words: object) -> str:
+    """What it prints; nothing where there is none."""
+    if shutil.which("java") is None:
+        return ""
+    return subprocess.run(["java", *map(str, words)], capture_output=True, text=True, timeout=120).stdout
 
 
 def told(text: str, *references: str, key: str = "k", rank: int | None = None) -> Told:
@@ -40,7 +52,8 @@ def told(text: str, *references: str, key: str = "k", rank: int | None = None) -
     [
         ("Two cups.", "2 cups"), ("the  Cat!", "cat"), ("dont", "don't"), ("a\nb", "b"), ("3.5", "3.5"),
         ("1,000", "1000"), ("red/blue", "red blue"), ("red, blue", "red blue"), ("no.", "no"), ("None", "0"),
-        ("couldnt've", "couldn't've"), ("t-shirt", "t shirt"), ("it's", "it's"), ("its", "its"),
+        ("couldnt've", "couldn't've"), ("couldntve", "couldntve"), ("hedve", "hedve"), ("Twas", "'twas"),
+        ("'ows'at", "'ow's'at"), ("ow's'at", "'ow's'at"), ("y'alldve", "y'alldve"), ("y'alld've", "y'all'd've"), ("t-shirt", "t shirt"), ("it's", "it's"), ("its", "its"),
     ],
 )  # fmt: skip
 def test_answers_are_compared_as_the_official_evaluation_does(said: str, compared: str):
@@ -50,12 +63,21 @@ def test_answers_are_compared_as_the_official_evaluation_does(said: str, compare
 def test_vqa_accuracy_by_hand():
     """k of ten say it: each of these leaves k − 1 others, each of the rest leaves k."""
     for k, wanted in ((0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)):
-        people = ["Cup."] * k + [f"other {n}" for n in range(10 - k)]
-        assert accuracy("a cup", people) == pytest.approx(wanted), k
+        people = ["cup"] * k + [f"other {n}" for n in range(10 - k)]
+        assert accuracy("A cup.", people) == pytest.approx(wanted), k
     found = open_task("vqa").score([told("a cup", *["cup"] * 10), told("x", *["cup"] * 10), told("y")])
     assert (found.count, found.total, found.values["VQA accuracy"]) == (2, 3, 50.0)
     assert "1 question(s)" in open_task("vqa").score([told("a", "a", "b")]).notes[0]
     assert "no record has answers" in open_task("vqa").score([told("a")]).left_out["VQA accuracy"]
+
+
+def test_peoples_answers_are_normalised_as_the_official_evaluation_does():
+    """By their punctuation, and not where all are equal."""
+    assert accuracy("t shirt", ["t-shirt"] * 9 + ["shirt"]) == 1.0
+    assert accuracy("t shirt", ["t-shirt"] * 10) == 0.0
+    assert accuracy("two", ["2"] * 10) == 1.0
+    assert accuracy("two", ["two"] * 9 + ["2"]) == pytest.approx(0.3)
+    assert accuracy("the cup", ["the cup"] * 9 + ["cup"]) == pytest.approx(0.3)
 
 
 def test_exact_and_yes_no_by_hand():
@@ -65,14 +87,40 @@ def test_exact_and_yes_no_by_hand():
         told("yes", "Yes", key="colour/2/1"), told("yes", "No", key="colour/2/2"),
         told("maybe", "No", key="count/1/1"),
     ]  # fmt: skip
-    found = open_task("yes-no").score(asked).values
-    assert found == {
+    scored = open_task("yes-no").score(asked)
+    assert scored.notes == ("perception is the sum of 1 of its 10 categories",)
+    assert scored.values == {
+        "perception": 0.0,
         "total": 125.0,
         "accuracy": 60.0,
         "accuracy+": pytest.approx(100 / 3),
         "colour": 125.0,
         "count": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ("Yes", "yes"), ("No, it is not.", "no"), ("YES!", "yes"), (" yes", "yes"), ("(No)", "no"), ("Not at all", "no"),
+        ("Nobody", "no"), ("Oh yes", "other"), ("The answer is no", "other"), ("", "other"), ("**Yes**", "other"),
+    ],
+)  # fmt: skip
+def test_mme_reads_the_first_four_characters(answer: str, taken: str):
+    assert yes_no.verdict(answer) == taken
+
+
+def test_mme_sums_what_papers_print():
+    """Every question right: 2000 and 800."""
+    asked = [
+        told("yes", "Yes", key=f"{category}/1/{n}")
+        for group in yes_no.GROUPS.values()
+        for category in group
+        for n in (1, 2)
+    ]
+    found = open_task("yes-no").score(asked)
+    assert (found.values["perception"], found.values["cognition"]) == (2000.0, 800.0)
+    assert found.notes == () and found.values["total"] == 2800.0
 
 
 # --- ranking ---
@@ -119,6 +167,40 @@ def test_choices_are_ranked_by_the_models_own_probabilities(target: Target, tmp_
     assert rank_choices(target, [records[best], asked_about(tmp_path)]) == [1, None]
 
 
+def teacher_forced(target: Target, record: Record, texts: Sequence[str]) -> list[float]:
+    """Σ log p of each text, each with the whole prompt and a picture of its own."""
+    told = [replace(record, answer=text, tokens=None) for text in texts]
+    with torch.no_grad():
+        rows, _ = target.rows(told, [target.num_layers], first=True)
+        said = target.head(rows.residuals[:, -1]).log_softmax(-1).gather(1, rows.tokens[:, None])[:, 0]
+    return torch.zeros(len(told)).index_add_(0, rows.records, said).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_read_one_picture_and_one_prompt(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And get what each of them would get alone. A record of text follows one with a picture: what the model keeps of
+    that one's positions must not be read."""
+    target = make_target(kind, tmp_path / "model")
+    records = [asked_about(tmp_path), replace(asked_about(tmp_path), prompt="the red cup is on a table")]
+    if target.family.vision is None:
+        records = [replace(record, image=None) for record in records]
+    elif not target.family.needs_picture:
+        records.append(replace(records[1], image=None))
+    texts = ("a cup is on the table", "cup", "", "the red", "a", "red red red")
+    loads, towers, load = [], [], ImageRef.load
+    monkeypatch.setattr(ImageRef, "load", lambda ref: loads.append(1) or load(ref))
+    if (tower := target.family.parts(target.model).vision_output) is not None:
+        tower.register_forward_hook(lambda *_: towers.append(1))
+    for record in records:
+        teacher_forced(target, record, texts[:1])
+    once = (len(loads), len(towers))
+    wanted = [teacher_forced(target, record, texts) for record in records]
+    loads.clear(), towers.clear()
+    for record, expected in zip(records, wanted, strict=True):
+        assert log_probabilities(target, record, texts, Batches(4)) == pytest.approx(expected, abs=1e-3)
+    assert (len(loads), len(towers)) == once and once[0] == sum(one.image is not None for one in records)
+
+
 # --- captions ---
 
 CAPTIONS = [
@@ -156,6 +238,37 @@ def test_a_package_folder_that_cannot_be_written_to_costs_the_tokenizer_only(mon
     assert "BLEU-1" in found.values and any("Permission denied" in note for note in found.notes)
 
 
+FAILING_JAVA = """#!/bin/sh
+echo 'Unable to locate a Java Runtime.' >&2
+exit 1
+"""
+SCORE = """
+import gc, json
+from vlmexport.calibration.data import Record
+from vlmexport.calibration.evaluation.quality import Told, captions
+told = [Told(Record("k", "?", references=("a red cup", "one cup")), "A red cup."), Told(Record("l", "?", references=("a bowl",)), "a cup")]
+found = captions.score(told)
+gc.collect()
+print(json.dumps(found.to_dict()))
+"""
+
+
+def test_a_java_that_fails_is_noted_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the stub of a Mac without Java: there, and never right. METEOR's lock would keep the process for ever."""
+    pytest.importorskip("pycocoevalcap")
+    (tmp_path / "java").write_text(FAILING_JAVA)
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run([sys.executable, "-c", SCORE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["notes"] == [
+        f"{captions.PLAIN_RULE}: the Penn Treebank tokenizer failed (it gave 1 of 2 texts; does `java -version` work?)"
+    ]
+    # "a red cup" and "a cup" have four of five words right.
+    assert found["values"]["BLEU-1"] == pytest.approx(4 / 5, rel=1e-4) and "METEOR" in found["left_out"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 def test_captions_with_java():
@@ -163,6 +276,59 @@ def test_captions_with_java():
     found = captions.score(CAPTIONS)
     assert 0 < found.values["METEOR"] < 1 and found.notes == ()
     assert "SPICE" in found.values or "stanford-corenlp-3.6.0.jar" in found.left_out["SPICE"]
+
+
+PROBE = """
+import edu.anu.spice.LmdbTupleDB;
+import java.util.*;
+
+class Probe {
+    public static void main(String[] folder) {
+        LmdbTupleDB kept = new LmdbTupleDB(folder[0]);
+        ArrayList<ArrayList<String>> tuples = new ArrayList<>(List.of(new ArrayList<>(List.of("cup", "red"))));
+        kept.putTransaction(new HashMap<>(Map.of("a red cup", tuples)));
+        System.out.println(kept.getTransaction(List.of("a red cup")));
+    }
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "jdk.compiler" not in java("--list-modules"), reason="needs a Java that runs source files"
+)
+def test_spices_cache_opens_what_later_javas_close(tmp_path: Path):
+    """Java 16 and later refuse it without the options (InaccessibleObjectException)."""
+    pytest.importorskip("pycocoevalcap")
+    spice = captions._package() / "spice"
+    (tmp_path / "Probe.java").write_text(PROBE)
+    (tmp_path / "cache").mkdir()
+    with captions.opened_java():
+        done = java(
+            "-cp", f"{spice}/spice-1.0.jar:{spice}/lib/*", tmp_path / "Probe.java", tmp_path / "cache"
+        )
+    assert done.strip() == "{a red cup=[[cup, red]]}"
+
+
+def test_spice_alone_is_run_with_opened_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And with what the user's variable asks for; afterwards that is as it was."""
+    pytest.importorskip("pycocoevalcap")
+    seen: dict[str, str] = {}
+    (tmp_path / "spice" / captions._SPICE_JAR).parent.mkdir(parents=True)
+    (tmp_path / "spice" / captions._SPICE_JAR).touch()
+    monkeypatch.setattr(captions, "_package", lambda: tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/java")
+    monkeypatch.setattr(captions, "_treebank", captions.plain_words)
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-Dmine=1")
+
+    def scored(module: str, *rest: object) -> float:
+        seen[module] = os.environ["JDK_JAVA_OPTIONS"]
+        return 0.5
+
+    monkeypatch.setattr(captions, "_scorer", scored)
+    assert captions.score(CAPTIONS).values["SPICE"] == 0.5
+    assert seen.pop("spice.spice").startswith("-Dmine=1 --add-opens=java.base/java.lang=ALL-UNNAMED ")
+    assert set(seen.values()) == {"-Dmine=1"} and os.environ["JDK_JAVA_OPTIONS"] == "-Dmine=1"
 
 
 def test_a_program_that_fails_leaves_its_figure_out(monkeypatch: pytest.MonkeyPatch):
@@ -202,10 +368,11 @@ def call(*words: object) -> str:
     cli.register(app)
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    print(result.stderr, file=sys.stderr)
     return result.stdout
 
 
-def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path):
+def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [{"q": f"a cup {n}", "i": "a.png", "a": "red", "c": ["red", "the cup"], "w": 0} for n in "xyz"]
     asked_about(tmp_path)
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -233,7 +400,9 @@ def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [line["references"] for line in lines] == [["red"]] * 3 and all("answer" in line for line in lines)
-    shown = call(*words, *drafts[:2], "--task", "exact")
+    capsys.readouterr()
+    shown = call(*words, *drafts[:2], "--task", "exact", "--batch-size", 2)
+    assert "measured 2/3 answers" in capsys.readouterr().err
     assert "early-exit@2" in shown and "exact, 3 of 3 answers" in shown and "speed-up" in shown
     with pytest.raises(OptionError, match=r"--task auto: nothing says.*give one of captions, choices"):
         call(*words, "--task", "auto")
@@ -241,6 +410,8 @@ def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path):
         call(*words)
     with pytest.raises(OptionError, match="--task 'taste' is none of captions"):
         call(*words, "--task", "taste")
+    with pytest.raises(OptionError, match=r"--plot p.png draws what drafts do.*give --draft"):
+        call(*words, "--task", "exact", "--plot", "p.png")
     with pytest.raises(OptionError, match=r"answers are written where they are judged"):
         call(*words, *drafts, "--answers", tmp_path / "x")
 
@@ -254,6 +425,10 @@ def test_the_target_answers_once_for_drafts_and_score(
     found = evaluate(target, records, ["early-exit@2"], 3, 6, "exact")
     assert len(calls) == 1 and found.score is not None and found.score.count == 1
     assert set(found.texts) == {"k"} and found.drafts["early-exit@2"].cycles > 0
+    ranked = RecordSet("r", [asked_about(tmp_path, choices=("red", "a cup"), choice=0)])
+    found = evaluate(target, ranked, [], 3, 6, "choices", texts=False)
+    assert len(calls) == 1 and found.texts == {} and found.score is not None and found.score.count == 1
+    assert set(evaluate(target, ranked, [], 3, 6, "choices").texts) == {"k"} and len(calls) == 2
     with pytest.raises(OptionError, match="leave --given-text out"):
         evaluate(target, records, [], 3, None, "exact")
 

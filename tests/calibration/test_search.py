@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration import search as searches
 from vlmexport.calibration.data.records import RecordSet
+from vlmexport.calibration.evaluation import run
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import Chains, chains, known, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, search, starts
@@ -22,6 +23,7 @@ from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.targets.target import Target
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
 from vlmexport.exporter.families.skipping import Sublayers, disregarded
 from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.session import Session
@@ -191,6 +193,20 @@ def test_eval_measures_a_searched_draft(kind: str, tmp_path: Path) -> None:
     )
     assert found.bound is not None and 0 <= found.overlap <= 1
     assert len(found.by_position) == max(len(text.tokens) for text in answers.texts) - 1
+
+
+def test_several_sets_share_what_the_target_made_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target("llama", tmp_path / "model")
+    records = own_answers(target, tmp_path, "llama")
+    sets = {"a": DraftAndVerify(skip=Sublayers((1,), (3,))), "b": DraftAndVerify(skip=Sublayers((2,), ()))}
+    monkeypatch.setattr(run, "open_draft", lambda path: sets[path.name])
+    alone = {name: evaluate_drafts(target, records, [name], 3)[name] for name in sets}
+    read: list[str] = []
+    monkeypatch.setattr(run, "known", lambda target, record: read.append(record.key) or known(target, record))
+    assert evaluate_drafts(target, records, list(sets), 3) == alone
+    assert read == [record.key for record in records]
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -37,3 +37,9 @@ def test_no_option_is_cut(
 def test_a_prompt_around_questions_is_told_of(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     assert "{question}" in capsys.readouterr().out
+
+
+def test_train_says_what_changes_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split("Options")[0].split())
+    assert "only --joint and --fine-tune change it" in said and "frozen" not in said

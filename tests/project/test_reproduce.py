@@ -81,6 +81,12 @@ def test_no_question_is_trained_on_and_evaluated_with() -> None:
     assert asked == {"generate-data": "vqa/train-questions.json", "eval": "vqa/questions.json"}
 
 
+def test_whatever_runs_the_target_runs_on_the_gpu() -> None:
+    """`build` alone does not decode."""
+    elsewhere = [line for line in commands() if "--device cuda" not in line]
+    assert [line.split()[1] for line in elsewhere] == ["build"]
+
+
 @pytest.mark.slow
 def test_the_page_runs(tmp_path: Path) -> None:
     stand_ins(tmp_path)

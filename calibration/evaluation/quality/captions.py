@@ -1,17 +1,20 @@
 """BLEU-1 … 4, ROUGE-L, CIDEr, METEOR and SPICE by the package pycocoevalcap, as captions are judged in COCO.
 
-It calls Java for the Penn Treebank tokenizer, METEOR and SPICE. Without Java the texts are split by a plain rule (words in
+It calls Java for the Penn Treebank tokenizer, METEOR and SPICE. Without a Java that runs, the texts are split by a plain rule (words in
 small letters, punctuation left out), which the score notes; METEOR and SPICE are left out. SPICE also needs jars that
-pycocoevalcap downloads, which is not done here: `python -m pycocoevalcap.spice.get_stanford_models` does it.
+pycocoevalcap downloads, which is not done here: `python -m pycocoevalcap.spice.get_stanford_models` does it. With them it has not been
+run here; its cache of parsed texts, where it fails by itself on Java 16 and later, is tested alone.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,12 @@ Texts = Mapping[int, list[str]]
 PLAIN_RULE = "tokenized by a plain rule, figures are not the official ones"
 PLAIN = f"{PLAIN_RULE}: without Java there is no Penn Treebank tokenizer"
 _SPICE_JAR = "lib/stanford-corenlp-3.6.0.jar"
+_JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
+_OPENED = (
+    "java.base/java.lang", "java.base/java.math", "java.base/java.net", "java.base/java.text", "java.base/java.util",
+    "java.base/java.util.concurrent", "java.sql/java.sql",
+)  # fmt: skip
+"""Packages whose private fields SPICE's serializer (FST 2.47) reads when it starts."""
 
 
 def score(told: Sequence[Told]) -> Score:
@@ -49,7 +58,7 @@ def score(told: Sequence[Told]) -> Score:
     else:
         try:
             answers, references = _treebank(answers), _treebank(references)
-        except OSError as error:  # the package writes beside its own files
+        except (OSError, ValueError) as error:  # the package writes beside its own files; Java may not run
             notes.append(f"{PLAIN_RULE}: the Penn Treebank tokenizer failed ({error})")
             answers, references = plain_words(answers), plain_words(references)
     _add(values, left_out, "BLEU", lambda: _bleu(references, answers))
@@ -69,12 +78,13 @@ def score(told: Sequence[Told]) -> Score:
                 f"needs {Path(_SPICE_JAR).name}; python -m pycocoevalcap.spice.get_stanford_models downloads it"
             )
         else:
-            _add(
-                values,
-                left_out,
-                "SPICE",
-                lambda: {"SPICE": _scorer("spice.spice", "Spice", references, answers)},
-            )
+            with opened_java():
+                _add(
+                    values,
+                    left_out,
+                    "SPICE",
+                    lambda: {"SPICE": _scorer("spice.spice", "Spice", references, answers)},
+                )
     return Score("captions", len(judged), len(told), values, left_out, tuple(notes))
 
 
@@ -84,6 +94,22 @@ def plain_words(texts: Texts) -> dict[int, list[str]]:
         i: [" ".join(re.findall(r"\w+(?:['’]\w+)*", text.lower())) for text in found]
         for i, found in texts.items()
     }
+
+
+@contextmanager
+def opened_java() -> Iterator[None]:
+    """Lets Java programs that are started here read what Java 16 and later close to them. Java 8 knows no such option, and
+    does not read this variable."""
+    before = os.environ.get(_JAVA_OPTIONS)
+    asked = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+    os.environ[_JAVA_OPTIONS] = " ".join([*([before] if before else []), *asked])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_JAVA_OPTIONS]
+        else:
+            os.environ[_JAVA_OPTIONS] = before
 
 
 def _line(text: str) -> str:
@@ -112,7 +138,12 @@ def _treebank(texts: Texts) -> dict[int, list[str]]:
 
     # A text without words would be an empty line at the end, which the tokenizer's output has not.
     wrapped = {i: [{"caption": text or "."} for text in found] for i, found in texts.items()}
-    return PTBTokenizer().tokenize(wrapped)
+    split = PTBTokenizer().tokenize(wrapped)
+    # It looks at no exit status: of a Java that fails it makes one empty text.
+    if {i: len(found) for i, found in split.items()} != {i: len(found) for i, found in texts.items()}:
+        given, wanted = (sum(map(len, each.values())) for each in (split, texts))
+        raise ValueError(f"it gave {given} of {wanted} texts; does `java -version` work?")
+    return split
 
 
 def _bleu(references: Texts, answers: Texts) -> dict[str, float]:
@@ -124,4 +155,21 @@ def _bleu(references: Texts, answers: Texts) -> dict[str, float]:
 
 def _scorer(module: str, name: str, references: Texts, answers: Texts) -> float:
     made: Any = getattr(importlib.import_module(f"pycocoevalcap.{module}"), name)()
-    return float(made.compute_score(references, answers)[0])
+    try:
+        return float(made.compute_score(references, answers)[0])
+    except BaseException:
+        _let_go(made)
+        raise
+
+
+def _let_go(scorer: Any) -> None:
+    """Ends METEOR's process and frees its lock, which a failed score keeps: its `__del__` would wait for it for ever."""
+    process = getattr(scorer, "meteor_p", None)
+    if process is None:
+        return
+    process.kill()
+    process.wait()
+    with suppress(OSError):  # what the process did not read
+        process.stdin.close()
+    if scorer.lock.locked():
+        scorer.lock.release()

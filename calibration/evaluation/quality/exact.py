@@ -1,4 +1,4 @@
-"""Share of answers that are one of the references, both as the VQA evaluation compares them (`words.py`)."""
+"""Share of answers that are one of the references, both as the VQA evaluation normalises a model's (`words.py`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """VQA accuracy: the official formula over ten people's answers (Antol et al., arXiv 1505.00468).
 
-An answer that k of the other nine gave counts min(k/3, 1), averaged over leaving out each of the ten.
+An answer that k of the other nine gave counts min(k/3, 1), averaged over leaving out each of the ten. As in the official code
+(vqaEval.py of GT-Vision-Lab/VQA) the model's answer is normalised in full, people's by their punctuation alone, and not
+at all where all ten are equal: those of VQA are stored as they are compared.
 """
 
 from __future__ import annotations
@@ -8,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .told import Score, Told
-from .words import normalised
+from .words import normalised, punctuated
 
 RANKS = False
 
 
 def accuracy(answer: str, people: Sequence[str]) -> float:
     """Of one answer, 0 … 1."""
-    given, said = [normalised(one) for one in people], normalised(answer)
+    said = normalised(answer)
+    given = list(people) if len(set(people)) == 1 else [punctuated(one) for one in people]
     equal = given.count(said)
     return sum(min(1.0, (equal - (one == said)) / 3) for one in given) / len(given)
 

@@ -1,6 +1,6 @@
-"""Answers made comparable, as the official VQA evaluation does it (Antol et al., arXiv 1505.00468): punctuation, case,
-number words, articles, contractions. The contractions are its list, less those with capitals, which never meet a word
-in small letters."""
+"""Answers made comparable, as the official VQA evaluation does it with a model's (Antol et al., arXiv 1505.00468; vqaEval.py of
+GT-Vision-Lab/VQA): punctuation, case, number words, articles, contractions. The contractions are its list, less those
+with capitals, which never meet a word in small letters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _NUMBERS = {"none": "0", **{word: str(n) for n, word in enumerate(
 )}}  # fmt: skip
 _ARTICLES = {"a", "an", "the"}
 _CONTRACTED = [
+    "'ow's'at",
+    "'twas",
     "ain't",
     "aren't",
     "can't",
@@ -106,27 +108,29 @@ _CONTRACTED = [
 
 
 def _short_forms() -> dict[str, str]:
-    """Each contraction by every way to leave out some of its apostrophes."""
-    found = {"somebody'd": "somebodyd", "twas": "'twas"}
+    """Each contraction without one of its apostrophes."""
+    found = {"somebody'd": "somebodyd"}
     for word in _CONTRACTED:
-        parts = word.split("'")
-        for kept in range(2 ** (len(parts) - 1) - 1):
-            marks = ["'" if kept >> at & 1 else "" for at in range(len(parts) - 1)]
-            found["".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True))] = word
+        found |= {word[:at] + word[at + 1 :]: word for at, mark in enumerate(word) if mark == "'"}
     return found
 
 
 _SHORT = _short_forms()
 
 
+def punctuated(text: str) -> str:
+    """Punctuation left out, or a space in its place."""
+    bare = text
+    thousands = re.search(r"\d,\d", text)
+    for mark in _PUNCTUATION:
+        touching = f"{mark} " in text or f" {mark}" in text
+        bare = bare.replace(mark, "" if touching or thousands else " ")
+    # The official code gives `sub` a flag where it takes a count.
+    return re.sub(r"\.(?!\d)", "", bare, count=32)
+
+
 def normalised(answer: str) -> str:
     """An answer as it is compared."""
-    said = answer.replace("\n", " ").replace("\t", " ").strip()
-    bare = said
-    thousands = re.search(r"\d,\d", said)
-    for mark in _PUNCTUATION:
-        touching = f"{mark} " in said or f" {mark}" in said
-        bare = bare.replace(mark, "" if touching or thousands else " ")
-    bare = re.sub(r"\.(?!\d)", "", bare)
+    bare = punctuated(answer.replace("\n", " ").replace("\t", " ").strip())
     words = (_NUMBERS.get(word, word) for word in bare.lower().split())
     return " ".join(_SHORT.get(word, word) for word in words if word not in _ARTICLES)
