@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_trtexec import fake_trtexec
 from PIL import Image
 from vlmexport.runtime.images.synthetic import synthetic_image
 
@@ -69,6 +70,12 @@ def test_from_an_archive_to_a_captioning_loop(
     assert "the engine tensorrt on a GPU that is not there" in said.replace("\n", " ")
     ticks = re.findall(r"^tick \d: .* (?:eos|length|deadline)", said, re.MULTILINE)
     assert len(ticks) == 3
+    # The last step of the README, with a trtexec that says how long nothing took.
+    fake_trtexec(programs)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    profile = [programs / "vlmexport", "profile", "bundle", "--html", "profile.html"]
+    subprocess.run(profile, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    assert "mm &lt;1&gt;" in (tmp_path / "profile.html").read_text("utf-8"), "layers of the plans"
 
 
 def test_the_readme_names_what_there_is() -> None:

@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("torch", reason="building the bundles needs [export]")
 
 import vlmexport.runtime
+from fake_trtexec import fake_trtexec
 from tiny_bundles import TinyBundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
@@ -39,31 +40,6 @@ from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
 Bundles = Callable[[str], TinyBundle]
 FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next")
 RUN = {"startEnqMs": 0.0, "endEnqMs": 0.05, "h2dMs": 0.0, "d2hMs": 0.0, "computeMs": 0.5, "latencyMs": 0.5}
-
-TRTEXEC = """#!{python}
-# Stands in for trtexec: reads its flags, checks the files, writes results whose times are the graph's name and width.
-import json, math, sys
-from pathlib import Path
-flags = dict(flag[2:].partition("=")[::2] for flag in sys.argv[1:])
-assert Path(flags["loadEngine"]).is_file(), flags["loadEngine"]
-shapes = dict(part.split(":") for part in flags["shapes"].split(","))
-for part in filter(None, flags.get("loadInputs", "").split(",")):
-    name, file = part.split(":", 1)
-    count = math.prod(map(int, shapes[name].split("x")))
-    size = Path(file).stat().st_size
-    assert size % count == 0 and size // count in (1, 2, 4, 8), (name, size, count)
-if "broken" in sys.argv[0]:
-    print("[E] the plan is of another GPU"); sys.exit(1)
-width = int(flags["exportTimes"].removesuffix(".times.json").rpartition(".")[2])
-run = dict(startEnqMs=0.0, endEnqMs=0.05, h2dMs=0.0, d2hMs=0.0, computeMs=0.1 + 0.01 * width, latencyMs=1.0)
-Path(flags["exportTimes"]).write_text(json.dumps([run] * int(flags["iterations"])))
-layers = [dict(count=3), dict(name="mm <1>", timeMs=3.0, averageMs=1.0, medianMs=1.0, percentage=75.0),
-          dict(name="norm", timeMs=1.0, averageMs=0.25, medianMs=0.3, percentage=25.0)]
-Path(flags["exportProfile"]).write_text(json.dumps(layers))
-# One layer as a plan of detailed verbosity has it, others by name alone; from 11 on bindings have another name.
-about = {"Layers": [dict(Name="mm <1>", LayerType="gemm"), "norm", "copy"], "I/O Tensors": []}
-Path(flags["exportLayerInfo"]).write_text(json.dumps(about))
-"""
 
 
 def with_plans(
@@ -121,13 +97,6 @@ def lowered_inputs(file: Path) -> list[ValueInfo]:
         )
         for value in model.graph.inputs
     ]  # fmt: skip
-
-
-def fake_trtexec(folder: Path, name: str = "trtexec") -> Path:
-    path = folder / name
-    path.write_text(TRTEXEC.replace("{python}", sys.executable))
-    path.chmod(0o755)
-    return path
 
 
 def all_runs(bundle: Bundle) -> list[commands.Run]:
