@@ -39,6 +39,9 @@ TENSORRT_10_3 = frozenset((
 ))  # fmt: skip
 """Operators that the parser of TensorRT 10.3 imports."""
 
+AXES_GIVEN = ("ReduceSum", "Squeeze", "Unsqueeze")
+"""Take their axes as an input, not as an attribute."""
+
 MOST_RANKED = 3840
 """TopK: K must be below this."""
 
@@ -61,26 +64,18 @@ def refusal(node: ir.Node) -> str | None:
     """What a node of a listed operator would have to do otherwise; None where nothing."""
     if node.op_type == "TopK":
         wanted = given(node, 1).const_value
-        fits = (
-            wanted is not None and int(wanted.numpy().item()) < MOST_RANKED and number_of(node, "sorted", 1)
-        )
+        constant = wanted is not None and int(wanted.numpy().item()) < MOST_RANKED
+        fits = constant and number_of(node, "sorted", 1)
         return None if fits else f"must rank a constant number below {MOST_RANKED}, sorted"
-    if node.op_type in (
-        "ReduceSum",
-        "Squeeze",
-        "Unsqueeze",
-    ):  # other reductions have their axes as an attribute
+    if node.op_type in AXES_GIVEN:
         axes = node.inputs[1] if len(node.inputs) > 1 else None
         return None if axes is None or axes.const_value is not None else "must have constant axes"
     if node.op_type == "LayerNormalization":
         return None if len(node.outputs) == 1 else "must have one output"
     if node.op_type == "ScatterElements":
         reduction = node.attributes.get("reduction")
-        return (
-            None
-            if reduction is None or reduction.value == "none"
-            else "must replace numbers, not reduce them"
-        )
+        replaces = reduction is None or reduction.value == "none"
+        return None if replaces else "must replace numbers, not reduce them"
     return None
 
 
