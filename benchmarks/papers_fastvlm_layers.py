@@ -1,0 +1,138 @@
+"""FastVLM's choice of n (its table 6 and figure 8): imitation networks after 2 to 10 of the 12 layers of `tiny-blip2-flant5`.
+
+    python benchmarks/papers_fastvlm_layers.py --work runs/drafts
+
+Every network has the settings of the shipped drafts and learns from the same answers, those of `papers_fastvlm_table1.py
+--captions 512`; greedy acceptance on held-out captions in chains of 5. By weights: what (1 + a + … + a^d) / (1 + share × d)
+gives at the best d up to 8, with the acceptance of the row at every place. No clock. Writes
+results/papers-fastvlm-layers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import save
+from papers_bounds import kept
+from torch import nn
+from vlmexport.calibration.search.weights import Weights
+from vlmexport.calibration.training.features import CachedFeatures, build_cache
+from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
+from vlmexport.calibration.workshop.recipes.workshop import SHIPPED, Features, Workshop
+from vlmexport.exporter.drafts.imitation import ImitationDraft
+
+LAYERS = (2, 3, 4, 6, 8, 10)
+MOST = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--model", default=MODEL, help="a target of tabletop scenes")
+    parser.add_argument(
+        "--layers", nargs="+", type=int, choices=LAYERS, default=LAYERS, metavar="N", help="rows"
+    )
+    parser.add_argument("--captions", type=int, default=512)
+    parser.add_argument("--heldout", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--no-save", action="store_true", help="print only")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    workshop = prepared(options.model, options.work, options.captions, options.heldout)
+    weights = Weights.of(workshop.target)
+    rows = []
+    print("| n | reads | early exit | alpha | spread | tau | Σmin(p, q) | best d | by weights | below |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for layer in options.layers:
+        rows.append(measured(workshop, layer, weights, options.steps, options.seeds, options.work))
+        print(line(rows[-1]), flush=True)
+    result = {
+        "script": "benchmarks/papers_fastvlm_layers.py",
+        "model": {"name": workshop.target.name, "fingerprint": workshop.target.fingerprint},
+        "captions": options.captions, "heldout": options.heldout, "steps": options.steps, "seeds": options.seeds,
+        "rows": rows,
+    }  # fmt: skip
+    if not options.no_save:
+        print(save("papers-fastvlm-layers", result, "torch", "transformers"))
+
+
+def prepared(model: str, work: Path, captions: int, heldout: int) -> Workshop:
+    """The target's answers as other tables have them, and its rows after `LAYERS`."""
+    workshop = prepare(model, work, captions, heldout)
+    answers = workshop.answers
+    assert answers is not None
+    stores = {
+        name: build_cache(workshop.target, records, LAYERS, work / "features", dtype)
+        for name, records, dtype in (
+            ("train", answers.train, "float16"),
+            ("validation", answers.validation, "float16"),
+            ("heldout", answers.heldout, "float32"),
+        )
+    }
+    device = workshop.target.device
+    features = {
+        n: Features(**{name: CachedFeatures(store, n, device) for name, store in stores.items()})
+        for n in LAYERS
+    }
+    return replace(workshop, features=features)
+
+
+def measured(
+    workshop: Workshop, layer: int, weights: Weights, steps: int, seeds: int, work: Path
+) -> dict[str, Any]:
+    """A row: means over seeds; `spread` is the largest less the smallest alpha. Finished trainings are reread."""
+    found, share = [], 0.0
+    for seed in range(seeds):
+        kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
+        run = (
+            work
+            / "runs"
+            / f"layers-{workshop.target.fingerprint.removeprefix('sha256:')[:12]}-n{layer}-{seed}-{steps}"
+        )
+        draft = workshop.train(kind, LoopOptions(steps, workshop.batch, workshop.lr, seed=seed), run)
+        assert isinstance(draft, ImitationDraft)
+        found.append(workshop.heldout(layer, draft.network))
+        share = (
+            weights.first_layers(layer) + sum(p.numel() for p in draft.network.parameters()) / weights.whole
+        )
+    alphas = [each.alpha for each in found]
+    alpha = statistics.mean(alphas)
+    gains = {d: kept(alpha, d) / (1 + share * d) for d in range(1, MOST + 1)}
+    best = max(gains, key=lambda d: gains[d])
+    return {
+        "layer": layer,
+        "share": round(share, 4),
+        "early_exit": round(workshop.heldout(layer, nn.Identity()).alpha, 5),
+        "alphas": [round(each, 5) for each in alphas],
+        "alpha": round(alpha, 5),
+        "spread": round(max(alphas) - min(alphas), 5),
+        "tau": round(statistics.mean(each.tau for each in found), 4),
+        "overlap": round(statistics.mean(each.overlap for each in found), 5),
+        "best_length": best,
+        "by_weights": round(gains[best], 4),
+        "limit": round(1 / share, 4),
+        "tokens": found[0].tokens,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of a Markdown table."""
+    return (
+        f"| {row['layer']} | {100 * row['share']:.0f} % | {row['early_exit']:.3f} | {row['alpha']:.3f} | {row['spread']:.3f} | "
+        f"{row['tau']:.2f} | {row['overlap']:.3f} | {row['best_length']} | {row['by_weights']:.2f} × | {row['limit']:.2f} × |"
+    )
+
+
+if __name__ == "__main__":
+    main()
