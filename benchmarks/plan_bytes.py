@@ -77,9 +77,7 @@ def measured(bundle: Bundle, target: str, lowering: str, scratch: Path) -> Itera
     sizes = Sizes.of_manifest(manifest, BACKEND)
     longest = sizes.max_length + sizes.max_width
     copied = CopyOptions("float16", longest, source=manifest.weights_dtype, lowering=lowering)
-    for _, graph in sorted(manifest.graphs.items()):
-        if graph.role != "segment":
-            continue
+    for graph in map(manifest.graphs.__getitem__, manifest.segments):
         whole = profiles_for("segment", sizes, reads_prompts(graph))
         fixed = [one if one.name != "prefill" else alone(one) for one in whole]
         sets: dict[str, Sequence[Profile]] = {one.name: [one] for one in whole}

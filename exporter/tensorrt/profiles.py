@@ -105,10 +105,9 @@ def profiles_for(role: str, sizes: Sizes, prompts: bool = False) -> list[Profile
     prefill = _range(1, 128, min(PREFILL_WIDTH, sizes.max_length + sizes.max_width))
     verify = _range(1, sizes.verify_width, sizes.max_width)
     rows = _range(1, sizes.verify_width, sizes.max_batch * sizes.max_width)
-    per_token = batch
     widths: list[tuple[str, Range, Range]] = [
         ("prefill", prefill, alone),
-        ("token", (1, 1, 1), per_token),
+        ("token", (1, 1, 1), batch),
         ("verify", verify, rows),
     ]
     if role in ("vision", "encoder", "cross_kv"):

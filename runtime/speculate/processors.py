@@ -113,9 +113,8 @@ class Processors:
         history, known, size = self._history, self._known, self._size
         self._known = len(history)
         if size > 0:
-            for first in range(max(0, known - size + 1), len(history) - size + 1):
-                *prefix, last = history[first : first + size]
-                self._ngrams.setdefault(tuple(prefix), []).append(last)
+            for window in self._windows(history[max(0, known - size + 1) :]):
+                self._ngrams.setdefault(window[:-1], []).append(window[-1])
         fresh = set(history[known:]) - self._distinct if self._penalised else ()
         if fresh:
             self._distinct |= fresh
@@ -148,12 +147,11 @@ class Processors:
             return []
         prefix = tuple(tail[len(tail) - context :])
         found = self._ngrams.get(prefix, [])
-        return [*found, *(window[-1] for window in self._new_ngrams(path) if window[:-1] == prefix)]
+        return [*found, *(window[-1] for window in self._windows(tail) if window[:-1] == prefix)]
 
-    def _new_ngrams(self, added: list[int]) -> list[tuple[int, ...]]:
-        """The n-grams that `added` would append to those of the history."""
-        tail = self._tail(self._size - 1, added)
-        return [tuple(tail[i : i + self._size]) for i in range(len(tail) - self._size + 1)]
+    def _windows(self, tokens: list[int]) -> list[tuple[int, ...]]:
+        """The n-grams of these."""
+        return [tuple(tokens[i : i + self._size]) for i in range(len(tokens) - self._size + 1)]
 
     def _tail(self, count: int, path: list[int]) -> list[int]:
         """Up to `count` last tokens of the history, then `path`."""
