@@ -75,8 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target = load_target(options.model)
-    prompted = captioner_of(target.checkpoint.config.architectures[0]).prompt is not None
-    kind = "scenes" if prompted else "scenes-captions"
+    kind = captioner_of(target.checkpoint.architecture).captions_form()
     sets = [
         answered(target, load_records(data), options.max_new_tokens, print)
         for data in (f"{kind}:train:{options.searched}:offset={TOLD}", f"{kind}:heldout:{options.heldout}")
@@ -90,12 +89,11 @@ def main() -> None:
     limits: list[tuple[str, float]] = [("free", 1.0)]
     for draft in sorted(shipped, key=lambda draft: draft.layer):
         share = weights.first_layers(draft.layer)
-        extra = sum(p.numel() for p in draft.network.parameters())
         folder = next(f for f in target.checkpoint.alias.draft_folders() if f.name == f"n{draft.layer}")
         limits.append((f"as n = {draft.layer}", share))
         for name, own in (
             (f"early-exit@{draft.layer}", share),
-            (str(folder), share + extra / weights.whole),
+            (str(folder), weights.exit_with(draft.layer, draft.network)),
         ):
             rows.append(best(name, folder, own, target, sets[1]))
             print(line(rows[-1]), flush=True)

@@ -123,14 +123,13 @@ def tasks(target: Target) -> tuple[str, ...]:
 
 def records(target: Target, task: str, split: str, count: int) -> list[Record]:
     """Requests of a task."""
-    prompted = "scenes" if _captioner(target).prompt is not None else "scenes-captions"
-    form = "scenes-questions" if task == "answers" else prompted
+    form = "scenes-questions" if task == "answers" else _captioner(target).captions_form()
     return list(load_records(f"{form}:{split}:{count}"))
 
 
 def _captioner(target: Target) -> Any:
     """The recipe's class of a model."""
-    return captioner_of(target.checkpoint.config.architectures[0])
+    return captioner_of(target.checkpoint.architecture)
 
 
 def ready(target: Target, bundle: Path) -> list[Method]:
@@ -153,10 +152,10 @@ def ready(target: Target, bundle: Path) -> list[Method]:
     found = []
     for draft in networks(target):
         share = weights.first_layers(draft.layer)
-        own = sum(each.numel() for each in draft.network.parameters()) / weights.whole
         found.append(Method(f"early exit, n = {draft.layer}", f"early-exit@{draft.layer}", share))
+        share = weights.exit_with(draft.layer, draft.network)
         found.append(
-            Method(f"imitation, n = {draft.layer}", f"imitation@{draft.layer}", share + own, own_length=True)
+            Method(f"imitation, n = {draft.layer}", f"imitation@{draft.layer}", share, own_length=True)
         )
     return [*found, Method("Draft & Verify", "draft-and-verify", weights.share(skip))]
 
@@ -293,9 +292,8 @@ def times(
     """Decode speed-ups of the rows that were counted, by task, on one core: all of a task take turns."""
     ready(target, bundle)
     found: dict[str, dict[str, Row]] = {}
-    with Session.load(
-        bundle, threads=1
-    ) as session:  # two that wait for one another are no measure of a method
+    # One thread: two that wait for one another are no measure of a method.
+    with Session.load(bundle, threads=1) as session:
         for task, rows in counted.items():
             asked = [request(record) for record in records(target, task, "heldout", scenes)]
             arms = {"plain": partial(decode_rate, session, asked)}

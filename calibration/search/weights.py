@@ -53,6 +53,10 @@ class Weights:
         rest = tuple(range(count, len(self.mlp)))
         return self.share(Sublayers(rest, rest))
 
+    def exit_with(self, count: int, network: nn.Module) -> float:
+        """`share` of an exit after `count` layers whose rows pass a network."""
+        return self.first_layers(count) + _numbers([network]) / self.whole
+
 
 def _numbers(modules: Sequence[nn.Module]) -> int:
     """How many parameters these have together."""

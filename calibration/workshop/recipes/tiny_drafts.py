@@ -59,8 +59,7 @@ def prepare(
     """Lets the target answer training, validation and held-out scenes, and caches its rows."""
     target = load_target(model, device)
     kind = captioner_of(target.checkpoint.architecture)
-    # A captioner continues its prompt: "describe the scene" would be the beginning of a caption.
-    captioned = "scenes-captions" if kind.prompt is None else "scenes"
+    captioned = kind.captions_form()
     layers = draft_layers(target)
     place = work / target.fingerprint.removeprefix("sha256:")[:12]
     sets = {

@@ -110,6 +110,12 @@ class Captioner(ABC):
         """Ids of a prompt, special tokens included."""
         return self.tokenizer(text)["input_ids"]
 
+    @classmethod
+    def captions_form(cls) -> str:
+        """What `--data` calls its requests for captions. A captioner continues its prompt: "describe the scene" would be the
+        beginning of a caption."""
+        return "scenes-captions" if cls.prompt is None else "scenes"
+
     def caption_prompt(self) -> list[int]:
         """Ids of what asks for a caption; none where nothing does."""
         return [] if self.prompt is None else self.prompt_ids(self.prompt)
