@@ -101,7 +101,10 @@ def main() -> None:
         if options.time:
             found[model] = times(target, bundle, counted[model]["tasks"], options.timed, options.rounds)
         else:
-            found[model] = measured(target, bundle, options.scenes, options.chosen)
+            methods = ready(target, bundle)
+            counts = measured(target, bundle, methods, networks(target), options.scenes, options.chosen)
+            depth = {"fingerprint": target.fingerprint, "layers": target.num_layers}
+            found[model] = depth | {"tasks": counts}
         print("\n".join(lines(model, found[model])), flush=True)
     if options.no_save:
         return
@@ -134,30 +137,34 @@ def _captioner(target: Target) -> Any:
 
 def ready(target: Target, bundle: Path) -> list[Method]:
     """What a bundle drafts with; it is built if it is not there."""
-    alias, weights = target.checkpoint.alias, Weights.of(target)
+    alias, skip = target.checkpoint.alias, searched(target.name)
     assert alias is not None, "a bundled model"
-    skip = searched(target.name)
+    drafts = networks(target)
     if not (bundle / "manifest.json").exists():
-        folders = [
-            str(folder)
-            for folder in alias.draft_folders()
-            if folder.name in [f"n{one.layer}" for one in networks(target)]
-        ]
+        names = [f"n{draft.layer}" for draft in drafts]
+        folders = [str(folder) for folder in alias.draft_folders() if folder.name in names]
         build_bundle(
             BuildRequest(
                 model=target.name, output=bundle, drafts=[*folders, "draft-and-verify"],
                 skip_attention=skip.attention, skip_mlp=skip.mlp,
             )
         )  # fmt: skip
-    found = []
-    for draft in networks(target):
-        share = weights.first_layers(draft.layer)
-        found.append(Method(f"early exit, n = {draft.layer}", f"early-exit@{draft.layer}", share))
-        share = weights.exit_with(draft.layer, draft.network)
-        found.append(
-            Method(f"imitation, n = {draft.layer}", f"imitation@{draft.layer}", share, own_length=True)
-        )
-    return [*found, Method("Draft & Verify", "draft-and-verify", weights.share(skip))]
+    weights = Weights.of(target)
+    exits = [method for draft in drafts for method in (early_exit(draft, weights), imitation(draft, weights))]
+    return [*exits, Method("Draft & Verify", "draft-and-verify", weights.share(skip))]
+
+
+def early_exit(draft: ImitationDraft, weights: Weights) -> Method:
+    """The exit that a network stands at, without it."""
+    return Method(
+        f"early exit, n = {draft.layer}", f"early-exit@{draft.layer}", weights.first_layers(draft.layer)
+    )
+
+
+def imitation(draft: ImitationDraft, weights: Weights) -> Method:
+    """A network after its layer."""
+    share = weights.exit_with(draft.layer, draft.network)
+    return Method(f"imitation, n = {draft.layer}", f"imitation@{draft.layer}", share, own_length=True)
 
 
 def networks(target: Target) -> list[ImitationDraft]:
@@ -177,9 +184,16 @@ def searched(model: str) -> Sublayers:
 # --- counts ---
 
 
-def measured(target: Target, bundle: Path, scenes: int, chosen: int) -> dict[str, Any]:
-    """Counts and quality of one model: rows by task and method."""
-    methods = ready(target, bundle)
+def measured(
+    target: Target,
+    bundle: Path,
+    methods: Sequence[Method],
+    drafts: Sequence[ImitationDraft],
+    scenes: int,
+    chosen: int,
+) -> dict[str, dict[str, Row]]:
+    """Counts and quality of one model: rows by task and method; what the networks of `drafts` write with nobody to verify it
+    comes last."""
     found: dict[str, dict[str, Row]] = {}
     for task in tasks(target):
         held, told = (records(target, task, *one) for one in (("heldout", scenes), ("validation", chosen)))
@@ -192,12 +206,12 @@ def measured(target: Target, bundle: Path, scenes: int, chosen: int) -> dict[str
                 lengths += [PUBLISHED[task]] if method.own_length else []
                 for length in dict.fromkeys(lengths):
                     rows[f"{method.name}, d = {length}"] = drafted(session, method, length, held, plain)
-        for draft in networks(target):
+        for draft in drafts:
             for how, network in (("alone", nn.Identity()), ("with its network", draft.network)):
                 texts = written(target, draft.layer, network, held)
                 paper = {"by_weights": round(target.num_layers / draft.layer, 3)}
                 rows[f"unverified: {draft.layer} layers {how}"] = judge(texts) | paper
-    return {"fingerprint": target.fingerprint, "layers": target.num_layers, "tasks": found}
+    return found
 
 
 def decoded(session: Session, asked: Sequence[Record], draft: str = "none", length: int = 0) -> list[Result]:
@@ -287,13 +301,18 @@ def answers(scenes: int, texts: Sequence[str]) -> dict[str, float]:
 
 
 def times(
-    target: Target, bundle: Path, counted: Mapping[str, Mapping[str, Row]], scenes: int, rounds: int
+    target: Target,
+    bundle: Path,
+    counted: Mapping[str, Mapping[str, Row]],
+    scenes: int,
+    rounds: int,
+    threads: int | None = 1,
 ) -> dict[str, Any]:
-    """Decode speed-ups of the rows that were counted, by task, on one core: all of a task take turns."""
+    """Decode speed-ups of the rows that were counted, by task: all of a task take turns. On one core, unless `threads` says
+    otherwise: two threads that wait for one another are no measure of a method."""
     ready(target, bundle)
     found: dict[str, dict[str, Row]] = {}
-    # One thread: two that wait for one another are no measure of a method.
-    with Session.load(bundle, threads=1) as session:
+    with Session.load(bundle, threads=threads) as session:
         for task, rows in counted.items():
             asked = [request(record) for record in records(target, task, "heldout", scenes)]
             arms = {"plain": partial(decode_rate, session, asked)}

@@ -138,6 +138,8 @@ BUNDLES |= {
     "llama-int4": replace(BUNDLES["llama"], draft_precision="int4"),
     "blip2-opt-int8": replace(BUNDLES["blip2-opt"], draft_precision="int8", precision="float16"),
 }
+LIGHT = ("llama-int4", "blip2-opt-int8")
+"""With drafts whose weights are integers."""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def fits(family: str, draft: str) -> bool:
         return ATTENDING in BUNDLES[family].draft_layers
     if draft.startswith("eagle3"):
         return BUNDLES[family].taps is not None
-    return not draft.startswith("vispec") or BUNDLES[family].sees
+    return "vispec" not in draft or BUNDLES[family].sees
 
 
 def runs_on(engine: str, draft: str) -> bool:
@@ -212,6 +212,7 @@ DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
     "prompt-lookup": _bundled("prompt-lookup"),
     "prompt-lookup+eagle": _combined("eagle"),
     "prompt-lookup+medusa": _combined("medusa"),
+    "prompt-lookup+vispec": _combined("vispec"),
     "always-wrong": _wrong,
     "perfect": lambda rig, truth: Scripted(rig, 1, lambda i: _at(truth, i)),
     "often-right": lambda rig, truth: Scripted(
@@ -245,6 +246,7 @@ SHARED = (
     "prompt-lookup",
     "prompt-lookup+eagle",
     "prompt-lookup+medusa",
+    "prompt-lookup+vispec",
 )
 """Drafts of a bundle: one proposer for all sequences."""
 

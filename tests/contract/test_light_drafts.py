@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from pairs import in_pairs
-from tiny_bundles import BUNDLES, TinyBundle
+from tiny_bundles import BUNDLES, LIGHT, TinyBundle
 from vlmexport.exporter.build import BuildRequest
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
@@ -37,7 +37,6 @@ from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.measure.devices import DEVICES
 from vlmexport.runtime.measure.fit import fit, roofline
 
-NAMES = ("llama-int4", "blip2-opt-int8")
 TENSOR = onnx.TensorProto
 
 
@@ -51,7 +50,7 @@ def there(case: dict[str, Any]) -> bool:
 DRAFTS = ("imitation", "medusa", "medusa-tree", "eagle", "eagle-tree", "eagle3-tree", "vispec-tree")
 
 
-@in_pairs(there, name=NAMES, draft=DRAFTS, temperature=(0, 1))
+@in_pairs(there, name=LIGHT, draft=DRAFTS, temperature=(0, 1))
 def test_integers_change_no_token(rigs: Callable, name: str, draft: str, temperature: int) -> None:
     rig = rigs(name, "onnxruntime")
     if temperature:
@@ -60,7 +59,7 @@ def test_integers_change_no_token(rigs: Callable, name: str, draft: str, tempera
         lossless.greedy(rig, draft, (41,), (1, 5), (24,))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIGHT)
 def test_integers_change_no_token_in_a_batch(rigs: Callable, name: str) -> None:
     lossless.batch(rigs(name, "onnxruntime"), "mixed", 3, 7)
 
@@ -80,7 +79,7 @@ def drafts_graphs(tiny: TinyBundle) -> dict[str, onnx.ModelProto]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIGHT)
 def test_only_what_drafts_bring_along_is_integers(tiny_bundle: Callable[..., TinyBundle], name: str) -> None:
     """Every matrix of a draft is, nothing that the target reads is; the manifest says so."""
     tiny = tiny_bundle(name)
@@ -107,7 +106,7 @@ def test_only_what_drafts_bring_along_is_integers(tiny_bundle: Callable[..., Tin
     )  # and the target's they read
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIGHT)
 def test_onnx_runtime_fuses_every_product(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str
 ) -> None:
@@ -170,7 +169,7 @@ def parity(tiny: TinyBundle, folder: Path, captures: list[Captured]) -> dict[str
     return {row.graph: row for row in rows}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIGHT)
 def test_parity_is_as_tight_as_for_floats(
     tiny_bundle: Callable[..., TinyBundle], captured: Callable, name: str
 ) -> None:
@@ -181,7 +180,7 @@ def test_parity_is_as_tight_as_for_floats(
         assert row.ok, row
         assert row.quantization_difference is not None
         assert row.quantization_difference > 20 * row.limit, f"{graph}: the integers changed nothing"
-    assert set(LIMITS) == {BUNDLES[each].draft_precision for each in NAMES}
+    assert set(LIMITS) == {BUNDLES[each].draft_precision for each in LIGHT}
 
 
 def scales_of_the_next_block(raw: np.ndarray, tensor: onnx.TensorProto) -> np.ndarray:
@@ -259,7 +258,7 @@ def test_a_light_draft_stays_light_in_plans(tiny_bundle: Callable) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIGHT)
 @pytest.mark.parametrize("target", ("sm86", "sm89"))
 def test_integers_stay_integers_in_plans(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str, target: str

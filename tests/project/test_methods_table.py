@@ -55,16 +55,46 @@ def test_a_small_run(script: ModuleType, tmp_path: Path) -> None:
     from vlmexport.calibration.targets.target import load_target
 
     target = load_target(MODEL, "cpu")
-    found = script.measured(target, tmp_path / MODEL, scenes=3, chosen=1)
-    rows = found["tasks"]["captions"]
+    bundle = tmp_path / MODEL
+    methods, drafts = script.ready(target, bundle), script.networks(target)
+    found = script.measured(target, bundle, methods, drafts, scenes=3, chosen=1)
+    rows = found["captions"]
     verified = [row for row in rows.values() if "draft" in row]
     assert {row["draft"] for row in verified} == {
         "early-exit@3", "early-exit@6", "imitation@3", "imitation@6", "draft-and-verify",
     }  # fmt: skip
     assert all(row["differ"] == 0 and 1 <= row["tau"] <= row["draft_length"] + 1 for row in verified)
     assert rows["unverified: 3 layers alone"]["BLEU-4"] < rows["plain"]["BLEU-4"]
-    timed = script.times(target, tmp_path / MODEL, found["tasks"], scenes=1, rounds=1)
+    timed = script.times(target, bundle, found, scenes=1, rounds=1, threads=None)
     assert timed["tasks"]["captions"].keys() == {
         "plain",
         *(name for name, row in rows.items() if "draft" in row),
     }
+
+
+def test_rows_of_seeds_are_put_together(script: ModuleType) -> None:
+    seeds = importlib.import_module("papers_fastvlm_seeds")
+
+    def one(lengths: tuple[int, ...], alpha: float, bleu: float) -> dict[str, object]:
+        counts = {"draft": "imitation@3", "share": 0.3, "differ": 0, "tau": 2.0, "by_weights": 1.5}
+        drafted = {
+            f"imitation, n = 3, d = {d}": counts | {"draft_length": d, "alpha": alpha + d / 100}
+            for d in lengths
+        }
+        alone = {"BLEU-4": bleu, "by_weights": 4.0}
+        return {"captions": {"plain": {"BLEU-4": 0.5}, **drafted, "unverified: 3 layers alone": alone}}
+
+    # The second seed's own length is the paper's.
+    rows = seeds.over_seeds([one((4, 8), 0.7, 0.1), one((8,), 0.8, 0.3)])["captions"]
+    assert rows.keys() == {
+        "imitation, n = 3, its own d",
+        "imitation, n = 3, d = 8",
+        "unverified: 3 layers alone",
+    }
+    own, paper, alone = rows.values()
+    assert own["draft_length"] == [4, 8]
+    assert own["alpha"] == pytest.approx([0.74, 0.88])
+    assert own["mean_alpha"] == pytest.approx(0.81)
+    assert paper["alpha"] == pytest.approx([0.78, 0.88])
+    assert alone["mean_BLEU-4"] == pytest.approx(0.2)
+    assert "mean_by_weights" not in alone
