@@ -24,6 +24,7 @@ from vlmexport.calibration.workshop.recipes.common.early import token_parts
 from vlmexport.calibration.workshop.recipes.common.evaluation import musts
 from vlmexport.calibration.workshop.recipes.common.labels import NONE, label_table, scene_labels
 from vlmexport.calibration.workshop.recipes.common.loop import learning
+from vlmexport.calibration.workshop.recipes.common.optimizer import OPTIMIZERS
 from vlmexport.calibration.workshop.recipes.common.rows import image_rows
 from vlmexport.calibration.workshop.recipes.models import captioner_of
 from vlmexport.calibration.workshop.recipes.smollm2_llava import __main__ as recipe
@@ -353,13 +354,15 @@ def test_a_model_takes_tower_and_projector(language, seen):
     assert all(torch.equal(stored[name], p) for name, p in projector.state_dict().items())
 
 
-def test_a_resumed_training_is_the_uninterrupted_one(language, seen, tmp_path, brief):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_training_is_the_uninterrupted_one(language, seen, tmp_path, brief, optimizer):
+    small = SMALL | {"optimizer": optimizer}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "vision").symlink_to(seen)
-    assert train(tmp_path / "one", 6, language, **SMALL) == 6
-    assert train(tmp_path / "two", 6, language, stop_at=3, **SMALL) == 3
-    assert train(tmp_path / "two", 6, language, **SMALL) == 6
+    assert train(tmp_path / "one", 6, language, **small) == 6
+    assert train(tmp_path / "two", 6, language, stop_at=3, **small) == 3
+    assert train(tmp_path / "two", 6, language, **small) == 6
     one, two = (torch.load(tmp_path / n / "state.pt", weights_only=True) for n in ("one", "two"))
     assert one["step"] == two["step"] == 6
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
@@ -367,7 +370,10 @@ def test_a_resumed_training_is_the_uninterrupted_one(language, seen, tmp_path, b
     assert learned == {"2", "3"} and "model.language_model.norm.weight" in one["model"]
     assert not any("vision_tower" in name or "embed_tokens" in name for name in one["model"])
     with pytest.raises(OptionError, match=r"trained with lr 0\.001, not 0\.01"):
-        train(tmp_path / "two", 6, language, lr=1e-2, **SMALL)
+        train(tmp_path / "two", 6, language, lr=1e-2, **small)
+    (other,) = {*OPTIMIZERS} - {optimizer}
+    with pytest.raises(OptionError, match=f"trained with optimizer '{optimizer}', not '{other}'"):
+        train(tmp_path / "two", 6, language, **SMALL | {"optimizer": other})
 
 
 def test_questions_and_captions_are_those_of_every_recipe(captioner):

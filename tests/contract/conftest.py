@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import Any
 
 import device_counts
+import psutil
 import pytest
 import torch
 from cycle_counts import counted
@@ -33,16 +36,24 @@ def oracle_for(tiny_bundle: Callable) -> Callable[[str], Oracle]:
 
 @pytest.fixture(scope="session")
 def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Rig]:
-    """`rigs(name, engine)`: the bundle `name` on an engine of `rig.ENGINES`, with a new decoder at every call."""
+    """`rigs(name, engine)`: the bundle `name` on an engine of `rig.ENGINES`, with a new decoder at every call. Those that were
+    not asked for longest are let go where memory runs short: all rows of the table take 12 GB in each process."""
     made: dict[tuple[str, str], Rig] = {}
 
     def get(name: str, engine: str) -> Rig:
-        if (name, engine) not in made:
-            made[name, engine] = Rig(tiny_bundle(name), engine, oracle_for(name))
-            return made[name, engine]
-        return made[name, engine].fresh()
+        found = made.pop((name, engine), None)
+        while made and is_scarce(psutil.virtual_memory()):
+            del made[next(iter(made))]
+            gc.collect()
+        made[name, engine] = found or Rig(tiny_bundle(name), engine, oracle_for(name))
+        return made[name, engine] if found is None else found.fresh()
 
     return get
+
+
+def is_scarce(memory: Any) -> bool:
+    """Whether less than a quarter of the machine's memory can be had."""
+    return memory.available < memory.total / 4
 
 
 @pytest.fixture(autouse=True)

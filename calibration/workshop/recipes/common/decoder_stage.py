@@ -34,7 +34,7 @@ class DecoderStage:
         save_every: seconds between two saves of the state.
         device: "cpu" or "cuda", of the rows and the steps; for captioners that compute where their model lies. workers: processes
             that draw batches for a GPU. Neither changes what is drawn.
-        answers: weight of the answers' loss; that of the captions is 1.
+        answers: weight of the answers' loss; that of the captions is 1. optimizer: see `Schedule`.
     """
 
     steps: int
@@ -51,6 +51,7 @@ class DecoderStage:
     device: str = "cpu"
     workers: int = 1
     answers: float = 0.3
+    optimizer: str = "muon"
 
     def train(
         self,
@@ -83,6 +84,7 @@ class DecoderStage:
             "captions": self.captions,
             **({"questions": self.questions} if asks else {}),
             "lr": self.lr,
+            "optimizer": self.optimizer,
             "seed": self.seed,
             "vocabulary": len(captioner.tokenizer),
         }
@@ -120,5 +122,5 @@ class DecoderStage:
                 save(model, captioner.tokenizer, out / "model", LONGEST)
                 return found
 
-            plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every)
+            plan = Schedule(self.steps, self.lr, self.stop_at, self.check_every, self.optimizer)
             return run_steps(run, plan, model, trained, losses, check, dtype)

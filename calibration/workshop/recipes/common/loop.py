@@ -28,12 +28,14 @@ class Schedule:
         steps: of the whole schedule. lr: peak learning rate.
         stop_at: end, with the state saved, after so many steps of the schedule.
         check_every: steps between two checks.
+        optimizer: of the inner matrices, see `build_optimizers`.
     """
 
     steps: int
     lr: float
     stop_at: int | None = None
     check_every: int = 250
+    optimizer: str = "muon"
 
 
 def learning(model: nn.Module, frozen: tuple[str, ...]) -> list[tuple[str, Tensor]]:
@@ -60,7 +62,7 @@ def run_steps(
         check: figures of the model as it stands, for the log.
         dtype: in which Muon orthogonalises.
     """
-    optimizers = build_optimizers(trained, plan.lr, dtype)
+    optimizers = build_optimizers(trained, plan.lr, dtype, plan.optimizer)
     first = _resume(run, model, optimizers)
     clock, busy = time.time(), time.process_time()
     sums: dict[str, Tensor] = {}  # on the device: a step waits for no value

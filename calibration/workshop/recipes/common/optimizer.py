@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+OPTIMIZERS = ("muon", "adamw")
+BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.01
+
 
 def newton_schulz(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Pushes the singular values of a batch of matrices [N, rows, columns] towards 1, computing in `dtype`."""
@@ -42,7 +46,7 @@ class Muon(torch.optim.Optimizer):
         params: Iterable[Tensor],
         lr: float,
         momentum: float = 0.95,
-        weight_decay: float = 0.01,
+        weight_decay: float = WEIGHT_DECAY,
         dtype: torch.dtype = torch.bfloat16,
         joined: Iterable[Tensor] = (),
     ) -> None:
@@ -81,9 +85,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_optimizers(
-    named: Iterable[tuple[str, Tensor]], lr: float, dtype: torch.dtype = torch.bfloat16
+    named: Iterable[tuple[str, Tensor]],
+    lr: float,
+    dtype: torch.dtype = torch.bfloat16,
+    matrices_by: str = "muon",
 ) -> list[torch.optim.Optimizer]:
-    """Muon over the inner matrices, AdamW over embeddings, heads, norms and biases."""
+    """Muon or AdamW, as `matrices_by` says (one of `OPTIMIZERS`), over the inner matrices; AdamW over embeddings, heads, norms and
+    biases."""
     matrices, rest, joined = [], [], []
     outside = ("shared", "lm_head", "heads", "relative_attention_bias", "embed", "wte", "wpe")
     for name, p in named:
@@ -92,8 +100,12 @@ def build_optimizers(
         (matrices if p.ndim == 2 and not any(o in name for o in outside) else rest).append(p)
         if name.endswith("c_attn.weight"):  # GPT-2's query, key and value
             joined.append(p)
-    muon = Muon(matrices, lr, dtype=dtype, joined=joined)
-    return [muon, torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
+    inner: torch.optim.Optimizer
+    if matrices_by == "muon":
+        inner = Muon(matrices, lr, dtype=dtype, joined=joined)
+    else:
+        inner = torch.optim.AdamW(matrices, lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    return [inner, torch.optim.AdamW(rest, lr, betas=BETAS, weight_decay=0.0)]
 
 
 def schedule(step: int, steps: int, warmup: int, floor: float = 0.02) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..common.command import device_options, finish, is_stopped, parsed, recipe_parser
+from ..common.optimizer import OPTIMIZERS
 from .captioner import SmolLlava
 from .model import build_model
 from .projector import fit_projector
@@ -34,6 +35,13 @@ def main() -> None:
     parser.add_argument("--vision-batch", type=int, default=256, help="pictures of a step")
     parser.add_argument("--questions", type=int, default=128, help="of a step")
     parser.add_argument("--lr", type=float, default=LEARNING_RATE, help="of the language model")
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="muon",
+        help="of the language model's matrices; Muon's own work is that of a batch of hundreds of texts: adamw for the small "
+        "batches that a CPU allows",
+    )
     parser.add_argument(
         "--tuned",
         type=int,
@@ -74,6 +82,7 @@ def main() -> None:
         captions=options.captions,
         questions=options.questions,
         lr=options.lr,
+        optimizer=options.optimizer,
         seed=options.seed,
         precision=options.precision,
         stop_at=options.stop_at,
