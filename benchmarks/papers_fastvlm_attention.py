@@ -32,7 +32,7 @@ def main() -> None:
     found = []
     for seed in range(options.seeds):
         for heads in (0, options.heads):
-            own = ImitationOptions(options.layer, attention_heads=heads, **SHIPPED)  # type: ignore[arg-type]
+            own = ImitationOptions(options.layer, **(SHIPPED | {"attention_heads": heads}))  # type: ignore[arg-type]
             loop = LoopOptions(options.steps, options.batch_size, seed=seed)
             run = options.work / "runs" / f"attention-n{options.layer}-{heads}-{options.steps}-{seed}"
             cache = options.work / "features"

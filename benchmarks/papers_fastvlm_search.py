@@ -4,8 +4,9 @@
 
 What `vlmexport train --search` does, once a seed, on the answers that the recipe of the shipped drafts lets the target give
 (calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
-all of them. The front is that of the mean agreements; its shapes, and that of the shipped drafts, are then trained with
---full-steps of 64 records and measured on held-out answers in chains of 5. Counts only, no clock. Writes
+all of them. The front is that of the mean agreements; its shapes, that of the shipped drafts and the default of `train` are then
+trained with --full-steps of 64 records at each of --rates, and measured on held-out answers in chains of 5. Counts only, no
+clock. Writes
 results/papers-fastvlm-search-tiny-blip2-flant5.json.
 """
 
@@ -22,9 +23,8 @@ from vlmexport.calibration.training.imitation_search import Trial, front, search
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
-from vlmexport.calibration.workshop.recipes.workshop import Workshop
+from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
 from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.drafts.imitation_network import ImitationConfig
 
 FIXED = {"attention_heads": 0}
 """The table in docs/papers.md is of the shapes without attention; it has one of its own."""
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=len(shapes(FIXED)), help="of each seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--full-steps", type=int, default=300)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 1e-2], help="of the full trainings")
     options = parser.parse_args()
     workshop, told = prepared(options)
     documents = []
@@ -57,20 +58,19 @@ def main() -> None:
         )
     found = [searched(shape, documents) for shape in shapes(FIXED) if tried(shape, documents[0])]
     best = front([Trial(row["shape"], row["mean"], row["flops"]) for row in found])
-    shipped = {
-        name: getattr(ImitationConfig(workshop.target.hidden_size), name) for name in found[0]["shape"]
-    }
-    rows = [row for row in found if row["shape"] in [*(trial.shape for trial in best), shipped]]
+    named = {"shipped": SHAPE, "default": {name: getattr(ImitationOptions(1), name) for name in SHAPE}}
+    rows = [row for row in found if row["shape"] in [*(trial.shape for trial in best), *named.values()]]
     for row in rows:
-        row["full"] = in_full(workshop, row["shape"], options)
-    print("\n".join(lines(documents[0]["early_exit"], sorted(rows, key=lambda row: row["flops"]), shipped)))
+        row["full"] = [in_full(workshop, row["shape"], rate, options) for rate in options.rates]
+    rows.sort(key=lambda row: row["flops"])
+    print("\n".join(lines(documents[0]["early_exit"], rows, named, options.rates)))
     result = {
         "script": "benchmarks/papers_fastvlm_search.py",
         "captions": options.captions, "heldout": options.heldout,
         "steps": options.steps, "records_per_step": options.batch_size, "seeds": options.seeds,
         "full_steps": options.full_steps,
         **{name: documents[0][name] for name in ("target", "layer", "early_exit")},
-        "front": [trial.shape for trial in best], "shipped": shipped, "shapes": found,
+        "front": [trial.shape for trial in best], **named, "shapes": found,
     }  # fmt: skip
     print(save(f"papers-fastvlm-search-{MODEL}", result, "torch", "transformers", "optuna"))
 
@@ -89,37 +89,40 @@ def searched(shape: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -
 
 
 def in_full(
-    workshop: Workshop, shape: Mapping[str, Any], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Acceptance of a shape on held-out answers, by seed, after --full-steps. Finished trainings are reread."""
+    workshop: Workshop, shape: Mapping[str, Any], rate: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Acceptance of a shape on held-out answers, by seed, after --full-steps at a rate. Finished trainings are reread."""
     alpha, tau = [], []
     for seed in range(options.seeds):
         name = "-".join(map(str, shape.values()))
-        run = options.work / "runs" / f"shape-n{options.layer}-{options.full_steps}-{seed}-{name}"
+        run = options.work / "runs" / f"shape-n{options.layer}-{options.full_steps}-{rate:g}-{seed}-{name}"
         kind = ImitationOptions(options.layer, **LOSSES, **shape)
-        loop = LoopOptions(options.full_steps, workshop.batch, workshop.lr, seed=seed)
-        draft = workshop.train(kind, loop, run)
+        draft = workshop.train(kind, LoopOptions(options.full_steps, workshop.batch, rate, seed=seed), run)
         assert isinstance(draft, ImitationDraft)
         found = workshop.heldout(options.layer, draft.network)
         alpha.append(round(found.alpha, 4))
         tau.append(round(found.tau, 3))
-    return {"alpha": alpha, "tau": tau}
+    return {"rate": rate, "alpha": alpha, "tau": tau}
 
 
-def lines(early_exit: float, rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, Any]) -> Iterator[str]:
+def lines(
+    early_exit: float,
+    rows: Sequence[Mapping[str, Any]],
+    named: Mapping[str, Mapping[str, Any]],
+    rates: Sequence[float],
+) -> Iterator[str]:
     """A Markdown table, cheapest first; means with the least and the most of the seeds."""
-    yield "| shape | FLOPs per row | agreement, searched | alpha, in full | tau |"
-    yield "|---|---|---|---|---|"
-    yield f"| early exit, no network | 0 | {early_exit:.3f} | | |"
+    heads = [f"alpha, in full at {rate:g} | tau" for rate in rates]
+    yield f"| shape | FLOPs per row | agreement, searched | {' | '.join(heads)} |"
+    yield "|---" * (3 + 2 * len(rates)) + "|"
+    yield f"| early exit, no network | 0 | {early_exit:.3f} {'| ' * (2 * len(rates))}|"
     for row in rows:
-        shape, full = row["shape"], row["full"]
+        shape = row["shape"]
         words = [f"{shape['num_linear']} linear"]
         words += [f"{name} {shape[name]}" for name in ("activation", "norm", "residual")]
-        words += ["shipped"] if shape == shipped else []
-        yield (
-            f"| {', '.join(words)} | {row['flops']:,} | {between(row['agreement'])} | {between(full['alpha'])} | "
-            f"{statistics.mean(full['tau']):.2f} |"
-        )
+        words += [name for name, other in named.items() if other == shape]
+        full = [f"{between(one['alpha'])} | {statistics.mean(one['tau']):.2f}" for one in row["full"]]
+        yield f"| {', '.join(words)} | {row['flops']:,} | {between(row['agreement'])} | {' | '.join(full)} |"
 
 
 def between(values: Sequence[float]) -> str:

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--captions", type=int, default=512, help="training scenes; as many questions")
+    parser.add_argument("--heldout", type=int, default=150, help="as other tables that share --work have it")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--scenes", type=int, default=200, help="held-out scenes that measure")
     parser.add_argument("--chosen", type=int, default=24, help="validation scenes that choose chain lengths")
@@ -50,8 +51,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     found: dict[str, Any] = {}
     for model in options.models:
-        # No row of a held-out answer is needed: acceptance is counted by the runtime.
-        workshop = prepare(model, options.work, options.captions, heldout=1)
+        workshop = prepare(model, options.work, options.captions, options.heldout)
         seeds = []
         for seed in range(options.seeds):
             folder = options.folder / f"{model}-{options.captions}-{options.steps}-{seed}"

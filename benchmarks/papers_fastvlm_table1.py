@@ -30,7 +30,7 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import Workshop
+from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 PRESETS = ImitationOptions.presets
@@ -72,6 +72,12 @@ def main() -> None:
         help=f"default: the paper's losses and other distances; also {', '.join(FUSIONS)}",
     )
     parser.add_argument("--name", default="table1", help="of the result")
+    parser.add_argument(
+        "--shape",
+        choices=("shipped", "default"),
+        default="shipped",
+        help="of the network: that of the drafts that ship, or the default of vlmexport train",
+    )
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all that were prepared")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
@@ -92,7 +98,7 @@ def main() -> None:
         rows.append(row(layer, "early exit", [exit_]))
         for losses in options.rows:
             found, validation = train_and_measure(
-                workshop, layer, losses, options.steps, options.seeds, options.work
+                workshop, layer, losses, options.steps, options.seeds, options.work, options.shape
             )
             rows.append(row(layer, losses, found) | {"validation": validation})
             if losses == "Our+CS+KD":
@@ -115,6 +121,7 @@ def main() -> None:
         "steps": options.steps,
         "records_per_step": workshop.batch,
         "seeds": options.seeds,
+        "shape": options.shape,
         "rows": rows,
         "by_position": {k: v.by_position for k, v in curves.items()},
         "seconds": round(time.perf_counter() - begin),
@@ -124,15 +131,23 @@ def main() -> None:
 
 
 def train_and_measure(
-    workshop: Workshop, layer: int, losses: str, steps: int, seeds: int, work: Path
+    workshop: Workshop,
+    layer: int,
+    losses: str,
+    steps: int,
+    seeds: int,
+    work: Path,
+    shape: str = "shipped",
 ) -> tuple[list[Acceptance], dict[str, float]]:
     """Greedy acceptance of one row of the table, by seed, and means of the losses on validation scenes; a finished run is
     reread."""
     found, parts = [], []
     for seed in range(seeds):
-        kind = ImitationOptions(layer, **(ROWS | FUSIONS)[losses])  # type: ignore[arg-type]
+        form = SHAPE if shape == "shipped" else {}
+        kind = ImitationOptions(layer, **(form | (ROWS | FUSIONS)[losses]))  # type: ignore[arg-type]
         options = LoopOptions(steps, workshop.batch, workshop.lr, seed=seed)
         slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
+        slug += "" if shape == "shipped" else f"-{shape}"
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
         draft = workshop.train(kind, options, out)
         assert isinstance(draft, ImitationDraft)

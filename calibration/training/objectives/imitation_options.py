@@ -41,7 +41,7 @@ class ImitationOptions(Options):
     num_linear: int = option(2, "1 or 2.")
     activation: str = option("gelu", "gelu, silu, relu or none.")
     norm: str = option("layer_norm", "layer_norm, rms_norm or none.")
-    residual: bool = option(True, "Add the input to the output.")
+    residual: bool = option(False, "Add the input to the output.")
     attention_heads: int = option(
         0,
         "Heads of the draft's attention. imitation: over the rows of earlier positions, 0 for none; layers: default the model's.",

@@ -22,7 +22,11 @@ from ...training.objectives.medusa_options import MedusaOptions
 from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 
-SHIPPED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward"}
+SHAPE = {"num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": True, "attention_heads": 0}
+"""Of the imitation networks that ship, and of those that docs/papers.md compares. The default of `train` has no residual: it was
+found later to be better."""
+LOSSES = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward"}
+SHIPPED = LOSSES | SHAPE
 DRAFT_LENGTH = 5
 
 
