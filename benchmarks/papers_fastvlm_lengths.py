@@ -7,13 +7,20 @@ builds tiny-blip2-flant5 with its shipped drafts at n = 3 and n = 6, decodes hel
 cycles; no time is measured. Speed-ups are those of two tables of pass times: `memory`, where a pass takes as long as
 reading its weights (a large model), and `cache`, where the width of a pass is paid for (this model). Writes
 results/papers-fastvlm-lengths.json.
+
+    python benchmarks/papers_fastvlm_lengths.py --seeds runs/seeds/tiny-blip2-flant5-512-300-[0-2]
+
+does the same with the imitation drafts of bundles that `papers_fastvlm_seeds.py` built, one a seed, and writes
+results/papers-fastvlm-lengths-seeds.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,58 +58,100 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument(
+        "--seeds", nargs="+", type=Path, metavar="BUNDLE", help="in place of the shipped drafts"
+    )
     options = parser.parse_args()
-    tables: dict[str, CostTable] = {}
-    rows: list[dict[str, Any]] = []
-    observed: list[Observed] = []
-    layers: dict[str, int] = {}
-    depth = 0
+    settings = {"model": MODEL, "requests": options.requests, "max_new_tokens": options.max_new_tokens}
+    script = {"script": "benchmarks/papers_fastvlm_lengths.py", **settings}
+    if options.seeds:
+        found = over_seeds([list(measured(path, ("imitation",), LAYERS, options)) for path in options.seeds])
+        tell_seeds(found)
+        print(save("papers-fastvlm-lengths-seeds", {**script, "seeds": len(options.seeds), "rows": found}))
+        return
+    rows: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         for layer in LAYERS:
             path = Path(folder) / str(layer)
             build_bundle(BuildRequest(model=MODEL, output=path, draft_layer=layer, parity=False))
-            manifest = Bundle.open(path).manifest
-            depth = manifest.decoder.num_layers
-            tables = {name: _with(tables.get(name), name, manifest) for name in CURVES}
-            requests = read_requests(manifest, ["scenes:heldout"], options.requests)
-            with Session.load(path) as session:
-                for kind in KINDS:
-                    draft = f"{kind}@{layer}"
-                    layers[draft] = layer
-                    for policy, how in POLICIES.items():
-                        stats = Stats.total(
-                            session.generate(
-                                **request, max_new_tokens=options.max_new_tokens, draft=draft, **how
-                            ).stats
-                            for request in requests
-                        )
-                        rows.append(row(draft, policy, stats, tables))
-                        if how.get("draft_length") == CHAIN:
-                            observed.append(Observed.of(draft, Budget.chain(CHAIN), stats))
-    tell(rows)
-    choices = {name: chosen(table, observed, layers, depth) for name, table in tables.items()}
+            rows += measured(path, KINDS, (layer,), options)
+    tell(one.row for one in rows)
+    tables = {name: CostTable(rows[0].tables[name].plain, {}) for name in CURVES}
+    for one in rows:
+        tables = {n: CostTable(t.plain, t.drafts | one.tables[n].drafts) for n, t in tables.items()}
+    layers = {f"{kind}@{layer}": layer for kind in KINDS for layer in LAYERS}
+    observed = [one.observed for one in rows if one.observed is not None]
+    choices = {name: chosen(table, observed, layers, rows[0].depth) for name, table in tables.items()}
     for name, found in choices.items():
         print(f"{name}: by reward {found['by_reward']}, by prediction {found['by_prediction']}")
-    print(
-        save(
-            "papers-fastvlm-lengths",
+    print(save("papers-fastvlm-lengths", {**script, "rows": [one.row for one in rows], "choices": choices}))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a policy did with a draft of a bundle whose decoder has `depth` layers."""
+
+    row: dict[str, Any]
+    tables: Mapping[str, CostTable]
+    depth: int
+    observed: Observed | None
+    """Of the chains that lengths and layers are chosen by."""
+
+
+def measured(
+    path: Path, kinds: Sequence[str], layers: Sequence[int], options: argparse.Namespace
+) -> Iterator[Measured]:
+    """Held-out captions by a bundle, under every policy with every draft of these kinds after these layers."""
+    manifest = Bundle.open(path).manifest
+    tables = {name: _costs(name, manifest) for name in CURVES}
+    requests = read_requests(manifest, ["scenes:heldout"], options.requests)
+    with Session.load(path) as session:
+        for draft in (f"{kind}@{layer}" for layer in layers for kind in kinds):
+            for policy, how in POLICIES.items():
+                asked = {"max_new_tokens": options.max_new_tokens, "draft": draft, **how}
+                stats = Stats.total(session.generate(**request, **asked).stats for request in requests)
+                observed = None
+                if how.get("draft_length") == CHAIN:
+                    observed = Observed.of(draft, Budget.chain(CHAIN), stats)
+                counted = row(draft, policy, stats, tables)
+                yield Measured(counted, tables, manifest.decoder.num_layers, observed)
+
+
+def over_seeds(seeds: Sequence[Sequence[Measured]]) -> list[dict[str, Any]]:
+    """Rows of the same draft and policy of every seed as one, with lists in seeds' order."""
+    found = []
+    for each in zip(*([one.row for one in rows] for rows in seeds), strict=True):
+        first = each[0]
+        assert len({(one["draft"], one["policy"]) for one in each}) == 1, "the same drafts"
+        found.append(
             {
-                "script": "benchmarks/papers_fastvlm_lengths.py",
-                "model": MODEL,
-                "requests": options.requests,
-                "max_new_tokens": options.max_new_tokens,
-                "rows": rows,
-                "choices": choices,
-            },
+                "draft": first["draft"],
+                "policy": first["policy"],
+                **{name: [one[name] for one in each] for name in ("tau", "drafted", "accepted_share")},
+                "speedup": {name: [one["speedup"][name] for one in each] for name in CURVES},
+            }
         )
-    )
+    return found
 
 
-def _with(known: CostTable | None, name: str, manifest: Manifest) -> CostTable:
-    """The table of that name, with the drafts of this bundle."""
+def tell_seeds(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print the table for people: means with the least and the most of the seeds."""
+    print("| draft | policy | tau | drafted a cycle | speed-up, memory | cache |")
+    print("|---|---|---|---|---|---|")
+    for each in rows:
+        speeds = " | ".join(f"{_between(each['speedup'][name])} ×" for name in CURVES)
+        drafted = statistics.mean(each["drafted"])
+        print(f"| {each['draft']} | {each['policy']} | {_between(each['tau'])} | {drafted:.2f} | {speeds} |")
+
+
+def _between(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.2f} [{min(values):.2f} – {max(values):.2f}]"
+
+
+def _costs(name: str, manifest: Manifest) -> CostTable:
+    """The table of that name, with the drafts of a bundle."""
     plain = Curve(CURVES[name])
-    drafts = {draft.name: default_draft(manifest, draft, plain) for draft in manifest.drafts}
-    return CostTable(plain, {**(known.drafts if known else {}), **drafts})
+    return CostTable(plain, {draft.name: default_draft(manifest, draft, plain) for draft in manifest.drafts})
 
 
 def row(draft: str, policy: str, stats: Stats, tables: Mapping[str, CostTable]) -> dict[str, Any]:
