@@ -34,7 +34,7 @@ def told(target: Target, records: RecordSet) -> RecordSet:
 def draft(target: Target, told: RecordSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A half-trained draft: right sometimes."""
     folder = tmp_path_factory.mktemp("draft")
-    train_draft(target, told, *options(LAYER, steps=25, lr=3e-3, batch_size=8, warmup=2), folder, told)
+    train_draft(target, told, *options(LAYER, steps=14, lr=3e-3, batch_size=8, warmup=2), folder, told)
     return folder / "best"
 
 

@@ -195,7 +195,7 @@ def test_a_run_begun_before_an_option_existed_had_its_default(
 def test_a_run_with_other_options_is_not_continued(target: Target, records: RecordSet, tmp_path: Path):
     config = options(LAYER, steps=2, batch_size=4)
     trainer(target, records, tmp_path, config).train()
-    with pytest.raises(OptionError, match=r"lr = 0\.001.*0\.5.*--restart"):
+    with pytest.raises(OptionError, match=r"lr = 0\.01,.*0\.5.*--restart"):
         trainer(target, records, tmp_path, (config[0], replace(config[1], lr=0.5))).train()
     trainer(target, records, tmp_path, (config[0], replace(config[1], lr=0.5))).train(restart=True)
 
