@@ -1,4 +1,4 @@
-"""A figure with its bootstrapped 95 % interval, as result files hold it."""
+"""A figure with its bootstrapped 95 % interval, as result files hold it, or with the least and the most of a few seeds."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def shown(found: dict[str, float | None], form: str = ".3f") -> str:
         "" if found[name] is None else format(found[name], form) for name in ("median", "low", "high")
     )
     return f"{middle} [{low} – {high}]" if low else middle
+
+
+def between(values: Sequence[float], form: str = ".3f") -> str:
+    """The mean with the least and the most in a number's format: ``1.234 [1.200 – 1.260]``."""
+    middle, low, high = (format(value, form) for value in (statistics.mean(values), min(values), max(values)))
+    return f"{middle} [{low} – {high}]"

@@ -27,7 +27,6 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import SHIPPED, Features, Workshop
-from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 LAYERS = (2, 3, 4, 6, 8, 10)
 MOST = 8
@@ -102,7 +101,6 @@ def measured(
             / f"layers-{workshop.target.fingerprint.removeprefix('sha256:')[:12]}-n{layer}-{seed}-{steps}"
         )
         draft = workshop.train(kind, LoopOptions(steps, workshop.batch, workshop.lr, seed=seed), run)
-        assert isinstance(draft, ImitationDraft)
         found.append(workshop.heldout(layer, draft.network))
         share = weights.exit_with(layer, draft.network)
     means = row(layer, "CE, CS and forward KL", found)

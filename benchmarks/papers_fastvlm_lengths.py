@@ -19,11 +19,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from intervals import between
 from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -65,62 +66,63 @@ def main() -> None:
     settings = {"model": MODEL, "requests": options.requests, "max_new_tokens": options.max_new_tokens}
     script = {"script": "benchmarks/papers_fastvlm_lengths.py", **settings}
     if options.seeds:
-        found = over_seeds([list(measured(path, ("imitation",), LAYERS, options)) for path in options.seeds])
+        found = over_seeds([measured(path, ("imitation",), LAYERS, options).rows for path in options.seeds])
         tell_seeds(found)
         print(save("papers-fastvlm-lengths-seeds", {**script, "seeds": len(options.seeds), "rows": found}))
         return
-    rows: list[Measured] = []
+    bundles: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         for layer in LAYERS:
             path = Path(folder) / str(layer)
             build_bundle(BuildRequest(model=MODEL, output=path, draft_layer=layer, parity=False))
-            rows += measured(path, KINDS, (layer,), options)
-    tell(one.row for one in rows)
-    tables = {name: CostTable(rows[0].tables[name].plain, {}) for name in CURVES}
-    for one in rows:
-        tables = {n: CostTable(t.plain, t.drafts | one.tables[n].drafts) for n, t in tables.items()}
+            bundles.append(measured(path, KINDS, (layer,), options))
+    rows = [row for bundle in bundles for row in bundle.rows]
+    tell(rows)
     layers = {f"{kind}@{layer}": layer for kind in KINDS for layer in LAYERS}
-    observed = [one.observed for one in rows if one.observed is not None]
-    choices = {name: chosen(table, observed, layers, rows[0].depth) for name, table in tables.items()}
+    observed = [one for bundle in bundles for one in bundle.observed]
+    choices = {}
+    for name, curve in CURVES.items():
+        costs = {draft: cost for bundle in bundles for draft, cost in bundle.tables[name].drafts.items()}
+        choices[name] = chosen(CostTable(Curve(curve), costs), observed, layers, bundles[0].depth)
     for name, found in choices.items():
         print(f"{name}: by reward {found['by_reward']}, by prediction {found['by_prediction']}")
-    print(save("papers-fastvlm-lengths", {**script, "rows": [one.row for one in rows], "choices": choices}))
+    print(save("papers-fastvlm-lengths", {**script, "rows": rows, "choices": choices}))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a policy did with a draft of a bundle whose decoder has `depth` layers."""
+    """What every policy did with the drafts of a bundle whose decoder has `depth` layers."""
 
-    row: dict[str, Any]
+    rows: list[dict[str, Any]]
+    observed: list[Observed]
+    """Of the chains that lengths and layers are chosen by."""
     tables: Mapping[str, CostTable]
     depth: int
-    observed: Observed | None
-    """Of the chains that lengths and layers are chosen by."""
 
 
 def measured(
     path: Path, kinds: Sequence[str], layers: Sequence[int], options: argparse.Namespace
-) -> Iterator[Measured]:
+) -> Measured:
     """Held-out captions by a bundle, under every policy with every draft of these kinds after these layers."""
     manifest = Bundle.open(path).manifest
     tables = {name: _costs(name, manifest) for name in CURVES}
+    found = Measured([], [], tables, manifest.decoder.num_layers)
     requests = read_requests(manifest, ["scenes:heldout"], options.requests)
     with Session.load(path) as session:
         for draft in (f"{kind}@{layer}" for layer in layers for kind in kinds):
             for policy, how in POLICIES.items():
                 asked = {"max_new_tokens": options.max_new_tokens, "draft": draft, **how}
                 stats = Stats.total(session.generate(**request, **asked).stats for request in requests)
-                observed = None
+                found.rows.append(row(draft, policy, stats, tables))
                 if how.get("draft_length") == CHAIN:
-                    observed = Observed.of(draft, Budget.chain(CHAIN), stats)
-                counted = row(draft, policy, stats, tables)
-                yield Measured(counted, tables, manifest.decoder.num_layers, observed)
+                    found.observed.append(Observed.of(draft, Budget.chain(CHAIN), stats))
+    return found
 
 
-def over_seeds(seeds: Sequence[Sequence[Measured]]) -> list[dict[str, Any]]:
+def over_seeds(seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of the same draft and policy of every seed as one, with lists in seeds' order."""
     found = []
-    for each in zip(*([one.row for one in rows] for rows in seeds), strict=True):
+    for each in zip(*seeds, strict=True):
         first = each[0]
         assert len({(one["draft"], one["policy"]) for one in each}) == 1, "the same drafts"
         found.append(
@@ -139,13 +141,11 @@ def tell_seeds(rows: Iterable[Mapping[str, Any]]) -> None:
     print("| draft | policy | tau | drafted a cycle | speed-up, memory | cache |")
     print("|---|---|---|---|---|---|")
     for each in rows:
-        speeds = " | ".join(f"{_between(each['speedup'][name])} ×" for name in CURVES)
+        speeds = " | ".join(f"{between(each['speedup'][name], '.2f')} ×" for name in CURVES)
         drafted = statistics.mean(each["drafted"])
-        print(f"| {each['draft']} | {each['policy']} | {_between(each['tau'])} | {drafted:.2f} | {speeds} |")
-
-
-def _between(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.2f} [{min(values):.2f} – {max(values):.2f}]"
+        print(
+            f"| {each['draft']} | {each['policy']} | {between(each['tau'], '.2f')} | {drafted:.2f} | {speeds} |"
+        )
 
 
 def _costs(name: str, manifest: Manifest) -> CostTable:

@@ -103,8 +103,9 @@ def main() -> None:
         else:
             methods = ready(target, bundle)
             counts = measured(target, bundle, methods, networks(target), options.scenes, options.chosen)
-            depth = {"fingerprint": target.fingerprint, "layers": target.num_layers}
-            found[model] = depth | {"tasks": counts}
+            found[model] = {
+                "fingerprint": target.fingerprint, "layers": target.num_layers, "tasks": counts,
+            }  # fmt: skip
         print("\n".join(lines(model, found[model])), flush=True)
     if options.no_save:
         return

@@ -18,17 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from imitation_work import prepared, work_parser
+from intervals import between
 from machine import save
 from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
 from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
-from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 FIXED = {"attention_heads": 0}
 """The table in docs/papers.md is of the shapes without attention; it has one of its own."""
-LOSSES: dict[str, float] = {"ce": 1.0, "kd": 0.0}
+LOSSES = ImitationOptions.presets["our"]
 
 
 def main() -> None:
@@ -98,7 +98,6 @@ def in_full(
         run = options.work / "runs" / f"shape-n{options.layer}-{options.full_steps}-{rate:g}-{seed}-{name}"
         kind = ImitationOptions(options.layer, **LOSSES, **shape)
         draft = workshop.train(kind, LoopOptions(options.full_steps, workshop.batch, rate, seed=seed), run)
-        assert isinstance(draft, ImitationDraft)
         found = workshop.heldout(options.layer, draft.network)
         alpha.append(round(found.alpha, 4))
         tau.append(round(found.tau, 3))
@@ -123,11 +122,6 @@ def lines(
         words += [name for name, other in named.items() if other == shape]
         full = [f"{between(one['alpha'])} | {statistics.mean(one['tau']):.2f}" for one in row["full"]]
         yield f"| {', '.join(words)} | {row['flops']:,} | {between(row['agreement'])} | {' | '.join(full)} |"
-
-
-def between(values: Sequence[float]) -> str:
-    """Mean [least – most]."""
-    return f"{statistics.mean(values):.3f} [{min(values):.3f} – {max(values):.3f}]"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from intervals import between
 from machine import save
 from papers_fastvlm_methods import PUBLISHED, Row, imitation, measured
 from vlmexport.calibration.search.weights import Weights
@@ -26,7 +27,6 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import prepare
 from vlmexport.calibration.workshop.recipes.workshop import SHIPPED, Workshop
 from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 MODELS = ("tiny-blip2-flant5", "tiny-qwen2.5-vl")
 COUNTED = ("alpha", "tau", "by_weights")
@@ -84,7 +84,6 @@ def counted(
         draft = workshop.train(
             kind, LoopOptions(options.steps, workshop.batch, workshop.lr, seed=seed), runs[-1]
         )
-        assert isinstance(draft, ImitationDraft)
         drafts.append(draft)
     if not (folder / "manifest.json").exists():
         build_bundle(BuildRequest(model=target.name, output=folder, drafts=[*map(str, runs)]))
@@ -132,12 +131,7 @@ def lines(model: str, tasks: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
     """Rows of a Markdown table: mean [least – most]."""
     for task, rows in tasks.items():
         for name, row in rows.items():
-            values = (
-                f"{key.removeprefix('mean_')} {row[key]:.3f} [{min(each):.3f} – {max(each):.3f}]"
-                for key in row
-                if key.startswith("mean_")
-                for each in [row[key.removeprefix("mean_")]]
-            )
+            values = (f"{name} {between(row[name])}" for name in row if f"mean_{name}" in row)
             also = f"d {row['draft_length']}, differ {sum(row['differ'])}; " if "differ" in row else ""
             yield f"| {model} | {task} | {name} | {also}{'; '.join(values)} |"
 

@@ -31,7 +31,6 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
-from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {
@@ -150,7 +149,6 @@ def train_and_measure(
         slug += "" if shape == "shipped" else f"-{shape}"
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
         draft = workshop.train(kind, options, out)
-        assert isinstance(draft, ImitationDraft)
         found.append(workshop.heldout(layer, draft.network))
         parts.append(draft.evaluation["validation"])
     return found, {name: round(statistics.mean(p[name] for p in parts), 5) for name in parts[0]}

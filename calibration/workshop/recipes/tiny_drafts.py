@@ -20,8 +20,6 @@ from typing import TypeVar
 import torch
 
 from ....exporter.drafts import open_draft
-from ....exporter.drafts.imitation import ImitationDraft
-from ....exporter.drafts.medusa import MedusaDraft
 from ....exporter.drafts.trained import TrainedDraft
 from ....exporter.drafts.vispec import check_family
 from ....runtime.errors import ExportError
@@ -110,14 +108,12 @@ def make_drafts(
         kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
         run = work / "runs" / run_name(f"n{layer}", workshop.target)
         draft = workshop.train(kind, LoopOptions(steps, lr=workshop.lr), run)
-        assert isinstance(draft, ImitationDraft)
         found[f"n{layer}"] = _store(
             draft, out / f"n{layer}", workshop, lambda d, n=layer: workshop.heldout(n, d.network)
         )
     heads = workshop.train(
         HEADS, LoopOptions(head_steps), work / "runs" / run_name("medusa", workshop.target)
     )
-    assert isinstance(heads, MedusaDraft)
     found["medusa"] = _store(heads, out / "medusa", workshop, workshop.heldout_heads)
     return found
 

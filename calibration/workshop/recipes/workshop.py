@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import overload
 
 import torch
 from torch import nn
 
 from ....exporter.drafts.base import Draft
+from ....exporter.drafts.imitation import ImitationDraft
 from ....exporter.drafts.medusa import MedusaDraft
 from ...data import RecordSet
 from ...evaluation.acceptance import Acceptance, measure
@@ -25,8 +27,7 @@ from ...training.trainer import Trainer
 SHAPE = {"num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": True, "attention_heads": 0}
 """Of the imitation networks that ship, and of those that docs/papers.md compares. The default of `train` has no residual: it was
 found later to be better."""
-LOSSES = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward"}
-SHIPPED = LOSSES | SHAPE
+SHIPPED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward", **SHAPE}
 DRAFT_LENGTH = 5
 
 
@@ -62,6 +63,12 @@ class Workshop:
     lr: float = 1e-3
     heldout_data: str = ""
     answers: Answers | None = None
+
+    @overload
+    def train(self, kind: ImitationOptions, options: LoopOptions, out: Path) -> ImitationDraft: ...
+
+    @overload
+    def train(self, kind: MedusaOptions, options: LoopOptions, out: Path) -> MedusaDraft: ...
 
     def train(self, kind: ImitationOptions | MedusaOptions, options: LoopOptions, out: Path) -> Draft:
         """Runs, continues or (when complete) rereads one training run. Heads read the target's last rows, which are
