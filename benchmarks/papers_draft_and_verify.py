@@ -8,20 +8,22 @@ Searches sublayers to leave out on some of the target's own answers, once freely
 imitation drafts, with no more weights than an exit after n layers reads; measures what was found on other answers. Every
 draft has the fixed chain length that is best for it there, and the free search the paper's threshold, too. What a speed-up
 by weights is: tokens per cycle over 1 + share x drafted, the share of the target's weights that a drafted token reads,
-its head included. No clock. Writes results/papers-draft-and-verify-MODEL.json.
+its head included. No clock. Writes results/papers-draft-and-verify-MODEL.json. --drafts measures the shipped drafts anew and keeps
+the searches that stand there.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
+from machine import RESULTS, save
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
@@ -72,6 +74,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first search")
     parser.add_argument("--seeds", type=int, default=1, help="searches, each with its own seed")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--drafts", action="store_true", help="the shipped drafts alone, beside searches of before"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target = load_target(options.model)
@@ -97,13 +102,6 @@ def main() -> None:
         ):
             rows.append(best(name, folder, own, target, sets[1]))
             print(line(rows[-1]), flush=True)
-    for name, limit in limits:
-        for seed in range(options.seed, options.seed + options.seeds):
-            for row in searched(
-                target, told, held, name, limit, SearchOptions(options.trials, seed, LONGEST)
-            ):
-                rows.append(row)
-                print(line(row), flush=True)
     result = {
         "script": "benchmarks/papers_draft_and_verify.py",
         "model": {"name": target.name, "fingerprint": target.fingerprint, "layers": layers},
@@ -113,15 +111,40 @@ def main() -> None:
         "trials": options.trials,
         "seed": options.seed,
         "seeds": options.seeds,
-        "rows": [row.to_dict() for row in rows],
     }
+    stored = f"papers-draft-and-verify-{target.name}"
+    if options.drafts:
+        rows += kept(RESULTS / f"{stored}.json", result)
+        limits = []
+    for name, limit in limits:
+        for seed in range(options.seed, options.seed + options.seeds):
+            for row in searched(
+                target, told, held, name, limit, SearchOptions(options.trials, seed, LONGEST)
+            ):
+                rows.append(row)
+                print(line(row), flush=True)
     print(
         "| draft | chains | left out | reads | alpha | tau | drafted a cycle | by weights |\n|---|---|---|---|---|---|---|---|"
     )
     for row in rows:
         print(line(row))
     print("\n".join(spreads(rows)))
-    print(save(f"papers-draft-and-verify-{target.name}", result, "torch", "transformers", "optuna"))
+    result["rows"] = [row.to_dict() for row in rows]
+    print(save(stored, result, "torch", "transformers", "optuna"))
+
+
+def kept(path: Path, result: Mapping[str, Any]) -> list[Row]:
+    """What was searched before, on the same model and answers; SystemExit for a result of others."""
+    found = json.loads(path.read_text("utf-8"))
+    for name, value in json.loads(json.dumps(result)).items():
+        if (before := found.get(name, 1)) != value:
+            raise SystemExit(f"{path} has {name} = {before}, this run {value}: search anew, without --drafts")
+    rows = []
+    for row in found["rows"]:
+        if row["skip"] is not None:
+            del row["speedup_by_weights"]
+            rows.append(Row(**{"seed": found["seed"]} | row | {"skip": Sublayers.of(**row["skip"])}))
+    return rows
 
 
 def searched(

@@ -2,8 +2,8 @@
 
     python benchmarks/papers_fastvlm_attention.py --work runs/drafts
 
-Trains a network without attention and one with for as many steps on the same answers, with the settings of the shipped drafts
-(calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be), and counts what each would have accepted of
+Trains a network without attention and one with for as many steps on the same answers, both with a residual connection
+(`workshop.COMPARED`; --work may be the folder of recipes/tiny_drafts.py), and counts what each would have accepted of
 held-out captions. Counts only, no clock. Writes results/papers-fastvlm-attention-tiny-blip2-flant5.json.
 """
 
@@ -16,7 +16,7 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, STEPS
-from vlmexport.calibration.workshop.recipes.workshop import SHIPPED
+from vlmexport.calibration.workshop.recipes.workshop import COMPARED
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 
 FIGURES = ("alpha", "tau", "agreement", "overlap", "tokens")
@@ -32,7 +32,7 @@ def main() -> None:
     found = []
     for seed in range(options.seeds):
         for heads in (0, options.heads):
-            own = ImitationOptions(options.layer, **(SHIPPED | {"attention_heads": heads}))  # type: ignore[arg-type]
+            own = ImitationOptions(options.layer, **(COMPARED | {"attention_heads": heads}))  # type: ignore[arg-type]
             loop = LoopOptions(options.steps, options.batch_size, seed=seed)
             run = options.work / "runs" / f"attention-n{options.layer}-{heads}-{options.steps}-{seed}"
             cache = options.work / "features"

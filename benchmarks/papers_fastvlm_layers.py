@@ -2,7 +2,7 @@
 
     python benchmarks/papers_fastvlm_layers.py --work runs/drafts
 
-Every network has the settings of the shipped drafts and learns from the same answers, those of `papers_fastvlm_table1.py
+Every network has a residual connection (`workshop.COMPARED`) and learns from the same answers, those of `papers_fastvlm_table1.py
 --captions 512`; greedy acceptance on held-out captions in chains of 5. By weights: what (1 + a + … + a^d) / (1 + share × d)
 gives at the best d up to 8, with the acceptance of the row at every place. No clock. Writes
 results/papers-fastvlm-layers.json.
@@ -26,7 +26,7 @@ from vlmexport.calibration.training.features import CachedFeatures, build_cache
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import SHIPPED, Features, Workshop
+from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Features, Workshop
 
 LAYERS = (2, 3, 4, 6, 8, 10)
 MOST = 8
@@ -94,7 +94,7 @@ def measured(
     """A row: means over seeds, as in table 1. Finished trainings are reread."""
     found, share = [], 0.0
     for seed in range(seeds):
-        kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
+        kind = ImitationOptions(layer, **COMPARED)  # type: ignore[arg-type]
         run = (
             work
             / "runs"

@@ -4,7 +4,7 @@
 
 What `vlmexport train --search` does, once a seed, on the answers that the recipe of the shipped drafts lets the target give
 (calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
-all of them. The front is that of the mean agreements; its shapes, that of the shipped drafts and the default of `train` are then
+all of them. The front is that of the mean agreements; its shapes, that which docs/papers.md compares elsewhere and the default of `train` are then
 trained with --full-steps of 64 records at each of --rates, and measured on held-out answers in chains of 5. Counts only, no
 clock. Writes
 results/papers-fastvlm-search-tiny-blip2-flant5.json.
@@ -58,7 +58,7 @@ def main() -> None:
         )
     found = [searched(shape, documents) for shape in shapes(FIXED) if tried(shape, documents[0])]
     best = front([Trial(row["shape"], row["mean"], row["flops"]) for row in found])
-    named = {"shipped": SHAPE, "default": {name: getattr(ImitationOptions(1), name) for name in SHAPE}}
+    named = {"compared": SHAPE, "default": {name: getattr(ImitationOptions(1), name) for name in SHAPE}}
     rows = [row for row in found if row["shape"] in [*(trial.shape for trial in best), *named.values()]]
     for row in rows:
         row["full"] = [in_full(workshop, row["shape"], rate, options) for rate in options.rates]

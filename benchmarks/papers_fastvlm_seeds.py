@@ -3,7 +3,7 @@
     python benchmarks/papers_fastvlm_seeds.py --work runs/drafts --folder runs/seeds
 
 The networks at L/4 and L/2 of `papers_fastvlm_methods.py`, whose drafts ship and have one seed, are trained here with three, with
-the settings of the shipped ones but fewer texts and steps; each seed's go into a bundle of their own and are measured as that
+a residual connection (`workshop.COMPARED`), fewer texts and steps; each seed's go into a bundle of their own and are measured as that
 script measures: texts that differ, acceptance and gain by weights at the chain length that suits the seed and at FastVLM's,
 and what they write with nobody to verify it. Counts only, no clock. Finished trainings and bundles are reread. Writes
 results/papers-fastvlm-seeds.json.
@@ -25,7 +25,7 @@ from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import prepare
-from vlmexport.calibration.workshop.recipes.workshop import SHIPPED, Workshop
+from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop
 from vlmexport.exporter.build import BuildRequest, build_bundle
 
 MODELS = ("tiny-blip2-flant5", "tiny-qwen2.5-vl")
@@ -78,7 +78,7 @@ def counted(
     """Rows of the networks of one seed, by task; see `papers_fastvlm_methods.measured`."""
     target, drafts, runs = workshop.target, [], []
     for layer in workshop.features:
-        kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
+        kind = ImitationOptions(layer, **COMPARED)  # type: ignore[arg-type]
         name = target.fingerprint.removeprefix("sha256:")[:12]
         runs.append(work / "runs" / f"seeds-{name}-n{layer}-{options.captions}-{options.steps}-{seed}")
         draft = workshop.train(

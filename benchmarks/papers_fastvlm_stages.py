@@ -30,7 +30,7 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
-from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, SHIPPED
+from vlmexport.calibration.workshop.recipes.workshop import COMPARED, DRAFT_LENGTH
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.files import MODEL
@@ -110,7 +110,7 @@ def train(run: Run, options: argparse.Namespace) -> None:
     """Trains, or continues; the network has as many steps and the same records in every stage."""
     first, joint = STAGES[run.stage]
     alone = options.fine_tune if first else 0
-    own = ImitationOptions(options.layer, fine_tune=alone, joint=joint, **SHIPPED)  # type: ignore[arg-type]
+    own = ImitationOptions(options.layer, fine_tune=alone, joint=joint, **COMPARED)  # type: ignore[arg-type]
     steps = alone + options.steps
     train_draft(
         load_target(TARGET, options.device),

@@ -7,8 +7,8 @@
     python benchmarks/papers_fastvlm_table1.py --smollm2 runs/smollm2 --work runs/smollm2-draft --seeds 1 --steps 250
 
 Every row is trained on the same cached rows of the target's own answers, and measured as greedy acceptance on
-held-out scenes or topics. Writes results/papers-fastvlm-table1-MODEL.json and docs/images/alpha-by-position-MODEL.png. The
-fusions of the last residuals are rows of their own:
+held-out scenes or topics. Writes results/papers-fastvlm-table1-MODEL.json and docs/images/alpha-by-position-MODEL.png. With
+--shape default and a --name of their own, networks as `vlmexport train` makes them. The fusions of the last residuals are rows of their own:
 
     python benchmarks/papers_fastvlm_table1.py --work runs/drafts --name fusions --layers 3 --rows "Our (CE)" "Our+CS" \\
       "Our+CS, concat" "Our+CS, concat by the cosine" "Our+CS, attention" "Our+CS, attention by the cosine"
@@ -73,9 +73,9 @@ def main() -> None:
     parser.add_argument("--name", default="table1", help="of the result")
     parser.add_argument(
         "--shape",
-        choices=("shipped", "default"),
-        default="shipped",
-        help="of the network: that of the drafts that ship, or the default of vlmexport train",
+        choices=("compared", "default"),
+        default="compared",
+        help="of the network, and its learning rate: those of docs/papers.md's tables, or the defaults of vlmexport train",
     )
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all that were prepared")
     parser.add_argument("--steps", type=int, default=300)
@@ -103,7 +103,7 @@ def main() -> None:
             if losses == "Our+CS+KD":
                 curves[f"{losses}, n={layer}"] = found[0]
             print(table(rows[-1:]), flush=True)
-    if "Our+CS+KD" in options.rows:
+    if "Our+CS+KD" in options.rows and options.shape == "compared":
         plot_by_position(curves, ROOT / "docs" / "images" / f"alpha-by-position-{name}.png")
     result = {
         "script": "benchmarks/papers_fastvlm_table1.py",
@@ -136,17 +136,18 @@ def train_and_measure(
     steps: int,
     seeds: int,
     work: Path,
-    shape: str = "shipped",
+    shape: str = "compared",
 ) -> tuple[list[Acceptance], dict[str, float]]:
     """Greedy acceptance of one row of the table, by seed, and means of the losses on validation scenes; a finished run is
     reread."""
     found, parts = [], []
     for seed in range(seeds):
-        form = SHAPE if shape == "shipped" else {}
+        form = SHAPE if shape == "compared" else {}
         kind = ImitationOptions(layer, **(form | (ROWS | FUSIONS)[losses]))  # type: ignore[arg-type]
-        options = LoopOptions(steps, workshop.batch, workshop.lr, seed=seed)
+        rate = workshop.lr if shape == "compared" else None
+        options = LoopOptions(steps, workshop.batch, rate, seed=seed)
         slug = "".join(c if c.isalnum() else "-" for c in losses.lower())
-        slug += "" if shape == "shipped" else f"-{shape}"
+        slug += "" if shape == "compared" else f"-{shape}"
         out = work / "runs" / f"table1-{workshop.target.fingerprint[7:19]}-n{layer}-{slug}-{seed}-{steps}"
         draft = workshop.train(kind, options, out)
         found.append(workshop.heldout(layer, draft.network))

@@ -39,9 +39,9 @@ from vlmexport.exporter.drafts.selection import select_drafts
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]
 LEAST = {
-    "tiny-blip2-flant5": (0.80, 0.88),
-    "tiny-vit-gpt2": (0.84, 0.93),
-    "tiny-qwen2.5-vl": (0.83, 0.91),
+    "tiny-blip2-flant5": (0.85, 0.91),
+    "tiny-vit-gpt2": (0.88, 0.95),
+    "tiny-qwen2.5-vl": (0.92, 0.96),
 }
 """Alpha that the drafts of a model are known to reach; of another one, what a test bed needs."""
 
@@ -179,7 +179,7 @@ def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Tar
     stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
     early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]
     exits = [early[str(layer)]["alpha"] for layer in draft_layers(target)]
-    assert exits[0] + 0.15 <= stated[0] <= 0.90
+    assert exits[0] + 0.15 <= stated[0] <= 0.95 and stated[0] + 0.02 <= stated[1]
     assert all(s >= low for s, low in zip(stated, LEAST.get(alias.name, exits), strict=True))
     results = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in drafts])
     for result, alpha in zip(results.values(), stated, strict=True):

@@ -705,7 +705,8 @@ def test_drafts_of_a_model_that_reads_pictures_among_its_rows(folder, tmp_path, 
     work, out = tmp_path / "work", tmp_path / "drafts"
     workshop = tiny_drafts.prepare(str(folder), work, captions=4, heldout=2)
     assert len(workshop.answers.train) == 4 + 4
-    assert sorted(tiny_drafts.make_drafts(workshop, work, out, 2, 2)) == ["medusa", "n3", "n6"]
+    assert sorted(tiny_drafts.make_imitation(workshop, work, out, 2)) == ["n3", "n6"]
+    assert sorted(tiny_drafts.make_heads(workshop, work, out, 2)) == ["medusa"]
     assert sorted(tiny_drafts.make_layers(workshop, work, out, 4, 4)) == ["eagle", "vispec"]
     for name in ("eagle", "vispec"):
         draft = open_draft(out / name)

@@ -188,7 +188,8 @@ def test_drafts_of_a_captioner_learn_from_captions_only(folder, tmp_path, monkey
     told = [json.loads(line) for shard in shards for line in shard.read_text().splitlines()]
     assert {line["prompt"] for line in told} == {""}
     assert len(told) == 4 + 4 + 2
-    made = tiny_drafts.make_drafts(workshop, tmp_path / "work", tmp_path / "drafts", 2, 2)
+    made = tiny_drafts.make_imitation(workshop, tmp_path / "work", tmp_path / "drafts", 2)
+    made |= tiny_drafts.make_heads(workshop, tmp_path / "work", tmp_path / "drafts", 2)
     assert sorted(made) == ["medusa", "n3", "n6"]
     stored = json.loads((tmp_path / "drafts" / "n3" / "draft.json").read_text())
     assert stored["evaluation"]["heldout"]["data"] == "scenes-captions:heldout:2"

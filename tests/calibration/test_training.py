@@ -19,6 +19,7 @@ from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures
 from vlmexport.calibration.training.objectives import objective_for, options_of
 from vlmexport.calibration.training.objectives.imitation import ImitationObjective
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
@@ -352,6 +353,17 @@ def test_the_rate_is_the_kinds_unless_it_is_given(target: Target, records: Recor
     usual = trainer(target, records, tmp_path, options(LAYER, steps=1))
     assert usual.run["lr"] == objective.learning_rate(target.hidden_size)
     assert trainer(target, records, tmp_path, options(LAYER, steps=1, lr=0.5)).run["lr"] == 0.5
+
+
+def test_heads_of_a_narrow_target_learn_faster(target: Target):
+    """1e-3 is published for a width of 4,096; a target that learns beside them keeps to it."""
+    heads, joint = (
+        objective_for(MedusaOptions(joint=both).completed(LoopOptions(lr=1e-3)), target)
+        for both in (False, True)
+    )
+    assert heads.learning_rate(128) == 3e-2
+    assert heads.learning_rate(1024) == pytest.approx(4e-3)
+    assert heads.learning_rate(4096) == heads.learning_rate(8192) == joint.learning_rate(128) == 1e-3
 
 
 def test_texts_of_one_token_teach_nothing_and_break_nothing(

@@ -40,7 +40,7 @@ from ...training.objectives.imitation_options import ImitationOptions
 from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 from .smollm2_prompts import chat_prompts
-from .workshop import DRAFT_LENGTH, SHIPPED, Features, Workshop
+from .workshop import COMPARED, DRAFT_LENGTH, Features, Workshop
 
 PART = 64  # prompts that are answered between two looks at the clock
 ANSWER_SHARE, RESERVE = 0.45, 0.05  # of the time: for answers, and kept for the evaluation
@@ -209,7 +209,7 @@ def _train(workshop: Workshop, place: Path, limits: Limits, progress: Progress) 
     target, rows = workshop.target, workshop.features[limits.layer]
 
     def trainer(steps: int, out: Path) -> Trainer:
-        kind = ImitationOptions(limits.layer, **SHIPPED)  # type: ignore[arg-type]
+        kind = ImitationOptions(limits.layer, **COMPARED)  # type: ignore[arg-type]
         options = LoopOptions(steps, BATCH, LEARNING_RATE, warmup=min(50, steps // 10))
         often = max(1, steps // VALIDATIONS)
         return Trainer(

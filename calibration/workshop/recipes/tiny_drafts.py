@@ -5,7 +5,8 @@ Medusa heads, and layers of EAGLE and of ViSpec for a decoder that reads picture
 
 WORK receives the target's own answers, the cached rows and the runs; everything in it is reused, so an
 interrupted recipe continues. DRAFTS receives a folder a draft, ``n3``, ``medusa``, ``vispec`` (fp16). A model that takes no prompt
-learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK.
+learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK. For a model with a vocabulary of real texts, in which
+heads and rows of logits are large, ``--kinds imitation --batch-size 8`` makes the networks alone.
 """
 
 from __future__ import annotations
@@ -40,19 +41,25 @@ from ...training.options import LoopOptions, Options
 from ...training.run import train_draft
 from .common.captioner import LONGEST
 from .models import captioner_of
-from .workshop import DRAFT_LENGTH, SHIPPED, Answers, Features, Workshop
+from .workshop import DRAFT_LENGTH, Answers, Features, Workshop
 
 MODEL = "tiny-blip2-flant5"
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
-STEPS = 1500
+KINDS = ("imitation", "medusa", "layers")
+STEPS, BATCH = 1500, 64
 HEADS = MedusaOptions(heads=4, head="own")
-HEAD_STEPS = 3000
+HEAD_STEPS = 1500
 LAYER_STEPS, LAYER_BATCH = 1500, 32
 TOLD = 64_000  # scenes of `train` that the target has learned from; drafts take later ones
 
 
 def prepare(
-    model: str, work: Path, captions: int = CAPTIONS, heldout: int = HELDOUT, device: str = "auto"
+    model: str,
+    work: Path,
+    captions: int = CAPTIONS,
+    heldout: int = HELDOUT,
+    device: str = "auto",
+    batch: int = BATCH,
 ) -> Workshop:
     """Lets the target answer training, validation and held-out scenes, and caches its rows."""
     target = load_target(model, device)
@@ -93,29 +100,30 @@ def prepare(
         target,
         features,
         train.identity() + told["validation"].identity(),
+        batch,
         heldout_data=sets["heldout"],
         answers=Answers(train, told["captions"], told["validation"], told["heldout"]),
     )
 
 
-def make_drafts(
-    workshop: Workshop, work: Path, out: Path, steps: int = STEPS, head_steps: int = HEAD_STEPS
-) -> dict[str, Acceptance]:
-    """Trains a draft for every layer that was prepared, and heads, measures each as stored, and writes them to
-    ``out/nN`` and ``out/medusa``; returns what was measured, by folder."""
+def make_imitation(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -> dict[str, Acceptance]:
+    """Trains a network for every layer that was prepared, measures each as stored, and writes it to ``out/nN``; returns what
+    was measured, by folder."""
     found = {}
     for layer in workshop.features:
-        kind = ImitationOptions(layer, **SHIPPED)  # type: ignore[arg-type]
         run = work / "runs" / run_name(f"n{layer}", workshop.target)
-        draft = workshop.train(kind, LoopOptions(steps, lr=workshop.lr), run)
+        draft = workshop.train(ImitationOptions(layer), LoopOptions(steps, workshop.batch), run)
         found[f"n{layer}"] = _store(
             draft, out / f"n{layer}", workshop, lambda d, n=layer: workshop.heldout(n, d.network)
         )
-    heads = workshop.train(
-        HEADS, LoopOptions(head_steps), work / "runs" / run_name("medusa", workshop.target)
-    )
-    found["medusa"] = _store(heads, out / "medusa", workshop, workshop.heldout_heads)
     return found
+
+
+def make_heads(workshop: Workshop, work: Path, out: Path, steps: int = HEAD_STEPS) -> dict[str, Acceptance]:
+    """Trains Medusa heads, measures them as stored, and writes them to ``out/medusa``."""
+    run = work / "runs" / run_name("medusa", workshop.target)
+    heads = workshop.train(HEADS, LoopOptions(steps, workshop.batch), run)
+    return {"medusa": _store(heads, out / "medusa", workshop, workshop.heldout_heads)}
 
 
 def make_layers(
@@ -205,6 +213,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--captions", type=int, default=CAPTIONS, help="training scenes")
     parser.add_argument("--heldout", type=int, default=HELDOUT)
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="default: all that suit the model"
+    )
+    parser.add_argument("--batch-size", type=int, default=BATCH, help="records a step, of networks and heads")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
     parser.add_argument("--layer-steps", type=int, default=LAYER_STEPS)
@@ -212,9 +224,17 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto: a GPU where PyTorch finds one")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    workshop = prepare(options.model, options.work, options.captions, options.heldout, options.device)
-    found = make_drafts(workshop, options.work, options.out, options.steps, options.head_steps)
-    found |= make_layers(workshop, options.work, options.out, options.layer_steps)
+    workshop = prepare(
+        options.model, options.work, options.captions, options.heldout, options.device, options.batch_size
+    )
+    found = {}
+    for kind, make, steps in (
+        ("imitation", make_imitation, options.steps),
+        ("medusa", make_heads, options.head_steps),
+        ("layers", make_layers, options.layer_steps),
+    ):
+        if kind in options.kinds:
+            found |= make(workshop, options.work, options.out, steps)
     for name, result in found.items():
         print(
             f"{name}: alpha {result.alpha:.4f}, tau {result.tau:.3f} at d={result.draft_length}, "

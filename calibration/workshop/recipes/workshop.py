@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import overload
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,9 +26,9 @@ from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 
 SHAPE = {"num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": True, "attention_heads": 0}
-"""Of the imitation networks that ship, and of those that docs/papers.md compares. The default of `train` has no residual: it was
-found later to be better."""
-SHIPPED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward", **SHAPE}
+"""Of the imitation networks that docs/papers.md compares with each other, and of SmolLM2's. What ships has all defaults of
+`vlmexport train`; that a network without a residual learns better was found later."""
+COMPARED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward", **SHAPE}
 DRAFT_LENGTH = 5
 
 
@@ -75,7 +76,7 @@ class Workshop:
         beside those of every draft layer."""
         features = self._features(kind.layer if isinstance(kind, ImitationOptions) else None)
         return Trainer(
-            partial(objective_for, kind),
+            partial(objective_for, kind, counts=lambda: self._counts(features.train)),
             options,
             self.target,
             features.train,
@@ -101,6 +102,11 @@ class Workshop:
                 last = rows.residuals[:, -1]
                 measured.add(last, self.target.head(last), rows)
         return measured.result()
+
+    def _counts(self, train: CachedFeatures) -> torch.Tensor:
+        """How often the answers have every token, int64 [V]."""
+        tokens = torch.from_numpy(np.asarray(train.tokens)).long()
+        return torch.bincount(tokens, minlength=self.target.vocabulary)
 
     def _features(self, layer: int | None) -> Features:
         return self.features[min(self.features) if layer is None else layer]

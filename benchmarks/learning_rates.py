@@ -1,0 +1,134 @@
+"""Acceptance of short trainings by their learning rate, at two widths: what the default rates of `vlmexport train` rest on.
+
+    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
+    python benchmarks/learning_rates.py --work runs/drafts
+
+    python -m vlmexport.calibration.workshop.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
+    python benchmarks/learning_rates.py --smollm2 runs/smollm2 --work runs/smollm2-draft --steps 100
+
+    python benchmarks/learning_rates.py --model tiny-qwen2.5-vl --work runs/drafts --captions 2048 --drafts eagle vispec --steps 200
+
+Drafts with the defaults of `train` (but for SmolLM2's three Medusa heads of 4,096 tokens; ViSpec in its two stages, half of the steps
+each) learn from the target's own answers at every rate, and are measured on held-out ones, layers on the first 150 of them. Layers
+read 32 texts a step. Finished trainings are reread. No clock. Writes results/learning-rates-MODEL.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from machine import save
+from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.evaluation.acceptance import Acceptance
+from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
+from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
+from vlmexport.calibration.training.options import LoopOptions, Options
+from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
+from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
+from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
+
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+KINDS = ("imitation", "medusa", "eagle", "vispec")
+TEXTS, LAYER_HELDOUT = 32, 150
+TRIMMED = MedusaOptions(heads=3, head="trimmed", head_vocabulary=4096)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--smollm2", help="the checkpoint of a finished smollm2_draft recipe")
+    parser.add_argument("--model", default=MODEL, help="without --smollm2: a target of tabletop scenes")
+    parser.add_argument("--drafts", nargs="+", choices=KINDS, default=KINDS[:2])
+    parser.add_argument("--captions", type=int, default=CAPTIONS)
+    parser.add_argument("--heldout", type=int, default=HELDOUT)
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.smollm2:
+        workshop, name, heads = reopen(options.smollm2, options.work), "smollm2-135m", TRIMMED
+    else:
+        workshop = prepare(options.model, options.work, options.captions, options.heldout)
+        name, heads = options.model, HEADS
+    layer = min(workshop.features)
+    rows = []
+    for draft in options.drafts:
+        for rate in options.rates:
+            found = []
+            for seed in range(options.seeds):
+                run = f"rates-{workshop.target.fingerprint[7:19]}-{draft}-{rate:g}-{seed}-{options.steps}"
+                place = options.work / "runs" / run
+                if draft in ("eagle", "vispec"):
+                    loop = LoopOptions(options.steps, TEXTS, rate, seed=seed)
+                    found.append(of_layer(workshop, draft, loop, place, options.work / "features"))
+                else:
+                    loop = LoopOptions(options.steps, workshop.batch, rate, seed=seed)
+                    kind = ImitationOptions(layer) if draft == "imitation" else heads
+                    found.append(of_rows(workshop, kind, loop, place))
+            row = {
+                "draft": f"imitation@{layer}" if draft == "imitation" else draft, "rate": rate,
+                "alpha": [round(each.alpha, 4) for each in found],
+                "tau": [round(each.tau, 3) for each in found],
+                "overlap": [round(each.overlap, 4) for each in found],
+                "draft_length": found[0].draft_length, "tokens": found[0].tokens,
+            }  # fmt: skip
+            rows.append(row)
+            print(
+                f"| {row['draft']} | {rate:g} | {row['alpha']} | {row['tau']} | {row['overlap']} |",
+                flush=True,
+            )
+    target = workshop.target
+    result = {
+        "script": "benchmarks/learning_rates.py",
+        "model": {"name": target.name, "fingerprint": target.fingerprint, "width": target.hidden_size},
+        "train_records": len(workshop.features[layer].train),
+        "steps": options.steps, "records_per_step": workshop.batch, "seeds": options.seeds, "rows": rows,
+    }  # fmt: skip
+    print(save(f"learning-rates-{name}", result, "torch", "transformers"))
+
+
+def of_rows(
+    workshop: Workshop, kind: ImitationOptions | MedusaOptions, loop: LoopOptions, out: Path
+) -> Acceptance:
+    """Greedy acceptance on held-out answers of what learns from single rows."""
+    if isinstance(kind, ImitationOptions):
+        return workshop.heldout(kind.layer, workshop.train(kind, loop, out).network)
+    return workshop.heldout_heads(workshop.train(kind, loop, out))
+
+
+def of_layer(workshop: Workshop, draft: str, loop: LoopOptions, out: Path, cache: Path) -> Acceptance:
+    """Greedy acceptance on held-out answers of a layer, which learns from whole texts."""
+    target, answers = workshop.target, workshop.answers
+    assert answers is not None, "SmolLM2's recipe keeps rows alone"
+
+    def train(options: Options, loop: LoopOptions, out: Path) -> None:
+        train_draft(
+            target, answers.train, options, loop, out, answers.validation, cache,
+            eval_every=loop.steps, save_every=loop.steps,
+        )  # fmt: skip
+
+    if draft == "eagle":
+        train(EagleOptions(), loop, out)
+    else:
+        first, second = loop.steps // 2, loop.steps - loop.steps // 2
+        begun = out.with_name(f"{out.name}-stage-1")
+        train(VispecOptions(stage=1), replace(loop, steps=first), begun)
+        train(VispecOptions(stage=2, start_from=str(begun)), replace(loop, steps=second), out)
+    held = RecordSet(answers.heldout.name, list(answers.heldout)[:LAYER_HELDOUT])
+    (found,) = evaluate_drafts(target, held, [str(out)], DRAFT_LENGTH).values()
+    return found
+
+
+if __name__ == "__main__":
+    main()
