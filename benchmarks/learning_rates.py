@@ -33,9 +33,13 @@ from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
+from vlmexport.runtime.errors import OptionError
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-KINDS = ("imitation", "medusa", "eagle", "vispec")
+LAYERS = ("eagle", "vispec")
+KINDS = ("imitation", "medusa", *LAYERS)
+SHOWN, OF_WHAT = ("alpha", "tau", "overlap"), ("draft_length", "tokens")
+"""Figures of an acceptance, and what they are of; null for a training whose loss is not finite."""
 TEXTS, LAYER_HELDOUT = 32, 150
 TRIMMED = MedusaOptions(heads=3, head="trimmed", head_vocabulary=4096)
 
@@ -65,35 +69,39 @@ def main() -> None:
     rows = []
     for draft in options.drafts:
         for rate in options.rates:
-            found = []
+            found: list[Acceptance | None] = []
+            batch = TEXTS if draft in LAYERS else workshop.batch
             for seed in range(options.seeds):
                 run = f"rates-{workshop.target.fingerprint[7:19]}-{draft}-{rate:g}-{seed}-{options.steps}"
                 place = options.work / "runs" / run
-                if draft in ("eagle", "vispec"):
-                    loop = LoopOptions(options.steps, TEXTS, rate, seed=seed)
-                    found.append(of_layer(workshop, draft, loop, place, options.work / "features"))
-                else:
-                    loop = LoopOptions(options.steps, workshop.batch, rate, seed=seed)
-                    kind = ImitationOptions(layer) if draft == "imitation" else heads
-                    found.append(of_rows(workshop, kind, loop, place))
-            row = {
-                "draft": f"imitation@{layer}" if draft == "imitation" else draft, "rate": rate,
-                "alpha": [round(each.alpha, 4) for each in found],
-                "tau": [round(each.tau, 3) for each in found],
-                "overlap": [round(each.overlap, 4) for each in found],
-                "draft_length": found[0].draft_length, "tokens": found[0].tokens,
-            }  # fmt: skip
-            rows.append(row)
-            print(
-                f"| {row['draft']} | {rate:g} | {row['alpha']} | {row['tau']} | {row['overlap']} |",
-                flush=True,
+                loop = LoopOptions(options.steps, batch, rate, seed=seed)
+                try:
+                    if draft in LAYERS:
+                        found.append(of_layer(workshop, draft, loop, place, options.work / "features"))
+                    else:
+                        kind = ImitationOptions(layer) if draft == "imitation" else heads
+                        found.append(of_rows(workshop, kind, loop, place))
+                except OptionError as error:
+                    if not str(error).startswith("the loss is"):
+                        raise
+                    print(error)
+                    found.append(None)
+            rows.append(
+                {
+                    "draft": f"imitation@{layer}" if draft == "imitation" else draft,
+                    "rate": rate,
+                    "records_per_step": batch,
+                    **{name: [each and round(getattr(each, name), 4) for each in found] for name in SHOWN},
+                    **{name: [each and getattr(each, name) for each in found] for name in OF_WHAT},
+                }
             )
+            print("|", " | ".join(str(value) for value in rows[-1].values()), "|", flush=True)
     target = workshop.target
     result = {
         "script": "benchmarks/learning_rates.py",
         "model": {"name": target.name, "fingerprint": target.fingerprint, "width": target.hidden_size},
         "train_records": len(workshop.features[layer].train),
-        "steps": options.steps, "records_per_step": workshop.batch, "seeds": options.seeds, "rows": rows,
+        "steps": options.steps, "seeds": options.seeds, "rows": rows,
     }  # fmt: skip
     print(save(f"learning-rates-{name}", result, "torch", "transformers"))
 
