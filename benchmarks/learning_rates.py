@@ -4,7 +4,8 @@
     python benchmarks/learning_rates.py --work runs/drafts
 
     python -m vlmexport.calibration.workshop.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
-    python benchmarks/learning_rates.py --smollm2 runs/smollm2 --work runs/smollm2-draft --steps 100
+    python benchmarks/learning_rates.py --smollm2 runs/smollm2 --work runs/smollm2-draft --steps 100 \\
+      --drafts medusa --rates 1e-3 3e-3 7e-3 1e-2 3e-2
 
     python benchmarks/learning_rates.py --model tiny-qwen2.5-vl --work runs/drafts --captions 2048 --drafts eagle vispec --steps 200
 
