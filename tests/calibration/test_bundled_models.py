@@ -44,6 +44,10 @@ LEAST = {
     "tiny-qwen2.5-vl": (0.92, 0.96),
 }
 """Alpha that the drafts of a model are known to reach; of another one, what a test bed needs."""
+CEILING = 0.90
+"""Of the draft at a quarter of the layers: what the test bed asks for."""
+ABOVE_IT = {"tiny-qwen2.5-vl": 0.95}
+"""A model whose draft is known to pass the ceiling, which it should not (docs/tiny-models.md)."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -179,7 +183,8 @@ def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Tar
     stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
     early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]
     exits = [early[str(layer)]["alpha"] for layer in draft_layers(target)]
-    assert exits[0] + 0.15 <= stated[0] <= 0.95 and stated[0] + 0.02 <= stated[1]
+    assert exits[0] + 0.15 <= stated[0] <= ABOVE_IT.get(alias.name, CEILING)
+    assert stated[0] + 0.02 <= stated[1]
     assert all(s >= low for s, low in zip(stated, LEAST.get(alias.name, exits), strict=True))
     results = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in drafts])
     for result, alpha in zip(results.values(), stated, strict=True):

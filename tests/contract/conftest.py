@@ -53,8 +53,8 @@ def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Ri
 
 
 def let_go(made: dict[Any, Any]) -> None:
-    """Drops the older half. Not one by one: a collection takes a second or two among so many objects, and what is freed shows
-    only when the allocator has given it back."""
+    """Drops the older half. Not one by one: every collection goes through all objects, and what is freed shows only when the
+    allocator has given it back."""
     for key in list(made)[: -(-len(made) // 2)]:
         del made[key]
     gc.collect()
