@@ -17,7 +17,6 @@ read 32 texts a step. Finished trainings are reread. No clock. Writes results/le
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,19 +24,17 @@ from machine import save
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.training.options import LoopOptions, Options
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.workshop.recipes.layer_stages import KINDS as LAYERS
+from vlmexport.calibration.workshop.recipes.layer_stages import train_layer, whole_answers
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.errors import DivergedError
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-LAYERS = ("eagle", "vispec")
 KINDS = ("imitation", "medusa", *LAYERS)
 SHOWN, OF_WHAT = ("alpha", "tau", "overlap"), ("draft_length", "tokens")
 """Figures of an acceptance, and what they are of; null for a training whose loss is not finite."""
@@ -82,9 +79,7 @@ def main() -> None:
                     else:
                         kind = ImitationOptions(layer) if draft == "imitation" else heads
                         found.append(of_rows(workshop, kind, loop, place))
-                except OptionError as error:
-                    if not str(error).startswith("the loss is"):
-                        raise
+                except DivergedError as error:
                     print(error)
                     found.append(None)
             rows.append(
@@ -118,24 +113,10 @@ def of_rows(
 
 def of_layer(workshop: Workshop, draft: str, loop: LoopOptions, out: Path, cache: Path) -> Acceptance:
     """Greedy acceptance on held-out answers of a layer, which learns from whole texts."""
-    target, answers = workshop.target, workshop.answers
-    assert answers is not None, "SmolLM2's recipe keeps rows alone"
-
-    def train(options: Options, loop: LoopOptions, out: Path) -> None:
-        train_draft(
-            target, answers.train, options, loop, out, answers.validation, cache,
-            eval_every=loop.steps, save_every=loop.steps,
-        )  # fmt: skip
-
-    if draft == "eagle":
-        train(EagleOptions(), loop, out)
-    else:
-        first, second = loop.steps // 2, loop.steps - loop.steps // 2
-        begun = out.with_name(f"{out.name}-stage-1")
-        train(VispecOptions(stage=1), replace(loop, steps=first), begun)
-        train(VispecOptions(stage=2, start_from=str(begun)), replace(loop, steps=second), out)
-    held = RecordSet(answers.heldout.name, list(answers.heldout)[:LAYER_HELDOUT])
-    (found,) = evaluate_drafts(target, held, [str(out)], DRAFT_LENGTH).values()
+    train_layer(draft, workshop, loop, out, out.with_name(f"{out.name}-stage-1"), cache, validations=1)
+    heldout = whole_answers(workshop).heldout
+    held = RecordSet(heldout.name, list(heldout)[:LAYER_HELDOUT])
+    (found,) = evaluate_drafts(workshop.target, held, [str(out)], DRAFT_LENGTH).values()
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Waits until nobody else is inside the block with this file, which stays. Where there are no such locks (Windows), it does
-    not wait."""
+    """Waits, and says so, until nobody else is inside the block with this file, which stays. Where there are no such locks
+    (Windows), it does not wait."""
     try:
         import fcntl
     except ImportError:
@@ -18,5 +19,9 @@ def alone(path: Path) -> Iterator[None]:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that works on {path.parent}", file=sys.stderr)
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield

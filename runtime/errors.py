@@ -27,6 +27,10 @@ class OptionError(VlmexportError):
     """An option has a value that does not exist or does not fit the others."""
 
 
+class DivergedError(OptionError):
+    """The loss of a training is no number any more: its learning rate is too high."""
+
+
 class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 

@@ -6,7 +6,6 @@ two small matrix products per row instead of a pass of the target. A target that
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -24,9 +23,7 @@ from ...runtime.errors import OptionError
 from ...runtime.files import replacing
 from ..data.records import RecordSet
 from ..targets.target import FUSED, Rows, Target
-
-CACHE_DTYPES = ("float16", "float32")
-
+from .cache_folder import cache_place, check_cache_dtype, stored, to_make, write_meta
 
 Batch = TypeVar("Batch", bound=Sized, covariant=True)
 
@@ -111,7 +108,8 @@ def build_cache(
     dtype: str = "float16",
     batch_size: int = 64,
 ) -> Path:
-    """Caches the rows of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept.
+    """Caches the rows of `records` for draft layers `layers`; an interrupted build continues, a finished one is kept, and one
+    that another process makes is waited for.
 
     Args:
         target: whose rows. records: with tokens or answers.
@@ -127,27 +125,38 @@ def build_cache(
     """
     check_cache_dtype(dtype)
     place = cache_place(folder, target, records, dtype)
+    with to_make(place, [*(f"trunk.{n}" for n in layers), "residuals"]) as names:
+        if names:
+            _build(target, records, layers, place, names, dtype, batch_size)
+    return place
+
+
+def _build(
+    target: Target,
+    records: RecordSet,
+    layers: Sequence[int],
+    place: Path,
+    names: Sequence[str],
+    dtype: str,
+    batch_size: int,
+) -> None:
+    """Makes the files `names` of a cache."""
     answers = [target.answer(r) for r in records]
     offsets = np.cumsum([0, *(max(0, len(a) - 1) for a in answers)])
     total, fused = int(offsets[-1]), min(FUSED, target.num_layers)
     width, item = target.hidden_size, np.dtype(dtype).itemsize
-    missing = [n for n in layers if not (place / f"trunk.{n}.bin").exists()]
-    with_residuals = not (place / "residuals.bin").exists()
-    if not missing and not with_residuals:
-        return place
-    place.mkdir(parents=True, exist_ok=True)
-    needed = total * width * item * (len(missing) + fused * with_residuals)
+    shapes: dict[str, tuple[int, ...]] = {
+        name: (total, fused, width) if name == "residuals" else (total, width) for name in names
+    }
+    needed = item * sum(math.prod(shape) for shape in shapes.values())
     if needed > shutil.disk_usage(place).free:
         raise OptionError(
             f"the feature cache needs {needed / 1e9:.1f} GB in {place}, which has not as much space left"
         )
-    np.save(place / "offsets.npy", offsets)
-    np.save(place / "tokens.npy", np.array([t for a in answers for t in a[1:]], np.int32))
-    write_meta(place, target, records, dtype, fused=fused)
-
-    shapes: dict[str, tuple[int, ...]] = {f"trunk.{n}": (total, width) for n in missing}
-    if with_residuals:
-        shapes["residuals"] = (total, fused, width)
+    if not (place / "cache.json").exists():
+        np.save(place / "offsets.npy", offsets)
+        np.save(place / "tokens.npy", np.array([t for a in answers for t in a[1:]], np.int32))
+        write_meta(place, target, records, dtype, fused=fused)
     progress = place / f"progress.{'-'.join(shapes)}.json"
     start = json.loads(progress.read_text())["records"] if progress.exists() else 0
     stores = {}
@@ -156,10 +165,11 @@ def build_cache(
         if not (start and partial.exists()):
             _reserve(partial, math.prod(shape) * item)
         stores[key] = np.memmap(partial, dtype, "r+", shape=shape)
+    wanted = [n for n in layers if f"trunk.{n}" in names] or list(layers)
     for at in range(start, len(records), batch_size):
         chunk = records[at : at + batch_size]
-        rows, trunks = target.rows(chunk, list(missing or layers))
-        found = {f"trunk.{n}": trunks[n] for n in missing} | {"residuals": rows.residuals}
+        rows, trunks = target.rows(chunk, wanted)
+        found = {f"trunk.{n}": trunk for n, trunk in trunks.items()} | {"residuals": rows.residuals}
         span = slice(int(offsets[at]), int(offsets[at + len(chunk)]))
         for key, store in stores.items():
             store[span] = stored(found[key], dtype, target.name)
@@ -173,34 +183,6 @@ def build_cache(
         store.flush()
         (place / f"{key}.partial").replace(place / f"{key}.bin")
     progress.unlink(missing_ok=True)
-    return place
-
-
-def cache_place(folder: Path, target: Target, records: RecordSet, dtype: str, what: str = "") -> Path:
-    """The subfolder of a cache: of this target, these records and dtype, and of `what` is kept of them."""
-    named = f"{what}{target.fingerprint}|{records.identity()}|{dtype}"
-    return folder / hashlib.sha256(named.encode()).hexdigest()[:16]
-
-
-def write_meta(place: Path, target: Target, records: RecordSet, dtype: str, **further: int) -> None:
-    """What a cache is of, for people and for those who read it."""
-    known = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
-    with replacing(place / "cache.json") as out:
-        out.write(json.dumps({**known, "hidden_size": target.hidden_size, **further}).encode() + b"\n")
-
-
-def check_cache_dtype(dtype: str) -> None:
-    """OptionError unless rows are kept in it."""
-    if dtype not in CACHE_DTYPES:
-        raise OptionError(f"--cache-dtype {dtype!r}: choose one of {', '.join(CACHE_DTYPES)}")
-
-
-def stored(rows: Tensor, dtype: str, target: str) -> np.ndarray:
-    """`rows` in the dtype of a cache. OptionError where one does not fit."""
-    peak = rows.abs().max().item() if len(rows) else 0.0
-    if not math.isfinite(peak) or peak > float(np.finfo(dtype).max):
-        raise OptionError(f"a row of {target} reaches {peak:.3g}, beyond {dtype}; use --cache-dtype float32")
-    return rows.cpu().numpy().astype(dtype)
 
 
 def _reserve(path: Path, size: int) -> None:

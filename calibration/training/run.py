@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate import PartialState
 
@@ -63,7 +65,11 @@ def train_draft(
             records, validation = records.split(0.05)
         records, validation = (usable_records(target, part) for part in (records, validation))
         trainer = Trainer(
-            partial(objective_for, kind_options, counts=lambda: token_counts(target, records)),
+            partial(
+                objective_for,
+                kind_options,
+                counts=lambda: token_counts(map(target.answer, records), target.vocabulary),
+            ),
             options,
             target,
             source_for(target, records, kind_options, cache, cache_dtype),
@@ -77,12 +83,12 @@ def train_draft(
         return trainer.train(restart)
 
 
-def token_counts(target: Target, records: RecordSet) -> torch.Tensor:
-    """How often the texts of `records` have every token, int64 [V]."""
-    counts = torch.zeros(target.vocabulary, dtype=torch.long)
-    for record in records:
-        counts += torch.bincount(torch.tensor(target.answer(record)), minlength=target.vocabulary)
-    return counts
+def token_counts(texts: Iterable[npt.ArrayLike], vocabulary: int) -> torch.Tensor:
+    """How often `texts` have every token, int64 [vocabulary]."""
+    counts = np.zeros(vocabulary, np.int64)
+    for text in texts:
+        counts += np.bincount(text, minlength=vocabulary)
+    return torch.from_numpy(counts)
 
 
 def usable_records(target: Target, records: RecordSet) -> RecordSet:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...runtime.files import replacing
 from ..data.records import RecordSet
 from ..targets.target import Target, Texts
-from .features import cache_place, check_cache_dtype, stored, write_meta
+from .cache_folder import cache_place, check_cache_dtype, stored, to_make, write_meta
 
 SAVED_EVERY = 8
 """Passes of the target between two points from which a killed build goes on."""
@@ -111,7 +111,8 @@ def build_text_cache(
     dtype: str = "float16",
     batch_size: int = 16,
 ) -> Path:
-    """Caches the texts of `records`; an interrupted build continues, a finished one is kept, and taps can be added.
+    """Caches the texts of `records`; an interrupted build continues, a finished one is kept, one that another process makes is
+    waited for, and taps can be added.
 
     Args:
         target: whose rows. records: with tokens or answers.
@@ -127,14 +128,12 @@ def build_text_cache(
     """
     check_cache_dtype(dtype)
     place = cache_place(folder, target, records, dtype, "texts|")
-    files = _files(target.hidden_size, dtype, taps)
-    missing = [kept for kept in files if not (place / f"{kept.name}.bin").exists()]
-    if not missing:
-        return place
-    place.mkdir(parents=True, exist_ok=True)
-    write_meta(place, target, records, dtype)
-    with ExitStack() as stack:
-        partial = Partial(place, missing, stack)
+    files = {kept.name: kept for kept in _files(target.hidden_size, dtype, taps)}
+    with to_make(place, list(files)) as names, ExitStack() as stack:
+        if not names:
+            return place
+        write_meta(place, target, records, dtype)
+        partial = Partial(place, [files[name] for name in names], stack)
         for turn, at in enumerate(range(partial.records, len(records), batch_size)):
             chunk = records[at : at + batch_size]
             texts = target.texts(chunk, taps)

@@ -19,7 +19,7 @@ from accelerate import Accelerator
 
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
-from ...runtime.errors import OptionError
+from ...runtime.errors import DivergedError
 from .features import Source, in_batches
 from .objectives.base import LearnedTarget, Objective
 from .options import LoopOptions
@@ -182,9 +182,9 @@ class Trainer:
         return (found | rates if found else {}), count
 
     def _check_loss(self, loss: float) -> None:
-        """OptionError where a number was lost: nothing that follows would bring it back."""
+        """DivergedError where a number was lost: nothing that follows would bring it back."""
         if not math.isfinite(loss):
-            raise OptionError(
+            raise DivergedError(
                 f"the loss is {'NaN' if math.isnan(loss) else 'infinite'} at step {self.step}: lower --lr (it was "
                 f"{self.options.lr:g}) and begin anew with --restart"
             )

@@ -20,7 +20,7 @@ from vlmexport.calibration.training.features import build_cache
 from vlmexport.calibration.training.run import train_draft, usable_records
 from vlmexport.exporter.drafts import files as draft_files
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.errors import DivergedError, InputError, OptionError
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_rate_that_loses_every_number(target: Target, tmp_path: Path, steps: i
     records = make_records(tmp_path, "blip2-t5", 6)
     own, loop = options(2, steps=steps, lr=1e30, warmup=0)
     with pytest.raises(
-        OptionError, match=r"the loss is (NaN|infinite) at step \d: lower --lr \(it was .e\+3"
+        DivergedError, match=r"the loss is (NaN|infinite) at step \d: lower --lr \(it was .e\+3"
     ):
         train_draft(target, records, own, loop, tmp_path / "run")
     with pytest.raises(OptionError, match=r"--lr must be at most 1e\+30, not inf"):

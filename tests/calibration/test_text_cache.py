@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from training_targets import make_records, make_target
+from vlmexport.calibration import lock
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target, Texts
 from vlmexport.calibration.training import text_cache
+from vlmexport.calibration.training.features import build_cache
 from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
@@ -51,6 +56,41 @@ def test_cached_texts_are_live_texts(target: Target, told: RecordSet, tmp_path: 
         live = target.texts([told[i] for i in indices], TAPS)
         assert_same(cached.rows(indices), live)
     assert {False, True} == {bool(row.any()) for row in cached.rows(range(len(told))).learned}
+
+
+@pytest.mark.parametrize(("build", "passes"), [(build_cache, "rows"), (build_text_cache, "texts")])
+def test_of_two_that_want_a_cache_one_makes_it(
+    build: Callable[..., Path],
+    passes: str,
+    target: Target,
+    told: RecordSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("fcntl", reason="there are no such locks here")
+    run, calls, begun, waited = getattr(target, passes), [], threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        calls.append(arguments)
+        begun.set()
+        assert waited.wait(60)
+        return run(*arguments)
+
+    monkeypatch.setattr(target, passes, slow)
+    monkeypatch.setattr(lock, "print", lambda *_, **__: waited.set(), raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(build, target, told, TAPS, tmp_path, "float32", len(told))
+        assert begun.wait(60)
+        second = pool.submit(build, target, told, TAPS, tmp_path, "float32", len(told))
+        assert first.result() == second.result()
+    assert len(calls) == 1
+
+
+def test_a_finished_cache_may_be_read_only(target: Target, told: RecordSet, tmp_path: Path) -> None:
+    folder = build_text_cache(target, told, TAPS, tmp_path, "float32")
+    (folder / "lock").unlink()
+    assert build_text_cache(target, told, TAPS, tmp_path, "float32") == folder
+    assert not (folder / "lock").exists()
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2.5-vl", "llama"])

@@ -33,13 +33,12 @@ from ...generation.engine import open_answers
 from ...generation.generate import generate_data
 from ...targets.target import Target, load_target
 from ...training.features import CachedFeatures, build_cache
-from ...training.objectives.eagle_options import EagleOptions
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
-from ...training.objectives.vispec_options import VispecOptions
-from ...training.options import LoopOptions, Options
-from ...training.run import train_draft
+from ...training.options import LoopOptions
+from . import layer_stages
 from .common.captioner import LONGEST
+from .layer_stages import train_layer, whole_answers
 from .models import captioner_of
 from .workshop import DRAFT_LENGTH, Answers, Features, Workshop
 
@@ -132,45 +131,29 @@ def make_layers(
     """Trains a layer of EAGLE and one of ViSpec, this one in its two stages of half the steps each, for a decoder that
     reads pictures among its rows (none for another), measures each as stored, and writes them to ``out/eagle`` and
     ``out/vispec``."""
-    target, answers = workshop.target, workshop.answers
+    target = workshop.target
     try:
         check_family(target.family)
     except ExportError:
         return {}
-    assert answers is not None
-
-    def train(name: str, options: Options, count: int) -> Path:
-        run = work / "runs" / run_name(name, target)
-        train_draft(
-            target,
-            answers.train,
-            options,
-            LoopOptions(count, batch),
-            run,
-            answers.validation,
-            work / "features",
-            eval_every=max(1, count // 4),
-            save_every=max(1, count // 8),
-        )
-        return run
-
-    eagle = train("eagle", EagleOptions(), steps)
-    first = train("vispec-stage-1", VispecOptions(stage=1), steps // 2)
-    vispec = train("vispec", VispecOptions(stage=2, start_from=str(first)), steps - steps // 2)
 
     def measured(name: str) -> Callable[[TrainedDraft], Acceptance]:
         def measure(_: TrainedDraft) -> Acceptance:
             folder = str(out / name)
-            (found,) = evaluate_drafts(target, answers.heldout, [folder], DRAFT_LENGTH, report=print).values()
+            heldout = whole_answers(workshop).heldout
+            (found,) = evaluate_drafts(target, heldout, [folder], DRAFT_LENGTH, report=print).values()
             return found
 
         return measure
 
     found = {}
-    for name, run in (("eagle", eagle), ("vispec", vispec)):
+    begun = work / "runs" / run_name("vispec-stage-1", target)
+    for kind in layer_stages.KINDS:
+        run = work / "runs" / run_name(kind, target)
+        train_layer(kind, workshop, LoopOptions(steps, batch), run, begun, work / "features", validations=4)
         draft = open_draft(run)
         assert isinstance(draft, TrainedDraft)
-        found[name] = _store(draft, out / name, workshop, measured(name))
+        found[kind] = _store(draft, out / kind, workshop, measured(kind))
     return found
 
 

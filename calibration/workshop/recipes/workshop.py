@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import overload
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +22,7 @@ from ...training.objectives import objective_for
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
 from ...training.options import LoopOptions
+from ...training.run import token_counts
 from ...training.trainer import Trainer
 
 SHAPE = {"num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": True, "attention_heads": 0}
@@ -76,7 +76,11 @@ class Workshop:
         beside those of every draft layer."""
         features = self._features(kind.layer if isinstance(kind, ImitationOptions) else None)
         return Trainer(
-            partial(objective_for, kind, counts=lambda: self._counts(features.train)),
+            partial(
+                objective_for,
+                kind,
+                counts=lambda: token_counts([features.train.tokens], self.target.vocabulary),
+            ),
             options,
             self.target,
             features.train,
@@ -102,11 +106,6 @@ class Workshop:
                 last = rows.residuals[:, -1]
                 measured.add(last, self.target.head(last), rows)
         return measured.result()
-
-    def _counts(self, train: CachedFeatures) -> torch.Tensor:
-        """How often the answers have every token, int64 [V]."""
-        tokens = torch.from_numpy(np.asarray(train.tokens)).long()
-        return torch.bincount(tokens, minlength=self.target.vocabulary)
 
     def _features(self, layer: int | None) -> Features:
         return self.features[min(self.features) if layer is None else layer]
