@@ -2,12 +2,14 @@
 
     python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec
     python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec --arms medusa eagle vispec --seeds 1
+    python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec-1e-3 --rate 1e-3 --name papers-vispec-1e-3
 
 MODEL is a model of tabletop scenes whose decoder reads pictures among its rows (tiny-qwen2.5-vl, or a recipe's `model`
 folder). All arms learn from the target's own answers to the same scenes, for the same number of steps (ViSpec: half of
-them in its first stage), with three seeds. Held-out scenes are decoded plainly and with every draft, as a chain and as a
-dynamic tree, greedily and at temperature 1; tokens are counted, no time is measured, and every text is compared with plain
-decoding's. What is in the folder is kept: the same command continues a killed one. Writes results/papers-vispec.json.
+them in its first stage), at the rate that suits each kind or at one for all, with three seeds. Held-out scenes are decoded
+plainly and with every draft, as a chain and as a dynamic tree, greedily and at temperature 1; tokens are counted, no time is
+measured, and every text is compared with plain decoding's. What is in the folder is kept: the same command continues a
+killed one. Writes results/papers-vispec.json.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ def main() -> None:
     parser.add_argument("--validation", type=int, default=96, help="further ones, to choose the best by")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument(
+        "--rate",
+        type=float,
+        help="highest learning rate of all arms; default: what `vlmexport train` gives each kind",
+    )
     parser.add_argument("--scenes", type=int, default=100, help="held-out ones")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
@@ -69,7 +76,10 @@ def main() -> None:
     for run in all_runs(options.arms, range(options.seeds)):
         kept = options.folder / "counted" / f"{run.name}.json"
         if not kept.exists():
-            train(run, options.folder, target, told[ARMS[run.arm].data], options.steps, options.batch_size)
+            train(
+                run, options.folder, target, told[ARMS[run.arm].data],
+                options.steps, options.batch_size, options.rate,
+            )  # fmt: skip
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(counted(run, options.folder, target, options)) + "\n")
         found.append(json.loads(kept.read_text()))
@@ -119,6 +129,7 @@ def counted(run: Run, folder: Path, target: Target, options: argparse.Namespace)
     return {
         "arm": run.arm,
         "seed": run.seed,
+        "rate": draft.provenance["options"]["lr"],  # type: ignore[attr-defined]
         "target": target.fingerprint,
         "parameters": sum(p.numel() for p in draft.network.parameters()),  # type: ignore[attr-defined]
         "evaluation": draft.evaluation,  # type: ignore[attr-defined]
@@ -138,6 +149,7 @@ def summary(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "arm": arm,
             "title": ARMS[arm].title,
             "seeds": len(runs),
+            "rate": runs[0]["rate"],
             "parameters": runs[0]["parameters"],
             "tau": {
                 key: round(statistics.mean(run["tau"][key] for run in runs), 3) for key in runs[0]["tau"]

@@ -23,10 +23,6 @@ LONGEST = 160
 """Tokens of an answer at most."""
 
 
-RATE = 1e-3
-"""Of every arm, as when the table was made; the defaults are higher now."""
-
-
 @dataclass(frozen=True)
 class Arm:
     """A draft of `kind` that learns from `data`, one of `DATA`; `staged`: half of the steps are ViSpec's first stage."""
@@ -94,9 +90,16 @@ def answers(
     return own_answers(model, sets, folder / "answers", LONGEST, threads)
 
 
-def train(run: Run, folder: Path, target: Target, told: list[RecordSet], steps: int, batch: int) -> Path:
-    """Trains, or continues; returns the draft's folder. Arms get the same records in the same order, the same number of
-    steps and the same rate; the target runs over the records once for all of them."""
+def train(
+    run: Run, folder: Path, target: Target, told: list[RecordSet], steps: int, batch: int, rate: float | None
+) -> Path:
+    """Trains, or continues; returns the draft's folder. Arms get the same records in the same order and the same number of
+    steps; the target runs over the records once for all of them.
+
+    Args:
+        run: which arm, and its seed. folder: see `papers_vispec.py`. told: to train on, to choose the best by. steps, batch: of
+            all stages together. rate: the highest learning rate; None: that which `vlmexport train` gives the arm's kind.
+    """
     arm = ARMS[run.arm]
     out = folder / "trained" / run.name
     given = dict(arm.options)
@@ -105,10 +108,10 @@ def train(run: Run, folder: Path, target: Target, told: list[RecordSet], steps: 
         begun = folder / "trained" / f"{run.name}-stage-1"
         one = {**given, "stage": 1}
         one.pop("multi_token_steps", None)
-        _train(arm.kind, one, run.seed, begun, folder, target, told, first, batch)
+        _train(arm.kind, one, run.seed, begun, folder, target, told, first, batch, rate)
         given |= {"stage": 2, "start_from": str(begun)}
         steps -= first
-    _train(arm.kind, given, run.seed, out, folder, target, told, steps, batch)
+    _train(arm.kind, given, run.seed, out, folder, target, told, steps, batch, rate)
     return out
 
 
@@ -122,12 +125,13 @@ def _train(
     told: list[RecordSet],
     steps: int,
     batch: int,
+    rate: float | None,
 ) -> None:
     train_draft(
         target,
         told[0],
         options_of(kind).of(given),
-        LoopOptions(steps, batch, RATE, seed=seed),
+        LoopOptions(steps, batch, rate, seed=seed),
         out,
         told[1],
         cache=folder / "features",

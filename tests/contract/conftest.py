@@ -10,12 +10,36 @@ from dataclasses import asdict
 from typing import Any
 
 import device_counts
-import psutil
 import pytest
 import torch
 from cycle_counts import counted
 from oracle import Oracle
-from rig import Rig
+from rig import ENGINES, FAMILIES, Rig
+
+KEPT = 3 * len(ENGINES)
+"""Rigs that a process keeps: those of a family, with one cut and with two, and some of others."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cases of a family come one after the other, whatever they test: each rig is made once, and need not be kept for long."""
+    cases = {place: family for place, item in enumerate(items) if (family := family_of(item)) is not None}
+    moved = sorted(cases, key=lambda place: FAMILIES.index(cases[place]))
+    taken = dict(zip(cases, moved, strict=True))
+    items[:] = [items[taken.get(place, place)] for place in range(len(items))]
+
+
+def family_of(item: pytest.Item) -> str | None:
+    """Which one a case asks `rigs` for, if it shares nothing with its module that would have to be made again."""
+    if (
+        not isinstance(item, pytest.Function)
+        or not hasattr(item, "callspec")
+        or "rigs" not in item.fixturenames
+    ):
+        return None
+    scopes = {each.scope for known in item._fixtureinfo.name2fixturedefs.values() for each in known}
+    family = item.callspec.params.get("family")
+    return family if family in FAMILIES and not scopes & {"module", "class"} else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,12 +63,12 @@ def oracle_for(tiny_bundle: Callable) -> Callable[[str], Oracle]:
 @pytest.fixture(scope="session")
 def rigs(tiny_bundle: Callable, oracle_for: Callable) -> Callable[[str, str], Rig]:
     """`rigs(name, engine)`: the bundle `name` on an engine of `rig.ENGINES`, with a new decoder at every call. Those that were
-    not asked for longest are let go where memory runs short: all rows of the table take 12 GB in each process."""
+    not asked for longest are let go: all of them take 10 GB in each process."""
     made: dict[tuple[str, str], Rig] = {}
 
     def get(name: str, engine: str) -> Rig:
         found = made.pop((name, engine), None)
-        while made and is_scarce(psutil.virtual_memory()):
+        if len(made) >= KEPT:
             let_go(made)
         made[name, engine] = found or Rig(tiny_bundle(name), engine, oracle_for(name))
         return made[name, engine] if found is None else found.fresh()
@@ -60,11 +84,6 @@ def let_go(made: dict[Any, Any]) -> None:
     gc.collect()
     if trim := sys.platform == "linux" and getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
         trim(0)
-
-
-def is_scarce(memory: Any) -> bool:
-    """Whether less than a quarter of the machine's memory can be had."""
-    return memory.available < memory.total / 4
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ def run(arm: str, seed: int, tau: float) -> dict[str, Any]:
         "arm": arm,
         "seed": seed,
         "tau": {"tree, T = 0": tau},
+        "rate": 1e-3,
         "parameters": 10,
         "texts": 4,
         "different": 0,
@@ -86,5 +87,6 @@ def test_a_small_run_goes_on_where_it_was_stopped(
     ]
     assert all(row["texts"] == 8 and row["different"] == 0 for row in found["rows"])
     assert set(found["order"]) == {f"{way}, T = {t}" for way in ("chain", "tree") for t in (0, 1)}
+    assert [row["rate"] for row in found["rows"]] == [3e-2, 1e-2, 1e-2, 1e-2, 1e-2]
     counted = json.loads((tmp_path / "runs" / "counted" / "vispec-seed-0.json").read_text())
     assert counted["parameters"] > 200_000 and counted["evaluation"]
