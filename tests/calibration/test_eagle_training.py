@@ -165,7 +165,7 @@ def test_a_trained_layer_is_built_and_drafts_as_eval_says(
     right than chains."""
     draft = EagleDraft.load(run)
     if draft.network.config.trimmed is not None:
-        assert (token_counts(target, told)[draft.network.d2t] > 0).all()
+        assert (token_counts(map(target.answer, told), target.vocabulary)[draft.network.d2t] > 0).all()
     length = 3
     found = evaluate_drafts(target, told, [str(run)], draft_length=length, max_new_tokens=NEW)[str(run)]
     report = build_bundle(

@@ -73,13 +73,13 @@ def test_a_trimmed_vocabulary_is_that_of_the_frequent_tokens() -> None:
 @pytest.mark.parametrize("head", ["own", "shared", "trimmed"])
 def test_untrained_heads_say_what_the_lm_head_says(target: Target, told: RecordSet, head: str) -> None:
     kind = MedusaOptions(heads=2, head=head, head_vocabulary=30)
-    objective = objective_for(kind, target, lambda: token_counts(target, told))
+    objective = objective_for(kind, target, lambda: token_counts(map(target.answer, told), target.vocabulary))
     rows = LiveFeatures(target, told, target.num_layers).rows(range(4))
     features = target.features(rows.residuals[:, -1])
     found = objective.network(features, target.lm_head.weight)
     wanted = target.head(rows.residuals[:, -1])
     if head == "trimmed":
-        counts = token_counts(target, told)
+        counts = token_counts(map(target.answer, told), target.vocabulary)
         assert counts.sum() == sum(len(r.tokens or ()) for r in told)
         wanted = wanted[:, objective.network.d2t]
         assert counts[objective.network.d2t].min() > 0
