@@ -10,14 +10,14 @@ from pathlib import Path
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Waits, and says so, until nobody else is inside the block with this file, which stays. Where there are no such locks
-    (Windows), it does not wait."""
+    """Makes the file's folder, then waits, and says so, until nobody else is inside the block with this file, which stays. Where
+    there are no such locks (Windows), it does not wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,18 @@ def test_of_two_that_want_a_cache_one_makes_it(
         second = pool.submit(build, target, told, TAPS, tmp_path, "float32", len(told))
         assert first.result() == second.result()
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("build", [build_cache, build_text_cache])
+def test_a_cache_is_made_where_there_are_no_locks(
+    build: Callable[..., Path],
+    target: Target,
+    told: RecordSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    assert (build(target, told, TAPS, tmp_path, "float32") / "cache.json").exists()
 
 
 def test_a_finished_cache_may_be_read_only(target: Target, told: RecordSet, tmp_path: Path) -> None:
