@@ -24,11 +24,11 @@ from machine import save
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.layer_stages import KINDS as LAYERS
-from vlmexport.calibration.workshop.recipes.layer_stages import train_layer, whole_answers
+from vlmexport.calibration.workshop.recipes.layer_stages import LAYERS, train_in_stages, whole_answers
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
@@ -113,9 +113,10 @@ def of_rows(
 
 def of_layer(workshop: Workshop, draft: str, loop: LoopOptions, out: Path, cache: Path) -> Acceptance:
     """Greedy acceptance on held-out answers of a layer, which learns from whole texts."""
-    train_layer(draft, workshop, loop, out, out.with_name(f"{out.name}-stage-1"), cache, validations=1)
-    heldout = whole_answers(workshop).heldout
-    held = RecordSet(heldout.name, list(heldout)[:LAYER_HELDOUT])
+    answers = whole_answers(workshop)
+    texts = answers.train, answers.validation
+    train_in_stages(options_of(draft).of({}), loop, workshop.target, texts, out, cache, validations=1)
+    held = RecordSet(answers.heldout.name, list(answers.heldout)[:LAYER_HELDOUT])
     (found,) = evaluate_drafts(workshop.target, held, [str(out)], DRAFT_LENGTH).values()
     return found
 

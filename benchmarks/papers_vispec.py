@@ -2,14 +2,14 @@
 
     python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec
     python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec --arms medusa eagle vispec --seeds 1
-    python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec-1e-3 --rate 1e-3 --name papers-vispec-1e-3
+    python benchmarks/papers_vispec.py --model MODEL --folder runs/vispec-1e-3 --rate 1e-3
 
 MODEL is a model of tabletop scenes whose decoder reads pictures among its rows (tiny-qwen2.5-vl, or a recipe's `model`
 folder). All arms learn from the target's own answers to the same scenes, for the same number of steps (ViSpec: half of
 them in its first stage), at the rate that suits each kind or at one for all, with three seeds. Held-out scenes are decoded
 plainly and with every draft, as a chain and as a dynamic tree, greedily and at temperature 1; tokens are counted, no time is
 measured, and every text is compared with plain decoding's. What is in the folder is kept: the same command continues a
-killed one. Writes results/papers-vispec.json.
+killed one; another command needs another folder. Writes results/papers-vispec.json, with --rate papers-vispec-RATE.json.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument(
         "--rate",
-        type=float,
         help="highest learning rate of all arms; default: what `vlmexport train` gives each kind",
     )
     parser.add_argument("--scenes", type=int, default=100, help="held-out ones")
@@ -64,8 +63,14 @@ def main() -> None:
     parser.add_argument(
         "--device", default="auto", help="of the trainings; auto: a GPU where PyTorch finds one"
     )
-    parser.add_argument("--name", default="papers-vispec", help="of the file of results")
+    parser.add_argument("--name", help="of the file of results; default: papers-vispec, with its --rate")
     options = parser.parse_args()
+    name = options.name or "-".join(["papers-vispec", *filter(None, [options.rate])])
+    rate = None if options.rate is None else float(options.rate)
+    made = {
+        "answers": options.count, "validation": options.validation, "steps": options.steps,
+        "batch_size": options.batch_size, "rate": rate, "scenes": options.scenes,
+    }  # fmt: skip
     torch.set_num_threads(options.threads)
     target = load_target(options.model, options.device)
     told = {
@@ -78,17 +83,20 @@ def main() -> None:
         if not kept.exists():
             train(
                 run, options.folder, target, told[ARMS[run.arm].data],
-                options.steps, options.batch_size, options.rate,
+                options.steps, options.batch_size, rate,
             )  # fmt: skip
             kept.parent.mkdir(exist_ok=True)
-            kept.write_text(json.dumps(counted(run, options.folder, target, options)) + "\n")
+            result = counted(run, options.folder, target, options)
+            kept.write_text(json.dumps(result | {"made": made}) + "\n")
         found.append(json.loads(kept.read_text()))
+        if found[-1].get("made") != made:
+            parser.error(f"{kept} is of another command ({found[-1].get('made')}); give another --folder")
         print(f"{run.name}: {found[-1]['tau']}", flush=True)
     rows = summary(found)
     print(table(rows))
     print(
         save(
-            options.name,
+            name,
             {
                 "script": "benchmarks/papers_vispec.py",
                 "model": target.name,

@@ -15,7 +15,7 @@ from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.workshop.recipes.layer_stages import train_in_stages
 from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.build import BuildRequest, build_bundle
 
@@ -25,28 +25,23 @@ LONGEST = 160
 
 @dataclass(frozen=True)
 class Arm:
-    """A draft of `kind` that learns from `data`, one of `DATA`; `staged`: half of the steps are ViSpec's first stage."""
+    """A draft of `kind` that learns from `data`, one of `DATA`."""
 
     title: str
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
     data: str = "long"
-    staged: bool = False
 
 
 ARMS = {
     "medusa": Arm("Medusa, 4 heads of their own", "medusa", {"heads": 4, "head": "own"}),
     "eagle": Arm("EAGLE-2", "eagle"),
-    "vispec": Arm("ViSpec, 1 token", "vispec", staged=True),
-    "vispec-4": Arm("ViSpec, 4 tokens", "vispec", {"compressed_tokens": 4}, staged=True),
-    "vispec-16": Arm("ViSpec, 16 tokens", "vispec", {"compressed_tokens": 16}, staged=True),
-    "vispec-no-global": Arm(
-        "ViSpec without the global feature", "vispec", {"global_feature": False}, staged=True
-    ),
-    "vispec-one-reading": Arm(
-        "ViSpec without multi-token steps", "vispec", {"multi_token_steps": 0}, staged=True
-    ),
-    "vispec-short": Arm("ViSpec, trained on short answers", "vispec", data="short", staged=True),
+    "vispec": Arm("ViSpec, 1 token", "vispec"),
+    "vispec-4": Arm("ViSpec, 4 tokens", "vispec", {"compressed_tokens": 4}),
+    "vispec-16": Arm("ViSpec, 16 tokens", "vispec", {"compressed_tokens": 16}),
+    "vispec-no-global": Arm("ViSpec without the global feature", "vispec", {"global_feature": False}),
+    "vispec-one-reading": Arm("ViSpec without multi-token steps", "vispec", {"multi_token_steps": 0}),
+    "vispec-short": Arm("ViSpec, trained on short answers", "vispec", data="short"),
     "eagle-short": Arm("EAGLE-2, trained on short answers", "eagle", data="short"),
 }
 """The main comparison is of the first three, on the same answers; the rest are ViSpec's ablations, and EAGLE-2 on the short
@@ -102,42 +97,10 @@ def train(
     """
     arm = ARMS[run.arm]
     out = folder / "trained" / run.name
-    given = dict(arm.options)
-    if arm.staged:
-        first = steps // 2
-        begun = folder / "trained" / f"{run.name}-stage-1"
-        one = {**given, "stage": 1}
-        one.pop("multi_token_steps", None)
-        _train(arm.kind, one, run.seed, begun, folder, target, told, first, batch, rate)
-        given |= {"stage": 2, "start_from": str(begun)}
-        steps -= first
-    _train(arm.kind, given, run.seed, out, folder, target, told, steps, batch, rate)
+    loop = LoopOptions(steps, batch, rate, seed=run.seed)
+    options = options_of(arm.kind).of(arm.options)
+    train_in_stages(options, loop, target, (told[0], told[1]), out, folder / "features")
     return out
-
-
-def _train(
-    kind: str,
-    given: Mapping[str, Any],
-    seed: int,
-    out: Path,
-    folder: Path,
-    target: Target,
-    told: list[RecordSet],
-    steps: int,
-    batch: int,
-    rate: float | None,
-) -> None:
-    train_draft(
-        target,
-        told[0],
-        options_of(kind).of(given),
-        LoopOptions(steps, batch, rate, seed=seed),
-        out,
-        told[1],
-        cache=folder / "features",
-        eval_every=max(1, steps // 4),
-        save_every=max(1, steps // 8),
-    )
 
 
 def bundle(run: Run, folder: Path, model: str) -> Path:

@@ -714,7 +714,7 @@ def test_drafts_of_a_model_that_reads_pictures_among_its_rows(folder, tmp_path, 
         assert draft.evaluation["heldout"]["tokens"] > 0
     stage = json.loads((out / "vispec" / "draft.json").read_text())["provenance"]["options"]
     assert stage["stage"] == 2 and stage["start_from"].endswith(
-        tiny_drafts.run_name("vispec-stage-1", workshop.target)
+        tiny_drafts.run_name("vispec", workshop.target) + "-stage-1"
     )
 
 
@@ -759,13 +759,15 @@ def test_one_command_makes_a_model_with_its_record_and_evaluation(tmp_path, brie
         12,
         "--steps",
         2,
+        "--last-steps",
+        2,
     ]
     words += ["--captions", 2, "--step-pairs", 2, "--step-films", 2, "--scenes", 4, "--threads", 1]
     monkeypatch.setattr(
         "sys.argv", ["recipe", "--out", str(tmp_path), "--precision", "fp32", *map(str, words)]
     )
     recipe.main()
-    record = json.loads((tmp_path / "model" / "recipe.json").read_text())
+    record = json.loads((tmp_path / "final" / "recipe.json").read_text())
     assert record["command"].endswith("tiny_qwen2_5_vl") and record["curve"][-1]["step"] == 2
     assert record["vision_curve"][-1]["step"] == 2
     found = json.loads((tmp_path / "evaluation.json").read_text())

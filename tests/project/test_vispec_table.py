@@ -50,7 +50,7 @@ def test_the_order_needs_every_seed(script: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_a_small_run_goes_on_where_it_was_stopped(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
     from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tokenizer import build_tokenizer
@@ -88,5 +88,8 @@ def test_a_small_run_goes_on_where_it_was_stopped(
     assert all(row["texts"] == 8 and row["different"] == 0 for row in found["rows"])
     assert set(found["order"]) == {f"{way}, T = {t}" for way in ("chain", "tree") for t in (0, 1)}
     assert [row["rate"] for row in found["rows"]] == [3e-2, 1e-2, 1e-2, 1e-2, 1e-2]
+    with pytest.raises(SystemExit):
+        measured("medusa", "--rate", "1e-3")
+    assert "another --folder" in capsys.readouterr().err
     counted = json.loads((tmp_path / "runs" / "counted" / "vispec-seed-0.json").read_text())
     assert counted["parameters"] > 200_000 and counted["evaluation"]

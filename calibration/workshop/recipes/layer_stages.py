@@ -1,49 +1,63 @@
-"""Trainings of drafts that are a layer: EAGLE's in one stage, ViSpec's in two, of half of the steps each."""
+"""Trainings of drafts that learn from whole texts: ViSpec's in two stages, of half of the steps each, others in one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from ...training.objectives.eagle_options import EagleOptions
+from ...data import RecordSet
+from ...targets.target import Target
 from ...training.objectives.vispec_options import VispecOptions
 from ...training.options import LoopOptions, Options
 from ...training.run import train_draft
 from .workshop import Answers, Workshop
 
-KINDS = ("eagle", "vispec")
+LAYERS = ("eagle", "vispec")
+"""Kinds of draft that are a layer."""
 
 
-def train_layer(
-    kind: str, workshop: Workshop, loop: LoopOptions, out: Path, begun: Path, cache: Path, validations: int
+def train_in_stages(
+    options: Options,
+    loop: LoopOptions,
+    target: Target,
+    texts: tuple[RecordSet, RecordSet],
+    out: Path,
+    cache: Path,
+    validations: int = 4,
 ) -> None:
-    """Trains a layer with the defaults of `vlmexport train`, or goes on with it.
+    """Trains a draft, or goes on with it.
 
     Args:
-        kind: one of `KINDS`. workshop: with whole answers. loop: of all stages together.
-        out: folder of the training. begun: that of ViSpec's first stage. cache: folder of the target's rows.
-        validations: how often a stage chooses its best draft.
+        options: of the draft; ViSpec's are those of its second stage. loop: of all stages together.
+        texts: to train on, to choose the best by. out: folder of the training; a first stage has one beside it.
+        cache: folder of the target's rows. validations: how often a stage chooses its best draft.
     """
-    if kind == "eagle":
-        _train(EagleOptions(), workshop, loop, out, cache, validations)
-        return
-    first = loop.steps // 2
-    _train(VispecOptions(stage=1), workshop, replace(loop, steps=first), begun, cache, validations)
-    second = VispecOptions(stage=2, start_from=str(begun))
-    _train(second, workshop, replace(loop, steps=loop.steps - first), out, cache, validations)
+    if isinstance(options, VispecOptions):
+        first = loop.steps // 2
+        begun = out.with_name(f"{out.name}-stage-1")
+        one = replace(options, stage=1, multi_token_steps=None)
+        _train(one, replace(loop, steps=first), target, texts, begun, cache, validations)
+        options = replace(options, stage=2, start_from=str(begun))
+        loop = replace(loop, steps=loop.steps - first)
+    _train(options, loop, target, texts, out, cache, validations)
 
 
 def _train(
-    options: Options, workshop: Workshop, loop: LoopOptions, out: Path, cache: Path, validations: int
+    options: Options,
+    loop: LoopOptions,
+    target: Target,
+    texts: tuple[RecordSet, RecordSet],
+    out: Path,
+    cache: Path,
+    validations: int,
 ) -> None:
-    answers = whole_answers(workshop)
     train_draft(
-        workshop.target,
-        answers.train,
+        target,
+        texts[0],
         options,
         loop,
         out,
-        answers.validation,
+        texts[1],
         cache,
         eval_every=max(1, loop.steps // validations),
         save_every=max(1, loop.steps // 8),

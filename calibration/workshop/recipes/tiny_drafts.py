@@ -33,12 +33,12 @@ from ...generation.engine import open_answers
 from ...generation.generate import generate_data
 from ...targets.target import Target, load_target
 from ...training.features import CachedFeatures, build_cache
+from ...training.objectives import options_of
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
 from ...training.options import LoopOptions
-from . import layer_stages
 from .common.captioner import LONGEST
-from .layer_stages import train_layer, whole_answers
+from .layer_stages import LAYERS, train_in_stages, whole_answers
 from .models import captioner_of
 from .workshop import DRAFT_LENGTH, Answers, Features, Workshop
 
@@ -140,17 +140,18 @@ def make_layers(
     def measured(name: str) -> Callable[[TrainedDraft], Acceptance]:
         def measure(_: TrainedDraft) -> Acceptance:
             folder = str(out / name)
-            heldout = whole_answers(workshop).heldout
-            (found,) = evaluate_drafts(target, heldout, [folder], DRAFT_LENGTH, report=print).values()
+            (found,) = evaluate_drafts(target, answers.heldout, [folder], DRAFT_LENGTH, report=print).values()
             return found
 
         return measure
 
     found = {}
-    begun = work / "runs" / run_name("vispec-stage-1", target)
-    for kind in layer_stages.KINDS:
+    answers = whole_answers(workshop)
+    texts = answers.train, answers.validation
+    for kind in LAYERS:
         run = work / "runs" / run_name(kind, target)
-        train_layer(kind, workshop, LoopOptions(steps, batch), run, begun, work / "features", validations=4)
+        loop = LoopOptions(steps, batch)
+        train_in_stages(options_of(kind).of({}), loop, target, texts, run, work / "features")
         draft = open_draft(run)
         assert isinstance(draft, TrainedDraft)
         found[kind] = _store(draft, out / kind, workshop, measured(kind))
