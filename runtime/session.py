@@ -197,9 +197,10 @@ class Session:
         "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), not at all
-        ("off": the bundle's length), or to how sure the draft is ("confidence": at most `draft_length` tokens, or 8, until one
-        is less likely than a threshold that follows what was accepted, from `confidence_threshold` on; Draft & Verify). `draft_nodes` above the length asks drafts that propose trees for so many tokens a
-        cycle, at most `draft_length` of them on one path. `temperature` 0 is greedy. `repetition_penalty` takes the
+        ("off": the bundle's length), to the place in the answer ("logistic": FastVLM's eq. 5), or to how sure the draft
+        is ("confidence": at most `draft_length` tokens, or 8, until one is less likely than a threshold that follows
+        what was accepted, from `confidence_threshold` on; Draft & Verify). `draft_nodes` above the length asks drafts
+        that propose trees for so many tokens a cycle, at most `draft_length` of them on one path. `temperature` 0 is greedy. `repetition_penalty` takes the
         place of the model's own. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
         between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
         at this rate whatever they are: for timing only, the output is not text. `lossy="typical"` accepts drafts that
