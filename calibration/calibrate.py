@@ -192,11 +192,21 @@ def read_requests(manifest: Manifest, data: list[str], limit: int, prompt: str =
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A report of another device, or the manifest of a bundle. Raises `OptionError`, `BundleError`."""
+    """A report of another device, or the manifest of a bundle. Raises `OptionError`."""
     from ..runtime.bundle.folder import MANIFEST, read_manifest
-    from ..runtime.errors import OptionError
+    from ..runtime.errors import BundleError, OptionError
 
-    document = read_manifest(path / MANIFEST if path.is_dir() else path)
+    if not path.exists():
+        raise OptionError(
+            f"--merge {path}: does not exist; give a report of `vlmexport calibrate --json`, or a bundle"
+        )
+    try:
+        document = read_manifest(path / MANIFEST if path.is_dir() else path)
+    except BundleError as error:
+        reason = error.__cause__ or error
+        raise OptionError(
+            f"--merge {path}: no report of `vlmexport calibrate --json`, and no bundle ({reason})"
+        ) from None
     if not isinstance(document, dict):
         raise OptionError(f"--merge {path}: holds no report of `vlmexport calibrate --json`, and no manifest")
     return document

@@ -360,6 +360,8 @@ def evaluate(
     records = load_records(data, strict, prompt, limit)
     judged = reports.chosen_task(task, records, bool(draft), answers)
     target = load_target(model, device)
+    if machine is not None:
+        machine.check_target(target.name, target.fingerprint)
     limit_of_answers = None if given_text else max_new_tokens
     kept = answers is not None
     found = run(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .asked import asked
-from .errors import PromptError
+from .errors import OptionError, PromptError
 from .families.base import View
 
 if TYPE_CHECKING:
@@ -40,9 +40,14 @@ class Conversation:
         """The answer to a further turn of the user, with pictures and videos of its own; options of `Session.generate`.
 
         A turn that fails is as if it had not been said; one that was cut short stands with what was answered. Raises as
-        `Session.generate`, and `PromptError` where the bundle has no chat template.
+        `Session.generate`, `PromptError` where the bundle has no chat template, and `OptionError` for `reuse_prompt`, which
+        is what a conversation does.
         """
         self.check()
+        if "reuse_prompt" in options:
+            raise OptionError(
+                "reuse_prompt: a conversation always does; leave it out, or use Session.generate"
+            )
         if not isinstance(prompt, str):
             raise PromptError(f"a turn is text, not {type(prompt).__name__}")
         media, _ = asked(image, None, images, video)

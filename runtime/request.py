@@ -155,7 +155,7 @@ def resolve(
         "reuse_prompt": options.reuse_prompt,
     }
     chosen = manifest.choose_draft(options.draft) if options.speculative else None
-    if chosen is None:
+    if chosen is None or widest < 2:  # a pass of one row has none for a drafted token
         return Settings(**request)
     # At temperature 0 typical acceptance is greedy decoding.
     if options.lossy is not None and not sampling.greedy:
@@ -170,8 +170,13 @@ def resolve(
     learn = options.adaptive or ("off" if options.force_acceptance is not None else defaults.adaptive)
     if options.policy is not None:
         return Settings(**request, draft=chosen, policy=options.policy)
+    if options.adaptive == "confidence" and nodes is not None:
+        raise OptionError(
+            f'draft_nodes: {nodes} asks for trees, adaptive "confidence" ends chains; choose one'
+        )
     if length is None and nodes is None and learn == "logistic":
-        return Settings(**request, draft=chosen, policy=LogisticLength.of(options.max_new_tokens, widest - 1))
+        by_place = LogisticLength.of(options.max_new_tokens, widest - 1, threshold)
+        return Settings(**request, draft=chosen, policy=by_place)
     if learn == "confidence" and nodes is None and (length is None or options.adaptive is not None):
         longest = min(LONGEST if length is None else length, widest - 1)
         first = FIRST if sampling.greedy else FIRST_SAMPLED

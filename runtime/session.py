@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ from .speculate.typical import Typical
 
 INT64 = 2**63 - 1
 
+_CLOSED = "this session is closed; load the bundle again"
 _Piece = TypeVar("_Piece")
 _Outcome = Result | InputError | NumericsError
 _Waiting = tuple[int, tuple[list[Any], Prompt], str, Settings, float]
@@ -50,7 +53,9 @@ class Stream:
     `close` (or leaving the loop) ends the request; its finish reason is then `cancelled`.
     """
 
-    def __init__(self, pieces: Callable[[list[Result]], Iterator[str]], lossy: str | None = None):
+    def __init__(
+        self, pieces: Callable[[list[Result]], Generator[str, None, None]], lossy: str | None = None
+    ):
         # The generator gets the list, not the stream: a cycle would keep a dropped stream's request running.
         self._found: list[Result] = []
         self._pieces = pieces(self._found)
@@ -58,21 +63,37 @@ class Stream:
         """"typical" where drafts are accepted that way: known before the first piece; `result.lossy` says it too."""
 
     def __iter__(self) -> Iterator[str]:
-        return self._pieces
+        return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        """The next piece. Raises `VlmexportError` while another thread waits for it, and what ended the request."""
+        with self._alone():
+            return next(self._pieces)
 
     def close(self) -> None:
-        """End the request now."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        """End the request now. Raises `VlmexportError` while another thread waits for a piece."""
+        with self._alone():
+            self._pieces.close()
 
     @property
     def result(self) -> Result:
-        """The whole result. Raises `VlmexportError` while the stream is still running."""
-        if not self._found:
-            raise VlmexportError("the stream is not finished; iterate it to its end, or close it, first")
-        return self._found[0]
+        """The whole result. Raises `VlmexportError` while the stream is still running, and where there is none."""
+        if self._found:
+            return self._found[0]
+        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_CLOSED:
+            raise VlmexportError("the stream has no result: it failed, or was closed before it began")
+        raise VlmexportError("the stream is not finished; iterate it to its end, or close it, first")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            if str(error) != "generator already executing":
+                raise
+            raise VlmexportError(
+                "another thread is waiting for the next piece of this stream; end the request with Session.cancel"
+            ) from None
 
 
 class Session:
@@ -89,7 +110,7 @@ class Session:
             decoder,
             threads,
         )
-        self._machine = decoder.engine.machine
+        self._machine, self._note = decoder.engine.machine, decoder.engine.note
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
         self._proposers: dict[str, Proposer] = {}
@@ -149,7 +170,7 @@ class Session:
     @property
     def note(self) -> str | None:
         """What a user should know of how the device computes this bundle; None where it does as the manifest says."""
-        return self.decoder.engine.note
+        return self._note
 
     # --- requests ---
 
@@ -273,7 +294,7 @@ class Session:
         Raises `PromptError` for ids outside the vocabulary.
         """
         settings = resolve(request_options(options), self.bundle.manifest, self._controller)
-        if not isinstance(token_ids, list | tuple | range | np.ndarray):
+        if not isinstance(token_ids, list | tuple | range | np.ndarray) or np.ndim(token_ids) == 0:
             raise PromptError(f"token_ids: {token_ids!r:.80} is not a list of token ids")
         try:  # the decoder checks them against the vocabulary
             ids = np.asarray([integer("token_ids", token, 0, INT64) for token in token_ids], np.int64)
@@ -295,10 +316,11 @@ class Session:
         `on_text`. A finished request makes room for a waiting one at once. Every option is checked before any work;
         a deadline counts from this call. The tokens are those of single requests, but for near-ties of float32 where
         another width adds up in another order (docs/architecture.md, rule 1).
-        Raises `InputError`, `NumericsError` and `OptionError` with the number of the request.
+        Raises `InputError`, `NumericsError` and `OptionError` with the number of the request; `OptionError` for what is no
+        list of them.
         """
         begin = time.perf_counter()
-        waiting = [self._checked(number, request, begin) for number, request in enumerate(requests)]
+        waiting = [self._checked(number, each, begin) for number, each in enumerate(self._each(requests))]
         found: list[Result | None] = [None] * len(waiting)
         with contextlib.closing(self._guarded(lambda _: self._run_batch(iter(waiting)))([])) as outcomes:
             for number, outcome in outcomes:
@@ -315,13 +337,22 @@ class Session:
 
         A request that cannot be served (a damaged picture, a prompt that is too long) gives its `InputError`, one whose
         logits are not finite its `NumericsError`; neither ends anything else. Closing the iterator ends the requests
-        that are running. A deadline counts from when its request was taken. Raises `OptionError` with the number of
-        the request.
+        that are running, `cancel` and `close` too, and no further one is taken then. A deadline counts from when its
+        request was taken. Raises `OptionError` for what is no iterable, and with the number of a request.
         """
-        waiting = (
-            self._checked(number, request, time.perf_counter()) for number, request in enumerate(requests)
-        )
-        return self._guarded(lambda _: self._run_batch(waiting))([])
+        source = self._each(requests)
+
+        def waiting() -> Iterator[_Waiting]:
+            for number in itertools.count():
+                if self._cancelled.is_set():
+                    return
+                try:
+                    request = next(source)
+                except StopIteration:
+                    return
+                yield self._checked(number, request, time.perf_counter())
+
+        return self._guarded(lambda _: self._run_batch(waiting()))([])
 
     def cancel(self) -> None:
         """End the running request after its current cycle with finish reason `cancelled`. For any thread."""
@@ -343,7 +374,10 @@ class Session:
         self.close()
 
     def proposer(self, name: str) -> Proposer:
-        """The proposer of the draft called `name`, made at its first use. Raises `OptionError`, `BundleError`."""
+        """The proposer of the draft called `name`, made at its first use. Raises `OptionError`, `BundleError`, and
+        `VlmexportError` when closed."""
+        if self.decoder is None:  # one that is closing still serves what runs
+            raise VlmexportError(_CLOSED)
         draft = self.bundle.manifest.draft(name)
         if draft is None:
             raise OptionError(f"draft: the bundle has no {name!r:.80}")
@@ -383,13 +417,20 @@ class Session:
         return self._family.prepare(self.bundle, self._colours(media, channels), prompt)
 
     def _colours(self, media: list[Any], channels: str) -> list[Any]:
-        """Arrays whose colours stand in another order than RGB as pictures that have it."""
+        """Arrays, and videos of them, whose colours stand in another order than RGB as what has it."""
         if channels == "rgb" or not media:
             return media
         from .images.load import load_image  # a text model needs no Pillow
         from .images.video import Video
 
-        return [each if isinstance(each, Video | View) else load_image(each, channels) for each in media]
+        def ordered(each: Any) -> Any:
+            if isinstance(each, View):
+                return each
+            if isinstance(each, Video):
+                return replace(each, channels=channels)
+            return load_image(each, channels)
+
+        return [ordered(each) for each in media]
 
     def _free_when_idle(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -424,7 +465,7 @@ class Session:
             try:
                 self._cancelled.clear()
                 if self._closed:
-                    raise VlmexportError("this session is closed; load the bundle again")
+                    raise VlmexportError(_CLOSED)
                 yield from pieces(found)
             finally:
                 self._busy.release()
@@ -432,6 +473,12 @@ class Session:
                     self._free_when_idle()
 
         return run
+
+    @staticmethod
+    def _each(requests: Iterable[Any]) -> Iterator[Any]:
+        if isinstance(requests, Mapping) or not isinstance(requests, Iterable):
+            raise OptionError(f"requests: {requests!r:.80} is no list or iterator of requests")
+        return iter(requests)
 
     def _checked(self, number: int, request: Any, begin: float) -> _Waiting:
         """A request of a batch with its options checked; it came at `begin`."""

@@ -359,7 +359,7 @@ def open_measured(target: Target, name: str, draft_length: int) -> Measured:
             )
         if not at or not layer.isdecimal():
             raise OptionError(f"--draft {name!r}: write {kind}@N")
-        target.check_layer(int(layer))
+        target.check_layer(int(layer), f"--draft {name}")
         draft = draft_kind(kind).at(int(layer))
     else:
         draft = open_draft(Path(name))

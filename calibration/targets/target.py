@@ -111,11 +111,12 @@ class Target:
         """Sizes of its decoder."""
         return self.family.decoder
 
-    def check_layer(self, layer: int) -> None:
-        """OptionError unless 1 <= layer < L."""
+    def check_layer(self, layer: int, given: str | None = None) -> None:
+        """OptionError unless 1 <= layer < L; `given` is the option as it was written, by default --draft-layer."""
         if not 1 <= layer < self.num_layers:
             raise OptionError(
-                f"--draft-layer {layer} is outside 1..{self.num_layers - 1}: {self.name} has {self.num_layers} layers"
+                f"{given or f'--draft-layer {layer}'} is outside 1..{self.num_layers - 1}: {self.name} has "
+                f"{self.num_layers} layers"
             )
 
     def head(self, rows: Tensor) -> Tensor:

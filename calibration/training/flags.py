@@ -20,13 +20,10 @@ def with_option_flags(command: Callable[..., None]) -> Callable[..., None]:
     A flag that several kinds have is one flag; its help is the first kind's, and names the defaults of others that differ.
     """
     signature = inspect.signature(command, eval_str=True)
-    owners: dict[str, dict[str, Field[Any]]] = {}
     hints: dict[str, Any] = {}
-    for kind, owner in (("", LoopOptions), *((kind, options_of(kind)) for kind in KINDS)):
+    for owner in _owners().values():
         hints = get_type_hints(owner) | hints
-        for one in fields(owner):  # type: ignore[arg-type]
-            owners.setdefault(one.name, {})[kind] = one
-    flags = {name: _flag(kinds, hints[name]) for name, kinds in owners.items()}
+    flags = {name: _flag(kinds, hints[name]) for name, kinds in _fields().items()}
 
     def run(**values: Any) -> None:
         options = {name: values.pop(name) for name in flags}
@@ -51,11 +48,26 @@ def read_flags(kind: str, given: Mapping[str, Any], preset: str | None = None) -
     loop, own = ({f.name for f in fields(o)} for o in (LoopOptions, owner))  # type: ignore[arg-type]
     for name, value in given.items():
         if value is not None and name not in loop | own:
-            raise OptionError(f"--{name.replace('_', '-')} does not apply to --draft {kind}")
+            metadata = next(iter(_fields()[name].values())).metadata
+            raise OptionError(f"{flag_of(name, metadata)} does not apply to --draft {kind}")
     return (
         owner.of({n: given.get(n) for n in own}, preset),
         LoopOptions.of({n: given.get(n) for n in loop}),
     )
+
+
+def _owners() -> dict[str, type[Options] | type[LoopOptions]]:
+    """Who has options: the loop (""), and every kind of draft."""
+    return {"": LoopOptions, **{kind: options_of(kind) for kind in KINDS}}
+
+
+def _fields() -> dict[str, dict[str, Field[Any]]]:
+    """Every option's fields, by who has it."""
+    found: dict[str, dict[str, Field[Any]]] = {}
+    for kind, owner in _owners().items():
+        for one in fields(owner):  # type: ignore[arg-type]
+            found.setdefault(one.name, {})[kind] = one
+    return found
 
 
 def _flag(kinds: Mapping[str, Field[Any]], hint: Any) -> inspect.Parameter:

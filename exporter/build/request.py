@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 RANGES = {
     "max_length": (2, 1 << 20),
     "max_batch": (1, 1024),
-    "max_width": (1, 1024),
+    "max_width": (2, 1024),
     "verify_width": (2, 1024),
     "max_source": (1, 1 << 20),
     "max_pixels": (1, 1 << 32),

@@ -41,6 +41,7 @@ def models(as_json: AsJson = False) -> None:
     from ...runtime.commands.output import console, print_json
     from ..checkpoint.aliases import ALIASES
     from ..drafts import draft_kinds, shipped_drafts
+    from ..families.registry import architectures
 
     untrained = {kind.name: kind.title for kind in draft_kinds() if not kind.trained}
     rows = []
@@ -53,14 +54,11 @@ def models(as_json: AsJson = False) -> None:
             }
         )  # fmt: skip
     if as_json:
-        from ..families.registry import architectures
-
         print_json({"schema_version": 1, "models": rows, "architectures": architectures()})
         return
     _print_models(rows)
     console().print(
-        "Any folder or hub id of a supported class works too (LlamaForCausalLM; T5ForConditionalGeneration; "
-        "Blip2ForConditionalGeneration with T5). Every model also has the drafts "
+        f"Any folder or hub id of a supported class works too ({', '.join(architectures())}). Every model also has the drafts "
         + ", ".join(f"{name} ({title})" for name, title in untrained.items())
         + "."
     )
@@ -193,7 +191,11 @@ def build(
     from ...runtime.commands.output import print_json
     from ...runtime.errors import OptionError
 
-    for option, value in (("--target", target), ("--lowering", None if lowering == "auto" else lowering)):
+    for option, value in (
+        ("--target", target),
+        ("--lowering", None if lowering == "auto" else lowering),
+        ("--plan-precision", None if plan_precision == "auto" else plan_precision),
+    ):
         if value is not None and backend is None:
             raise OptionError(f"{option} {value} needs --backend {BACKENDS}")
     with quiet_torch():

@@ -81,6 +81,7 @@ def patched_image(
     if type(least) is not int or type(most) is not int or not 1 <= least <= most or most < grid.unit_pixels:
         raise UnsupportedModelError(
             f"image processor: {least!r:.40} to {most!r:.40} pixels are no sizes of pictures"
+            + ("" if most_pixels is None else f"; --max-pixels {most_pixels} is too small for this model")
         )
     return {**described, **found}
 

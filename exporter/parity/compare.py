@@ -276,7 +276,8 @@ def _process(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally
     host = Processors(info, few[3:], history)
     raw = random.standard_normal((len(tree), vocabulary), np.float32)
     raw[:, few] += 1.0
-    feeds = device_feeds(host, tree, limits, vocabulary, unknown=3) | {"raw_logits": raw}
+    unknown = min(3, limits.max_width)  # no more is told in a cycle
+    feeds = device_feeds(host, tree, limits, vocabulary, unknown) | {"raw_logits": raw}
     said = feeds["said"].copy()
     found = runner.run(graph.file, {value.name: feeds[value.name] for value in graph.inputs})
     paths = [[tree.tokens[j] for j in np.flatnonzero(row)[1:]] for row in tree.ancestors]

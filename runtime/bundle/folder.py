@@ -37,10 +37,12 @@ _DTYPES: dict[str, str] = {"bfloat16": "uint16"}  # numpy has no bfloat16: its b
 
 
 class Bundle:
-    """A checked bundle. Construct with `Bundle.open`; tensors are read-only views of the file on disk."""
+    """A checked bundle. Construct with `Bundle.open`; tensors are read-only views of the file on disk.
+
+    `path` is absolute: graphs and tokenizer are read when they are needed, and a program may change its folder."""
 
     def __init__(self, path: Path, manifest: Manifest):
-        self.path = path
+        self.path = path.absolute()
         self.manifest = manifest
         self._tokenizer: Tokenizer | None = None
         self._maps: dict[str, np.ndarray] = {}

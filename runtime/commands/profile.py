@@ -57,6 +57,13 @@ def profile(
         raise OptionError(
             f"--device {device} times that engine: leave --save-commands, --import and --trtexec out"
         )
+    if (engine or device != "cpu") and save_commands is None and import_results is None:
+        for option, value in (("--trtexec", trtexec), ("--target", target), ("--backend", backend)):
+            if value is not None:
+                how = "--engine" if engine else f"--device {device}"
+                raise OptionError(
+                    f"{option} {value} is for trtexec's plans, {how} times an engine; choose one"
+                )
     if html is not None:
         check_page(html)
     opened = Bundle.open(bundle)

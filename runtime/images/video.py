@@ -22,10 +22,11 @@ from PIL import Image
 
 from ..errors import ImageError, OptionError
 from ..extras import need_extra
+from ..options import CHANNELS, number
 from .load import FORMATS, load_image
 
-FASTEST = 1000.0
-"""Frames per second, above which a rate is a mistake."""
+SLOWEST, FASTEST = 1e-4, 1000.0
+"""Frames per second: one in three hours, and a rate above which it is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,24 @@ class Video:
     """A video for a request: see the module for `frames`.
 
     `fps` is the rate at which they were taken, frames per second; a file knows its own. `sample_fps` is the rate at
-    which the model sees them, by default its own (2 for Qwen2.5-VL).
+    which the model sees them, by default its own (2 for Qwen2.5-VL). `channels` is the order of the colours of frames
+    that are arrays, "rgb" or "bgr" (OpenCV); that of a request is given beside it.
 
-    Raises `OptionError` for a rate that is none.
+    Raises `OptionError` for a rate or an order that is none.
     """
 
     frames: Any
     fps: float | None = None
     sample_fps: float | None = None
+    channels: str = "rgb"
 
     def __post_init__(self) -> None:
-        for name, rate in (("fps", self.fps), ("sample_fps", self.sample_fps)):
-            if rate is not None and not (isinstance(rate, int | float) and 0 < rate <= FASTEST):
-                raise OptionError(
-                    f"Video: {name} {rate!r:.80} is no rate; give 0 to {FASTEST:.0f} frames a second"
-                )
+        for name in ("fps", "sample_fps"):
+            if getattr(self, name) is not None:
+                rate = number(f"Video: {name} (frames a second)", getattr(self, name), SLOWEST, FASTEST)
+                object.__setattr__(self, name, rate)
+        if self.channels not in CHANNELS:
+            raise OptionError(f"Video: channels {self.channels!r:.80} is not one of {', '.join(CHANNELS)}")
 
 
 class Clip(Protocol):
@@ -72,6 +76,11 @@ def open_video(video: Video) -> Clip:
     source = video.frames
     if isinstance(source, str | os.PathLike):
         path = Path(source)
+        if video.channels != "rgb":
+            raise ImageError(
+                f"{path}: channels {video.channels!r} is for frames that are arrays, whose order nobody else knows; "
+                "leave it out for a file or a folder"
+            )
         if path.is_dir():
             return _folder(path, video.fps)
         if path.is_file():
@@ -84,7 +93,7 @@ def open_video(video: Video) -> Clip:
             "a video is a file, a folder of pictures, a list of pictures or a uint8 array [N, H, W, 3], not "
             f"{type(source).__name__}"
         )
-    return _Frames("the video", source, video.fps)
+    return _Frames("the video", source, video.fps, video.channels)
 
 
 def sampled(count: int, fps: float, wanted: float, least: int, most: int, group: int) -> list[int]:
@@ -105,6 +114,7 @@ class _Frames:
     name: str
     frames: Sequence[Any]
     fps: float | None
+    channels: str = "rgb"
 
     @property
     def count(self) -> int:
@@ -116,7 +126,10 @@ class _Frames:
 
     def read(self, indices: Sequence[int]) -> list[Image.Image]:
         return _alike(
-            [load_image(self.frames[index], name=f"frame {index} of {self.name}") for index in indices],
+            [
+                load_image(self.frames[index], self.channels, f"frame {index} of {self.name}")
+                for index in indices
+            ],
             self.name,
         )
 

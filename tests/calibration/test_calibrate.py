@@ -263,6 +263,10 @@ def test_merging_refuses_another_model_and_what_is_no_report(
     (tmp_path / "list.json").write_text("[]")
     assert "holds no report" in refused(capsys, bundle, "--merge", tmp_path / "list.json")
     assert "give one of them" in refused(capsys, bundle, "--merge", tmp_path / "list.json", "--data", data)
+    assert "nowhere.json: does not exist" in refused(capsys, bundle, "--merge", tmp_path / "nowhere.json")
+    (tmp_path / "words.json").write_text("no report")
+    said = refused(capsys, bundle, "--merge", tmp_path / "words.json")
+    assert "words.json: no report of `vlmexport calibrate --json`, and no bundle (Expecting value" in said
 
 
 def test_the_length_by_position_of_fastvlm_is_a_policy(tiny_bundle: Bundles) -> None:

@@ -159,6 +159,14 @@ def test_flags_follow_the_options_of_the_loop_and_of_the_kind(
     assert (own.to_dict()["residual"], loop.lr, loop.seed) == (False, 0.5, 0)
     with pytest.raises(OptionError, match="--heads does not apply to --draft imitation"):
         read_flags("imitation", {"layer": 2, "heads": 3})
+    with pytest.raises(OptionError, match="--draft-layer does not apply to --draft medusa"):
+        read_flags("medusa", {"layer": 2})
+    assert "--cache-dtype 'int8': choose one of" in call_fails(
+        *start, "--draft-layer", 2, "--cache-dtype", "int8"
+    )
+    here = ["eval", "--model", model, "--data", "scenes:heldout:1"]
+    assert "--draft early-exit@99 is outside 1.." in call_fails(*here, "--draft", "early-exit@99")
+    assert "--task 'best' is none of auto, none, captions" in call_fails(*here, "--task", "best")
 
 
 def test_several_data_and_a_limit_for_all(model: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -408,7 +409,7 @@ def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path, capsys: 
         call(*words, "--task", "auto")
     with pytest.raises(OptionError, match="nothing to measure"):
         call(*words)
-    with pytest.raises(OptionError, match="--task 'taste' is none of captions"):
+    with pytest.raises(OptionError, match="--task 'taste' is none of auto, none, captions"):
         call(*words, "--task", "taste")
     with pytest.raises(OptionError, match=r"--plot p.png draws what drafts do.*give --draft"):
         call(*words, "--task", "exact", "--plot", "p.png")
@@ -446,7 +447,7 @@ def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path)
 
     class Opened:
         path = tmp_path
-        manifest = type("Manifest", (), {"costs": [entry]})()
+        manifest = SimpleNamespace(costs=[entry], model=SimpleNamespace(fingerprint="sha256:a", source="x"))
 
     cycles = Stats()
     cycles.count(3, 2, 3)
@@ -454,6 +455,9 @@ def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path)
     # Three tokens in 3 trunks of 0.5 for drafts, one more for the last, and a tail of 0.5.
     assert machine.speedup("early-exit@2", 3, cycles) == pytest.approx(3 / 2.5)
     assert machine.name == "here" and machine.speedup("imitation@2", 3, cycles) is None
+    machine.check_target("x", "sha256:a")
+    with pytest.raises(OptionError, match=r"--bundle .* is of x \(sha256:a\), the target is y \(sha256:b\)"):
+        machine.check_target("y", "sha256:b")
     Opened.manifest.costs = []
     with pytest.raises(OptionError, match=r"holds no pass times.*vlmexport calibrate"):
         Machine(Opened())  # type: ignore[arg-type]

@@ -289,7 +289,7 @@ def test_without_a_trained_draft(llama: Path, tmp_path: Path) -> None:
         ({"drafts": ["early-exit", "early-exit"]}, "given twice"),
         ({"precision": "float8"}, "'float8' is unknown"),
         ({"max_length": 100_000}, "beyond the model's 512"),
-        ({"max_width": 0}, "--max-width 0"),
+        ({"max_width": 1}, "--max-width 1 is out of range"),
         ({"verify_width": 1}, "--verify-width 1 is out of range"),
         ({"verify_width": 17}, "--verify-width 17 is above --max-width 16"),
     ],
@@ -298,6 +298,17 @@ def test_bad_options(options: dict, message: str, llama: Path, tmp_path: Path) -
     with pytest.raises(OptionError, match=message):
         build(llama, tmp_path / "bundle", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_narrowest_bundle_that_drafts(llama: Path, tmp_path: Path) -> None:
+    """Two rows a pass: the pending token and one that is drafted; parity tells the graphs no more of a text than these."""
+    folder = tmp_path / "bundle"
+    build_bundle(BuildRequest(model=str(llama), output=folder, draft_layer=1, max_width=2))
+    with Session.load(folder) as session:
+        want = session.generate(prompt="a red cup", max_new_tokens=8, draft="none").tokens
+        assert session.generate(prompt="a red cup", max_new_tokens=8, draft="early-exit").tokens == want
+        with pytest.raises(OptionError, match="draft_length: 2 is above 1"):
+            session.generate(prompt="a red cup", draft="early-exit", draft_length=2)
 
 
 # --- models that are refused ---

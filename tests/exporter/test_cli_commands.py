@@ -36,6 +36,7 @@ def test_models(capfd: pytest.CaptureFixture) -> None:
     assert document["architectures"]["LlamaForCausalLM"] == "llama"
     status, out, _ = _run(capfd, "models")
     assert status == 0 and "early-exit" in out
+    assert all(name in out for name in document["architectures"])
     header, *lines = out.splitlines()  # not a terminal: a line per model, whole words
     assert header.split()[:3] == ["alias", "family", "source"]
     for model, line in zip(document["models"], lines, strict=False):
@@ -147,10 +148,11 @@ def test_verify_finds_a_changed_file(
         ),
         (["--model", "LLAMA", "--draft", "imitation"], "vlmexport train --model"),
         (["--model", "LLAMA", "--max-length", "1"], "--max-length 1 is out of range"),
-        (["--model", "LLAMA", "--max-width", "0"], "--max-width 0 is out of range"),
+        (["--model", "LLAMA", "--max-width", "1"], "--max-width 1 is out of range"),
         (["--model", "LLAMA", "--precision", "int3"], "--precision 'int3' is unknown"),
         (["--model", "LLAMA", "--parity-memory", "lots"], "--parity-memory 'lots' is not a size"),
         (["--model", "LLAMA", "--target", "sm86"], "--target sm86 needs --backend"),
+        (["--model", "LLAMA", "--plan-precision", "fp16"], "--plan-precision fp16 needs --backend"),
         (
             ["--model", "LLAMA", "--backend", "cuda"],
             "unknown backend 'cuda'; choose one of tensorrt-rtx, tensorrt",

@@ -375,6 +375,9 @@ def test_fixed_and_logistic_lengths_allot_chains():
     sequences = [SimpleNamespace(tokens=[0] * n) for n in (1, 64)]
     assert FixedLength(3).allot(sequences) == [Budget.chain(3)] * 2
     assert LogisticLength().allot(sequences) == [Budget.chain(8), Budget.chain(10)]
+    assert not LogisticLength().needs_confidence and LogisticLength().keep_drafting(0.0)
+    sure = LogisticLength.of(64, 15, threshold=0.4)
+    assert sure.needs_confidence and sure.keep_drafting(0.4) and not sure.keep_drafting(0.39)
 
 
 class Tree8:

@@ -137,6 +137,8 @@ def test_a_turn_that_fails_was_not_said(tiny_bundle: Bundles) -> None:
                 chat.say(bad, PICTURES[0])  # type: ignore[arg-type]
         with pytest.raises(ImageError):
             chat.say("cup", "nowhere.png")
+        with pytest.raises(OptionError, match="reuse_prompt: a conversation always does"):
+            chat.say("cup", reuse_prompt=False)
         assert len(chat.messages) == 2 and chat.messages[-1]["content"][0]["text"] == first.text
         assert chat.say(WORDS[1], max_new_tokens=4).stats.reused_tokens > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,6 +88,38 @@ def test_closing_ends_what_is_running(session: Session):
         session.generate(**asked(session)[0])
     many.close()  # type: ignore[attr-defined]
     assert len(session.generate(**asked(session)[0]).tokens) == LIMITS[0]
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_requests_without_end_are_ended_by_cancel_and_close(tiny_bundle: Callable[[str], Any], end: str):
+    session = Session.load(tiny_bundle("llama").path, max_batch=3)
+    taken: list[int] = []
+
+    def endless() -> Iterator[dict[str, Any]]:
+        for number in itertools.count():
+            taken.append(number)
+            yield {"prompt": "a red cup", "max_new_tokens": 3 if number < 2 else 60, "ignore_eos": True}
+
+    found = []
+    for number, result in session.generate_many(endless()):
+        assert isinstance(result, Result)
+        found.append((number, result.finish_reason))
+        if len(found) == 2:
+            getattr(session, end)()
+    assert found[2:] and all(reason == "cancelled" for _, reason in found[2:]), "what was running ends so"
+    assert len(found) == len(taken) == 3, "and nothing further is taken"
+    if end == "close":
+        assert session.decoder is None, "the memory is free"
+    else:
+        assert session.generate(prompt="a red cup", max_new_tokens=2).tokens
+        session.close()
+
+
+@pytest.mark.parametrize("requests", [None, 3, {"prompt": "a red cup"}])
+def test_what_is_no_list_of_requests_is_refused(session: Session, requests: Any):
+    for call in (session.generate_batch, session.generate_many):
+        with pytest.raises(OptionError, match="no list or iterator of requests"):
+            call(requests)
 
 
 def test_a_session_allocates_for_its_own_batch_and_not_for_the_bundles(tiny_bundle: Callable[[str], Any]):

@@ -440,6 +440,15 @@ def test_options_that_do_not_fit(
         (["--save-commands", "a", "--import", "b"], "two steps"),
         (["--device", "tensorrt", "--import", "b"], "--device tensorrt times that engine: leave"),
         (["--device", "gpu"], "unknown device 'gpu'"),
+        (
+            ["--engine", "--trtexec", "nope"],
+            "--trtexec nope is for trtexec's plans, --engine times an engine",
+        ),
+        (["--engine", "--target", "sm86"], "--target sm86 is for trtexec's plans, --engine"),
+        (
+            ["--device", "cuda", "--backend", "tensorrt"],
+            "--backend tensorrt is for trtexec's plans, --device cuda",
+        ),
     ):
         assert main(["profile", folder, *options]) == 2
         error = capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
 from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.proposers.wrong import always_wrong
+from vlmexport.runtime.request import RequestOptions, resolve
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.proposer import Proposer
@@ -410,6 +413,93 @@ def test_a_dropped_stream_and_a_close_end_their_requests(tiny_bundle: Callable[[
         gc.enable()
 
 
+def test_a_stream_is_read_by_one_thread(sessions: Callable[[str], Session], monkeypatch) -> None:
+    """A second one is refused with what to do instead, and disturbs nothing."""
+    session = sessions("llama")
+    request = request_for(session) | {"max_new_tokens": 4, "ignore_eos": True}
+    want = session.generate(**request).text
+    inside, go_on, prefill = threading.Event(), threading.Event(), Decoder.prefill
+
+    def slow(*arguments: Any) -> Any:
+        inside.set()
+        assert go_on.wait(30)
+        return prefill(*arguments)
+
+    monkeypatch.setattr(Decoder, "prefill", slow)
+    stream, heard = session.stream(**request), []
+    reader = threading.Thread(target=lambda: heard.extend(stream))
+    reader.start()
+    assert inside.wait(30)
+    for refused in (lambda: next(stream), stream.close):
+        with pytest.raises(VlmexportError, match=r"end the request with Session\.cancel"):
+            refused()
+    go_on.set()
+    reader.join()
+    assert "".join(heard) == want == stream.result.text
+    stream.close()
+
+
+def test_a_stream_without_a_result_says_why(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    unread = session.stream(**request_for(session))
+    with pytest.raises(VlmexportError, match="not finished"):
+        _ = unread.result
+    unread.close()
+    failing = session.stream(prompt="a red cup " * 3000)
+    with pytest.raises(PromptError):
+        next(failing)
+    for stream in (unread, failing):
+        with pytest.raises(VlmexportError, match="it failed, or was closed before it began"):
+            _ = stream.result
+
+
+def test_a_closed_session_says_so(tiny_bundle: Callable[[str], Any]) -> None:
+    session = Session.load(tiny_bundle("llama").path)
+    note = session.note
+    session.close()
+    assert session.note == note
+    for call in (
+        lambda: session.generate(prompt="a red cup"),
+        lambda: session.proposer("early-exit"),
+        lambda: list(session.generate_many([{"prompt": "a red cup"}])),
+    ):
+        with pytest.raises(VlmexportError, match="this session is closed; load the bundle again"):
+            call()
+
+
+def test_a_program_may_change_its_folder(tiny_bundle: Callable[[str], Any], monkeypatch) -> None:
+    """Graphs of other drafts and the tokenizer are read at their first use."""
+    path = tiny_bundle("llama").path
+    monkeypatch.chdir(path.parent)
+    with Session.load(Path(path.name)) as session:
+        monkeypatch.chdir("/")
+        plain = session.generate(prompt="a red cup", max_new_tokens=8, draft="none")
+        for draft in session.bundle.manifest.drafts:
+            assert (
+                session.generate(prompt="a red cup", max_new_tokens=8, draft=draft.name).tokens
+                == plain.tokens
+            )
+
+
+def test_what_ends_chains_by_confidence_takes_no_tree(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    with pytest.raises(OptionError, match="draft_nodes: 4 asks for trees"):
+        session.generate(**request_for(session), draft="early-exit", adaptive="confidence", draft_nodes=4)
+
+
+def test_a_bundle_of_one_row_a_pass_decodes_plainly(tiny_bundle: Callable[[str], Any]) -> None:
+    """`build` makes none; a manifest may say so all the same."""
+    bundle = copy.copy(tiny_bundle("llama").bundle)
+    bundle.manifest = replace(bundle.manifest, limits=replace(bundle.manifest.limits, max_width=1))
+    with Session.load(tiny_bundle("llama").path) as session:
+        want = session.generate(prompt="a red cup", max_new_tokens=8, draft="none").tokens
+    options = RequestOptions(max_new_tokens=8)
+    for adaptive in ("session", "request", "off", "logistic", "confidence"):
+        found = resolve(replace(options, adaptive=adaptive), bundle.manifest, lambda *_: 1 / 0)
+        assert found.draft is None and found.policy is None
+    assert len(want) == 8
+
+
 def test_an_error_of_the_receiver_frees_the_session(tiny_bundle: Callable[[str], Any]) -> None:
     session = Session.load(tiny_bundle("llama").path)
     with pytest.raises(ZeroDivisionError):
@@ -434,7 +524,7 @@ def test_options_of_the_wrong_type_are_named(tiny_bundle: Callable[[str], Any], 
         assert session.generate(prompt="a red cup", max_new_tokens=1).tokens
 
 
-@pytest.mark.parametrize("ids", ["12", 5, [1.5], [True], [10**30], [-1], None])
+@pytest.mark.parametrize("ids", ["12", 5, [1.5], [True], [10**30], [-1], None, np.array(3)])
 def test_token_ids_of_the_wrong_type_are_named(tiny_bundle: Callable[[str], Any], ids: Any) -> None:
     with Session.load(tiny_bundle("llama").path) as session, pytest.raises(PromptError, match="token_ids"):
         session.generate_tokens(ids)

@@ -139,8 +139,20 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ImageError, match="several sizes, 90 x 60 and 70 x 50"):
         open_video(Video([FRAMES[0], PICTURE], fps=4)).read([0, 1])
     for rate in (0, -1, "fast", 1e9, float("nan")):
-        with pytest.raises(OptionError, match="is no rate"):
+        with pytest.raises(
+            OptionError, match=r"Video: fps \(frames a second\): .* is not a number ≥ 0.0001 and ≤ 1000"
+        ):
             Video(FRAMES, fps=rate)  # type: ignore[arg-type]
+    for rate in (True, 1e-300):
+        with pytest.raises(OptionError, match="Video: sample_fps"):
+            Video(FRAMES, sample_fps=rate)
+    for rate in (np.float32(2), np.int64(2), 2):
+        assert Video(FRAMES, fps=rate).fps == 2.0  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="channels 'gbr' is not one of rgb, bgr"):
+        Video(FRAMES, channels="gbr")
+    for source in (whole, tmp_path):
+        with pytest.raises(ImageError, match="channels 'bgr' is for frames that are arrays"):
+            open_video(Video(source, channels="bgr"))
     monkeypatch.setitem(extras.MODULES, "video", ("no_such_module",))
     with pytest.raises(OptionError, match=r"reading a video file needs the extra \[video\]"):
         open_video(Video(whole))
@@ -224,6 +236,22 @@ def test_patches_of_a_pair_are_those_of_qwens_processor(tiny: TinyBundle, refere
     for step, run in enumerate(view.runs):
         found = run["pixel_values"][run["unit_order"]].reshape(-1, want.shape[-1])
         np.testing.assert_allclose(found, want[0].reshape(2, len(found), -1)[step], atol=1e-5)
+
+
+def test_the_order_of_colours_is_that_of_a_videos_frames_too(tiny: TinyBundle) -> None:
+    """A request of OpenCV's frames is that of the same frames in RGB."""
+    frames = [np.asarray(frame) for frame in FRAMES[:4]]
+    turned = [frame[..., ::-1] for frame in frames]
+    with Session.load(tiny.path) as session:
+        want = session.encode(Video(frames, fps=2))
+        for video, channels in ((Video(turned, fps=2), "bgr"), (Video(turned, fps=2, channels="bgr"), "rgb")):
+            np.testing.assert_array_equal(session.encode(video, channels).encoded, want.encoded)
+        assert not np.array_equal(session.encode(Video(turned, fps=2)).encoded, want.encoded)
+        asked = {"prompt": "cup", "max_new_tokens": 6}
+        found = session.generate(video=Video(np.stack(turned), fps=2), channels="bgr", **asked)
+        assert found.tokens == session.generate(video=Video(frames, fps=2), **asked).tokens
+        with pytest.raises(ImageError, match="is for arrays"):
+            session.generate(video=Video(FRAMES, fps=2), channels="bgr", **asked)
 
 
 def test_an_odd_frame_is_seen_twice(tiny: TinyBundle) -> None:

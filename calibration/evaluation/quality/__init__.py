@@ -35,7 +35,7 @@ def names() -> list[str]:
 def open_task(name: str) -> Task:
     """The module of a task. Raises OptionError for an unknown one."""
     if name not in names():
-        raise OptionError(f"--task {name!r:.40} is none of {', '.join(names())}")
+        raise OptionError(f"--task {name!r:.40} is none of {', '.join(['auto', 'none', *names()])}")
     return cast(Task, importlib.import_module(f".{name.replace('-', '_')}", __name__))
 
 
