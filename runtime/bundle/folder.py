@@ -70,6 +70,10 @@ class Bundle:
         Raises `BundleError` with the first thing that is wrong, `OptionError` for another `check`.
         """
         _check_option(check)
+        if path == "":
+            raise BundleError(
+                "the path of the bundle is empty; give the folder that `vlmexport build -o` wrote"
+            )
         try:
             folder = Path(path)
             found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"

@@ -64,6 +64,8 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
     if isinstance(source, Image.Image):
         return _to_rgb(source, name)
     if isinstance(source, str | os.PathLike):
+        if not os.fspath(source):
+            raise ImageError(f"{name}: its path is empty")
         path = Path(source)
         with _open(path, str(path)) as image:
             return _to_rgb(image, str(path))
@@ -73,6 +75,10 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
     if callable(getattr(source, "read", None)):
         with _open(_encoded(_read(source, name), name), name) as image:
             return _to_rgb(image, name)
+    from .video import Video  # which needs this module
+
+    if isinstance(source, Video):
+        raise ImageError("this model reads pictures, not Video; give it some of the frames as images")
     raise ImageError(
         "an image is a path, bytes or a binary stream of an image file, a PIL image or a uint8 array [H, W, 3], not "
         f"{_kind(source)}"

@@ -218,6 +218,8 @@ def test_a_path_that_is_no_folder(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("path", [None, 3, b"bundle", "x" * 5000])
 def test_what_cannot_be_a_path(path: Any) -> None:
+    with pytest.raises(BundleError, match="the path of the bundle is empty"):
+        Bundle.open("")
     with pytest.raises(BundleError, match="is not a path") as caught:
         Bundle.open(path)
     assert len(str(caught.value)) < 300

@@ -279,6 +279,8 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="the image: its path is empty"):
+        load_image("")
     with pytest.raises(ImageError, match="no such image file"):
         load_image(tmp_path / "none.png")
     with pytest.raises(ImageError, match="is not a file"):
