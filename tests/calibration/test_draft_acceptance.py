@@ -172,7 +172,7 @@ def test_the_target_runs_once_for_all_drafts(
 
 def test_unknown_drafts_are_named(target: Target, told: RecordSet):
     for name in ("early-exit", "early-exit@5", "early-exit@x"):
-        with pytest.raises(OptionError, match=r"early-exit@N|--draft-layer 5"):
+        with pytest.raises(OptionError, match=r"early-exit@N|--draft early-exit@5 is outside 1"):
             evaluate_drafts(target, told, [name])
     with pytest.raises(OptionError, match=r"prompt-lookup drafts from the text alone.*vlmexport bench"):
         evaluate_drafts(target, told, ["prompt-lookup"])
