@@ -42,6 +42,12 @@ SAMPLED = {"T = 0": {}, "T = 1": {"temperature": 1.0}}
 MAIN = ("medusa", "eagle", "vispec")
 
 
+def numeral(text: str) -> str:
+    """The words of a number, which name the file of results. ValueError where they are none."""
+    float(text)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -56,6 +62,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument(
         "--rate",
+        type=numeral,
         help="highest learning rate of all arms; default: what `vlmexport train` gives each kind",
     )
     parser.add_argument("--scenes", type=int, default=100, help="held-out ones")
@@ -71,6 +78,12 @@ def main() -> None:
         "answers": options.count, "validation": options.validation, "steps": options.steps,
         "batch_size": options.batch_size, "rate": rate, "scenes": options.scenes,
     }  # fmt: skip
+    runs = all_runs(options.arms, range(options.seeds))
+    places = {run: options.folder / "counted" / f"{run.name}.json" for run in runs}
+    for kept in filter(Path.exists, places.values()):
+        known = json.loads(kept.read_text()).get("made")
+        if known != made:
+            parser.error(f"{kept} is of another command ({known}); give another --folder")
     torch.set_num_threads(options.threads)
     target = load_target(options.model, options.device)
     told = {
@@ -78,8 +91,7 @@ def main() -> None:
         for name in sorted({ARMS[arm].data for arm in options.arms})
     }
     found = []
-    for run in all_runs(options.arms, range(options.seeds)):
-        kept = options.folder / "counted" / f"{run.name}.json"
+    for run, kept in places.items():
         if not kept.exists():
             train(
                 run, options.folder, target, told[ARMS[run.arm].data],
@@ -89,8 +101,6 @@ def main() -> None:
             result = counted(run, options.folder, target, options)
             kept.write_text(json.dumps(result | {"made": made}) + "\n")
         found.append(json.loads(kept.read_text()))
-        if found[-1].get("made") != made:
-            parser.error(f"{kept} is of another command ({found[-1].get('made')}); give another --folder")
         print(f"{run.name}: {found[-1]['tau']}", flush=True)
     rows = summary(found)
     print(table(rows))

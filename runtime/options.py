@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, VlmexportError
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Of typical acceptance, as Medusa's authors have them."""
@@ -41,3 +41,10 @@ def number(name: str, value: Any, low: float, high: float = math.inf, above: boo
         span = f"{'>' if above else '≥'} {low:g}" + ("" if high == math.inf else f" and ≤ {high:g}")
         raise OptionError(f"{name}: {value!r:.80} is not a number {span}")
     return found
+
+
+def colour_order(name: str, value: Any, error: type[VlmexportError] = OptionError) -> str:
+    """`value`, one of `CHANNELS`. Raises `error` for anything else."""
+    if value not in CHANNELS:
+        raise error(f"{name}: {value!r:.80} is not one of {', '.join(CHANNELS)}")
+    return value

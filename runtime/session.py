@@ -67,19 +67,13 @@ class Stream:
 
     def __next__(self) -> str:
         """The next piece. Raises `VlmexportError` while another thread waits for it, and what ended the request."""
-        try:
+        with _one_reader():
             return next(self._pieces)
-        except ValueError as error:
-            _refuse_second_reader(error)
-            raise
 
     def close(self) -> None:
         """End the request now. Raises `VlmexportError` while another thread waits for a piece."""
-        try:
+        with _one_reader():
             self._pieces.close()
-        except ValueError as error:
-            _refuse_second_reader(error)
-            raise
 
     @property
     def result(self) -> Result:
@@ -91,9 +85,14 @@ class Stream:
         raise VlmexportError("the stream is not finished; iterate it to its end, or close it, first")
 
 
-def _refuse_second_reader(error: ValueError) -> None:
+@contextlib.contextmanager
+def _one_reader() -> Iterator[None]:
     """`VlmexportError` for what Python says of a generator that two threads run."""
-    if str(error) == "generator already executing":
+    try:
+        yield
+    except ValueError as error:
+        if str(error) != "generator already executing":
+            raise
         raise VlmexportError(
             "another thread is waiting for the next piece of this stream; end the request with Session.cancel"
         ) from None

@@ -30,16 +30,6 @@ class Machine:
                 f"--bundle {bundle.path} holds no pass times; measure some with vlmexport calibrate, or bench --save"
             )
         self.name, self.table = entries[-1].machine, entries[-1].table
-        self._bundle = bundle
-
-    def check_target(self, name: str, fingerprint: str) -> None:
-        """OptionError unless the bundle is of the target: pass times of another model say nothing about it."""
-        found = self._bundle.manifest.model
-        if found.fingerprint != fingerprint:
-            raise OptionError(
-                f"--bundle {self._bundle.path} is of {found.source} ({found.fingerprint[:19]}), the target is {name} "
-                f"({fingerprint[:19]}); give a bundle of the same model"
-            )
 
     def speedup(self, draft: str, draft_length: int, cycles: Stats) -> float | None:
         """Decode speed over plain decoding, predicted of these cycles; None for a draft that was not timed."""

@@ -62,11 +62,7 @@ def target_bundle(
 def given_bundle(folder: Path, model: str) -> Bundle:
     """A bundle that the user built. OptionError unless it is one of `model`, with its weights unrounded."""
     bundle = Bundle.open(folder)
-    wanted, found = fingerprint(open_checkpoint(model)), bundle.manifest.model.fingerprint
-    if found != wanted:
-        raise OptionError(
-            f"--bundle {folder} was built from other weights ({found[:19]}) than --model {model} ({wanted[:19]})"
-        )
+    bundle.check_model(model, fingerprint(open_checkpoint(model)))
     if bundle.manifest.weights_dtype != "float32":
         raise OptionError(
             f"--bundle {folder} holds {bundle.manifest.weights_dtype} weights: its answers are not the target's; "

@@ -107,6 +107,15 @@ class Bundle:
             bundle._compare_files(check)
         return bundle
 
+    def check_model(self, name: str, fingerprint: str) -> None:
+        """`OptionError` unless it was built of the model with this fingerprint, which is called `name`."""
+        found = self.manifest.model
+        if found.fingerprint != fingerprint:
+            raise OptionError(
+                f"{self.path}: is a bundle of {found.source} ({found.fingerprint[:19]}), not of {name} "
+                f"({fingerprint[:19]}); give one of the same model"
+            )
+
     def verify(self, check: Check) -> None:
         """Compare what `check` says, of a bundle that is open. Raises `BundleError`, `OptionError`."""
         _check_option(check)

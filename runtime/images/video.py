@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from ..errors import ImageError, OptionError
+from ..errors import ImageError
 from ..extras import need_extra
-from ..options import CHANNELS, number
+from ..options import colour_order, number
 from .load import FORMATS, load_image
 
 SLOWEST, FASTEST = 1e-4, 1000.0
@@ -50,8 +50,7 @@ class Video:
             if getattr(self, name) is not None:
                 rate = number(f"Video: {name} (frames a second)", getattr(self, name), SLOWEST, FASTEST)
                 object.__setattr__(self, name, rate)
-        if self.channels not in CHANNELS:
-            raise OptionError(f"Video: channels {self.channels!r:.80} is not one of {', '.join(CHANNELS)}")
+        colour_order("Video: channels", self.channels)
 
 
 class Clip(Protocol):

@@ -28,6 +28,7 @@ from ..errors import OptionError
 from .acceptance import Verdict
 from .budget import NOTHING, Budget
 from .costs import CostTable
+from .policy import sure_enough
 
 LOSS = 0.03
 """Most time that a request may lose against plain decoding, as a share of it."""
@@ -259,7 +260,7 @@ class Adaptive:
         self._chains = [Budget.chain(length) for length in range(most.depth + 1)]
 
     def keep_drafting(self, confidence: float) -> bool:
-        return self.confidence_threshold is None or confidence >= self.confidence_threshold
+        return sure_enough(confidence, self.confidence_threshold)
 
     def allot(self, sequences: Items[Drafting]) -> list[Budget]:
         """Budgets for the next cycle of these sequences; those with the same draft are one batch."""

@@ -39,6 +39,11 @@ class DraftPolicy(Protocol):
         ...
 
 
+def sure_enough(confidence: float, threshold: float | None) -> bool:
+    """Whether a token's draft probability reaches the threshold, where there is one."""
+    return threshold is None or confidence >= threshold
+
+
 @dataclass
 class FixedLength:
     """Always `length` tokens; optionally stop after a token whose draft probability is below the threshold.
@@ -63,7 +68,7 @@ class FixedLength:
         return [self.budget] * len(sequences)
 
     def keep_drafting(self, confidence: float) -> bool:
-        return self.confidence_threshold is None or confidence >= self.confidence_threshold
+        return sure_enough(confidence, self.confidence_threshold)
 
     def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
         """The length does not depend on the outcome."""
@@ -103,7 +108,7 @@ class LogisticLength:
         return self.shortest + math.floor((self.longest - self.shortest) / (1 + math.exp(-exponent)))
 
     def keep_drafting(self, confidence: float) -> bool:
-        return self.confidence_threshold is None or confidence >= self.confidence_threshold
+        return sure_enough(confidence, self.confidence_threshold)
 
     def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
         """The length does not depend on the outcome."""

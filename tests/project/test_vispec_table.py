@@ -91,5 +91,8 @@ def test_a_small_run_goes_on_where_it_was_stopped(
     with pytest.raises(SystemExit):
         measured("medusa", "--rate", "1e-3")
     assert "another --folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        measured("medusa", "--rate", "low")
+    assert "--rate: invalid numeral value: 'low'" in capsys.readouterr().err
     counted = json.loads((tmp_path / "runs" / "counted" / "vispec-seed-0.json").read_text())
     assert counted["parameters"] > 200_000 and counted["evaluation"]

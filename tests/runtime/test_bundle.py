@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.errors import BundleError, OptionError
 
 
 @pytest.fixture
@@ -223,6 +223,15 @@ def test_what_cannot_be_a_path(path: Any) -> None:
     with pytest.raises(BundleError, match="is not a path") as caught:
         Bundle.open(path)
     assert len(str(caught.value)) < 300
+
+
+def test_a_bundle_of_another_model_is_told_by_its_weights(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    own = bundle.manifest.model
+    bundle.check_model(own.source, own.fingerprint)
+    wrong = rf"is a bundle of .* \({own.fingerprint[:19]}\), not of other \(sha256:b\); give one of the same model"
+    with pytest.raises(OptionError, match=wrong):
+        bundle.check_model("other", "sha256:b")
 
 
 def test_unknown_graph_and_tensor_are_named(folder: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Video(FRAMES, sample_fps=rate)
     for rate in (np.float32(2), np.int64(2), 2):
         assert Video(FRAMES, fps=rate).fps == 2.0  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="channels 'gbr' is not one of rgb, bgr"):
+    with pytest.raises(OptionError, match="channels: 'gbr' is not one of rgb, bgr"):
         Video(FRAMES, channels="gbr")
     for source in (whole, tmp_path):
         with pytest.raises(ImageError, match="channels 'bgr' is for frames that are arrays"):

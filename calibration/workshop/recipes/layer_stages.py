@@ -32,36 +32,18 @@ def train_in_stages(
         texts: to train on, to choose the best by. out: folder of the training; a first stage has one beside it.
         cache: folder of the target's rows. validations: how often a stage chooses its best draft.
     """
+
+    def stage(own: Options, part: LoopOptions, place: Path) -> None:
+        often, saved = max(1, part.steps // validations), max(1, part.steps // 8)
+        train_draft(target, texts[0], own, part, place, texts[1], cache, eval_every=often, save_every=saved)
+
     if isinstance(options, VispecOptions):
         first = loop.steps // 2
         begun = out.with_name(f"{out.name}-stage-1")
-        one = replace(options, stage=1, multi_token_steps=None)
-        _train(one, replace(loop, steps=first), target, texts, begun, cache, validations)
+        stage(replace(options, stage=1, multi_token_steps=None), replace(loop, steps=first), begun)
         options = replace(options, stage=2, start_from=str(begun))
         loop = replace(loop, steps=loop.steps - first)
-    _train(options, loop, target, texts, out, cache, validations)
-
-
-def _train(
-    options: Options,
-    loop: LoopOptions,
-    target: Target,
-    texts: tuple[RecordSet, RecordSet],
-    out: Path,
-    cache: Path,
-    validations: int,
-) -> None:
-    train_draft(
-        target,
-        texts[0],
-        options,
-        loop,
-        out,
-        texts[1],
-        cache,
-        eval_every=max(1, loop.steps // validations),
-        save_every=max(1, loop.steps // 8),
-    )
+    stage(options, loop, out)
 
 
 def whole_answers(workshop: Workshop) -> Answers:
