@@ -72,7 +72,7 @@ def bench(
     stopping = {"confidence_threshold": confidence_threshold, "adaptive": adaptive}
     accepting |= {name: value for name, value in stopping.items() if value is not None}
     request_options({**sampling, **accepting, "force_acceptance": force_acceptance})
-    check_lossy(lossy, temperature)
+    check_lossy(lossy, temperature, typical_epsilon, typical_delta)
     if plot is not None:
         check_plot(plot)
     begin = time.perf_counter()

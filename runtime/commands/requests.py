@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,10 +42,25 @@ def draft_options(
     return options
 
 
-def check_lossy(lossy: str | None, temperature: float) -> None:
-    """Refuse `--lossy` on a command line without a temperature, where it would do nothing. Raises `OptionError`."""
+def check_plain(draft: str | None, of_drafts: Mapping[str, Any]) -> None:
+    """Refuse what `--draft none` makes idle on a command line: options by their flags, None where they are not given.
+    Raises `OptionError`."""
     from ..errors import OptionError
 
+    idle = [f"{flag} {value}" for flag, value in of_drafts.items() if value is not None]
+    if draft == "none" and idle:
+        raise OptionError(f"--draft none drafts nothing: leave {' and '.join(idle)} out, or name a draft")
+
+
+def check_lossy(lossy: str | None, temperature: float, epsilon: float, delta: float) -> None:
+    """Refuse `--lossy` on a command line without a temperature, and its numbers without it, where they would do nothing.
+    Raises `OptionError`."""
+    from ..errors import OptionError
+
+    numbers = (("epsilon", epsilon, TYPICAL_EPSILON), ("delta", delta, TYPICAL_DELTA))
+    idle = [f"--typical-{name} {value:g}" for name, value, default in numbers if value != default]
+    if lossy is None and idle:
+        raise OptionError(f"{idle[0]} is of --lossy typical: give it, too, or leave this out")
     if lossy is not None and temperature == 0:
         raise OptionError(
             f"--lossy {lossy}: at temperature 0 it is greedy decoding; give a --temperature above 0, or leave it out"

@@ -102,7 +102,7 @@ def run(
     from ..speculate.sampling import Sampling
     from .chat import converse
     from .output import print_json
-    from .requests import check_lossy, draft_options, read_media, read_prompt
+    from .requests import check_lossy, check_plain, draft_options, read_media, read_prompt
     from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
@@ -113,7 +113,14 @@ def run(
     }  # fmt: skip
     request_options(asked)
     Sampling(temperature, top_k, top_p, 0 if seed is None else seed, min_p)
-    check_lossy(lossy, temperature)
+    check_lossy(lossy, temperature, typical_epsilon, typical_delta)
+    check_plain(
+        draft,
+        {
+            "--draft-length": draft_length, "--draft-nodes": draft_nodes, "--adaptive": adaptive,
+            "--confidence-threshold": confidence_threshold,
+        },
+    )  # fmt: skip
     if chat and (raw or as_json or "-" in (prompt, *map(str, image))):
         raise OptionError(
             "--chat reads turns from standard input and writes answers: leave --raw, --json and - out"

@@ -467,6 +467,25 @@ def test_lossy_without_a_temperature_is_refused(tiny_bundle: Bundles, capsys: Ca
     assert "at temperature 0 it is greedy decoding" in capsys.readouterr().err
     assert main(command, path, "--prompt", "the cup", "--lossy", "nearly", "--temperature", 1) == 2
     assert "lossy: 'nearly' is not one of typical" in capsys.readouterr().err
+    assert main(command, path, "--prompt", "the cup", "--typical-delta", 0.5, "--temperature", 1) == 2
+    assert "--typical-delta 0.5 is of --lossy typical: give it, too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--draft-length", 3], "--draft-length 3"),
+        (["--draft-nodes", 4, "--adaptive", "off"], "--draft-nodes 4 and --adaptive off"),
+        (["--confidence-threshold", 0.5], "--confidence-threshold 0.5"),
+    ],
+)
+def test_what_a_draft_is_told_needs_a_draft(
+    tiny_bundle: Bundles, capsys: Capture, options: list[Any], named: str
+) -> None:
+    path = tiny_bundle("llama").path
+    capsys.readouterr()
+    assert main("run", path, "--prompt", "the cup", "--draft", "none", *options) == 2
+    assert f"--draft none drafts nothing: leave {named} out, or name a draft" in capsys.readouterr().err
 
 
 def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() -> None:
