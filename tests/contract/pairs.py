@@ -1,9 +1,9 @@
-"""All pairs of values in every run, the whole product in `make test-all`."""
+"""All pairs of values, or each value, in every run; the whole product in `make test-all`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -48,9 +48,25 @@ def in_pairs(
     def known(each: tuple[Any, ...]) -> bool:
         return there(dict(zip(axes, each, strict=True)))
 
-    kept = set(covering(values, known))
-    params = [
-        pytest.param(*each, marks=() if each in kept else pytest.mark.slow)
-        for each in filter(known, itertools.product(*values))
+    return _fast(axes, list(filter(known, itertools.product(*values))), set(covering(values, known)))
+
+
+def in_turn(
+    there: Callable[[dict[str, Any]], bool] = lambda combination: True, /, **axes: Sequence[Any]
+) -> pytest.MarkDecorator:
+    """`in_pairs` for what takes long: each value of the first axis once in every run, with those of the others in turn."""
+    product = [
+        each for each in itertools.product(*axes.values()) if there(dict(zip(axes, each, strict=True)))
     ]
+    kept = set()
+    for turn, (_, own) in enumerate(itertools.groupby(product, key=lambda each: each[0])):
+        cases = list(own)
+        kept.add(cases[turn % len(cases)])
+    return _fast(axes, product, kept)
+
+
+def _fast(
+    axes: Mapping[str, Sequence[Any]], product: Sequence[tuple[Any, ...]], kept: set[tuple[Any, ...]]
+) -> pytest.MarkDecorator:
+    params = [pytest.param(*each, marks=() if each in kept else pytest.mark.slow) for each in product]
     return pytest.mark.parametrize(tuple(axes), params)

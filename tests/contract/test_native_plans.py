@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from pairs import in_pairs
+from pairs import in_turn
 from rig import FAMILIES
 from tiny_bundles import BUNDLES, TinyBundle
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -59,7 +59,7 @@ def test_weights_are_in_a_plan_once(tmp_path: Path, max_batch: int) -> None:
         )
 
 
-@in_pairs(there, name=FAMILIES, target=TARGETS, precision=PRECISIONS)
+@in_turn(there, name=FAMILIES, target=TARGETS, precision=PRECISIONS)
 def test_every_graph_gets_a_native_plan(
     tiny_bundle: Callable[..., TinyBundle], tmp_path: Path, name: str, target: str, precision: str
 ) -> None:

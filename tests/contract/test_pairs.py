@@ -1,11 +1,11 @@
-"""The cover of all pairs is one."""
+"""The cover of all pairs is one; where each value has a turn, the others take theirs."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-from pairs import covering
+from pairs import covering, in_turn
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (5, 4, 9), (5, 4, 10, 2), (16, 5, 4)])
@@ -16,3 +16,11 @@ def test_every_pair_of_values_stands_together(sizes: tuple[int, ...]) -> None:
         assert {(row[one], row[other]) for row in chosen} == set(itertools.product(axes[one], axes[other]))
     largest = sorted(sizes)[-2:]
     assert len(chosen) <= 1.3 * largest[0] * largest[1]
+
+
+def test_every_first_value_has_a_turn_with_all_of_the_others() -> None:
+    found = in_turn(lambda case: case["a"] != 1 or case["c"] == "y", a=range(8), b="uv", c="xy").args[1]
+    fast = [case.values for case in found if not case.marks]
+    assert [a for a, *_ in fast] == list(range(8)) and (1, "v", "y") in fast
+    assert {tuple(rest) for _, *rest in fast} == set(itertools.product("uv", "xy"))
+    assert len(found) == 8 * 4 - 2
