@@ -249,6 +249,7 @@ def test_a_resumed_vision_stage_is_the_uninterrupted_one(language, tmp_path):
     assert {"words", "kind", "colour", "count"} <= set(line)
 
 
+@pytest.mark.slow
 def test_rows_begin_to_say_their_words(language, tmp_path, monkeypatch):
     monkeypatch.setattr(vision_stage, "VALIDATION", TRAIN)
     options = {"size": 2, "batch": 2, "precision": "fp32", "checked": 2, "lr": 6e-3}

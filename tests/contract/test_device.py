@@ -249,12 +249,20 @@ def holds(engine: str, family: str) -> bool:
     return not (engine == "tensorrt-portable" and family in LIGHT)
 
 
+IN_TURN = ("device", "growing-device", "cuda", "tensorrt")
+"""Two of them serve the whole sessions of a family in every run, in turn; the rest do in `make test-all`."""
+
+
+def in_turn(place: int, engine: str) -> bool:
+    return engine in {IN_TURN[place % 4], IN_TURN[(place + 1 + place // 4 % 3) % 4]}
+
+
 @pytest.mark.parametrize(
     ("engine", "family"),
     [
-        pytest.param(engine, family, marks=pytest.mark.slow if engine == "tensorrt-portable" else ())
-        for engine in ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable")
-        for family in (*FAMILIES, *LIGHT)
+        pytest.param(engine, family, marks=() if in_turn(place, engine) else pytest.mark.slow)
+        for engine in (*IN_TURN, "tensorrt-portable")
+        for place, family in enumerate((*FAMILIES, *LIGHT))
         if holds(engine, family)
     ],
 )
