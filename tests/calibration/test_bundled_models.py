@@ -47,7 +47,7 @@ LEAST = {
 CEILING = 0.90
 """Of the draft at a quarter of the layers: what the test bed asks for."""
 ABOVE_IT = {"tiny-qwen2.5-vl": 0.95}
-"""A model whose draft passes the ceiling; with a network in FastVLM's own form it keeps below (docs/tiny-models.md)."""
+"""A model whose draft is known to pass the ceiling, which it should not (docs/tiny-models.md)."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
