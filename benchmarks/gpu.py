@@ -143,7 +143,7 @@ def measure(
         arms: list[tuple[str, float | None]] = [("none", None)]
         arms += [
             (draft.name, a)
-            for draft in runnable(manifest.drafts, session.decoder.engine)
+            for draft in runnable(manifest.drafts, session.decoder.engine.graphs)
             for a in (None, *forced)
         ]
         results: dict[tuple[str, float | None], list[Any]] = {arm: [] for arm in arms}

@@ -80,28 +80,27 @@ def main() -> None:
     }  # fmt: skip
     runs = all_runs(options.arms, range(options.seeds))
     places = {run: options.folder / "counted" / f"{run.name}.json" for run in runs}
-    for kept in filter(Path.exists, places.values()):
-        known = json.loads(kept.read_text()).get("made")
-        if known != made:
-            parser.error(f"{kept} is of another command ({known}); give another --folder")
+    kept = {run: json.loads(place.read_text()) for run, place in places.items() if place.exists()}
+    for run, result in kept.items():
+        if result.get("made") != made:
+            parser.error(f"{places[run]} is of another command ({result.get('made')}); give another --folder")
     torch.set_num_threads(options.threads)
     target = load_target(options.model, options.device)
     told = {
         name: answers(options.model, options.folder, name, options.count, options.validation, options.threads)
         for name in sorted({ARMS[arm].data for arm in options.arms})
     }
-    found = []
-    for run, kept in places.items():
-        if not kept.exists():
+    for run in runs:
+        if run not in kept:
             train(
                 run, options.folder, target, told[ARMS[run.arm].data],
                 options.steps, options.batch_size, rate,
             )  # fmt: skip
-            kept.parent.mkdir(exist_ok=True)
-            result = counted(run, options.folder, target, options)
-            kept.write_text(json.dumps(result | {"made": made}) + "\n")
-        found.append(json.loads(kept.read_text()))
-        print(f"{run.name}: {found[-1]['tau']}", flush=True)
+            kept[run] = counted(run, options.folder, target, options) | {"made": made}
+            places[run].parent.mkdir(exist_ok=True)
+            places[run].write_text(json.dumps(kept[run]) + "\n")
+        print(f"{run.name}: {kept[run]['tau']}", flush=True)
+    found = [kept[run] for run in runs]
     rows = summary(found)
     print(table(rows))
     print(

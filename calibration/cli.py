@@ -356,13 +356,12 @@ def evaluate(
     from .evaluation.speed import Machine
     from .targets.target import load_target
 
-    timed = None if bundle is None else Bundle.open(bundle)
-    machine = None if timed is None else Machine(timed)
+    machine = None if bundle is None else Machine(Bundle.open(bundle))
     records = load_records(data, strict, prompt, limit)
     judged = reports.chosen_task(task, records, bool(draft), answers)
     target = load_target(model, device)
-    if timed is not None:
-        timed.check_model(target.name, target.fingerprint)
+    if machine is not None:
+        machine.bundle.check_model(target.name, target.fingerprint)
     limit_of_answers = None if given_text else max_new_tokens
     kept = answers is not None
     found = run(

@@ -43,8 +43,7 @@ def number(name: str, value: Any, low: float, high: float = math.inf, above: boo
     return found
 
 
-def colour_order(name: str, value: Any, error: type[VlmexportError] = OptionError) -> str:
-    """`value`, one of `CHANNELS`. Raises `error` for anything else."""
+def check_colour_order(name: str, value: Any, error: type[VlmexportError] = OptionError) -> None:
+    """Raises `error` for a value that is not one of `CHANNELS`."""
     if value not in CHANNELS:
         raise error(f"{name}: {value!r:.80} is not one of {', '.join(CHANNELS)}")
-    return value

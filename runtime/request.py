@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .options import ADAPTIVE, colour_order, integer, number
+from .options import ADAPTIVE, check_colour_order, integer, number
 from .speculate.adaptive_threshold import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
 from .speculate.drawing import WAYS
 from .speculate.policy import DraftPolicy, FixedLength, LogisticLength
@@ -84,7 +84,7 @@ class RequestOptions:
                 found[name] = integer(name, getattr(self, name), 0)
         if self.adaptive not in (None, *ADAPTIVE):
             raise OptionError(f"adaptive: {self.adaptive!r:.80} is not one of {', '.join(ADAPTIVE)}")
-        colour_order("channels", self.channels)
+        check_colour_order("channels", self.channels)
         if self.policy is not None and not callable(getattr(self.policy, "allot", None)):
             raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop

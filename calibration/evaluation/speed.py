@@ -29,7 +29,7 @@ class Machine:
             raise OptionError(
                 f"--bundle {bundle.path} holds no pass times; measure some with vlmexport calibrate, or bench --save"
             )
-        self.name, self.table = entries[-1].machine, entries[-1].table
+        self.bundle, self.name, self.table = bundle, entries[-1].machine, entries[-1].table
 
     def speedup(self, draft: str, draft_length: int, cycles: Stats) -> float | None:
         """Decode speed over plain decoding, predicted of these cycles; None for a draft that was not timed."""

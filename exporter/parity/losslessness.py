@@ -92,7 +92,7 @@ def check_losslessness(
     budget = min(max_new_tokens, manifest.limits.max_length // 2)
     rows = []
     with Session.load(bundle, device) as session:
-        arms = _arms(manifest, runnable(manifest.drafts, session.decoder.engine))
+        arms = _arms(manifest, runnable(manifest.drafts, session.decoder.engine.graphs))
         done, total = 0, len(asked) * (1 + len(arms))
 
         def generate(request: tuple[Any, Any], **options: Any) -> Any:

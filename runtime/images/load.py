@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import ImageError
-from ..options import colour_order
+from ..options import check_colour_order
 
 MAX_PIXELS = 80_000_000
 """Larger images are refused before they are decoded (240 MB as RGB): a small file can claim any size."""
@@ -53,7 +53,7 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
     `name` stands in messages for what has no path.
     Raises `ImageError` naming the source and what is wrong with it.
     """
-    colour_order("channels", channels, ImageError)
+    check_colour_order("channels", channels, ImageError)
     if isinstance(source, np.ndarray):
         return _from_array(source, channels)
     if channels != "rgb":

@@ -22,7 +22,7 @@ from PIL import Image
 
 from ..errors import ImageError
 from ..extras import need_extra
-from ..options import colour_order, number
+from ..options import check_colour_order, number
 from .load import FORMATS, load_image
 
 SLOWEST, FASTEST = 1e-4, 1000.0
@@ -50,7 +50,7 @@ class Video:
             if getattr(self, name) is not None:
                 rate = number(f"Video: {name} (frames a second)", getattr(self, name), SLOWEST, FASTEST)
                 object.__setattr__(self, name, rate)
-        colour_order("Video: channels", self.channels)
+        check_colour_order("Video: channels", self.channels)
 
 
 class Clip(Protocol):

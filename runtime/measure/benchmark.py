@@ -150,7 +150,7 @@ def measure(
     if not any(plain.tokens):
         raise OptionError("every request ended after one token: nothing was decoded; raise --max-new-tokens")
     progress("timing graphs", 0, 1)
-    drafts = runnable(manifest.drafts, session.decoder.engine) if every_draft else [draft]
+    drafts = runnable(manifest.drafts, session.decoder.engine.graphs) if every_draft else [draft]
     length = options.get("draft_length")
     asked = manifest.policy.draft_length if length is None else length
     nodes = options.get("draft_nodes") or manifest.policy.draft_nodes or asked

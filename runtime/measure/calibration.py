@@ -148,7 +148,7 @@ class Calibration:
         self._session, self._data, self._least, self._by = session, data, least, by
         self._max_new_tokens, self._repeats, self._progress = max_new_tokens, repeats, progress
         self._weight = 1 / manifest.decoder.num_layers if reward_weight is None else reward_weight
-        self._drafts = runnable(check_calibration(manifest, data, by), session.decoder.engine)
+        self._drafts = runnable(check_calibration(manifest, data, by), session.decoder.engine.graphs)
         self._combined = combinations(self._drafts)
         widest = manifest.widest_tree - 1
         self._plain = Arm()

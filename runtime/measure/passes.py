@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..speculate.costs import FREE, CostTable, Curve, DraftCosts
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
-    from ..engines.base import Engine
 
 Pass: TypeAlias = "tuple[str, int | str | None, int]"
 """What, after which layer or of which draft, over how many new positions."""
@@ -49,9 +48,9 @@ def passes(
     return found
 
 
-def runnable(drafts: Iterable[DraftInfo], engine: Engine) -> list[DraftInfo]:
-    """Those whose graphs the engine has: plans have none of some."""
-    return [draft for draft in drafts if engine.graphs.keys() >= {*draft.graphs.values()}]
+def runnable(drafts: Iterable[DraftInfo], graphs: Collection[str]) -> list[DraftInfo]:
+    """Those whose graphs are among these names, an engine's: plans have none of some."""
+    return [draft for draft in drafts if {*draft.graphs.values()}.issubset(graphs)]
 
 
 def cost_table(drafts: Sequence[DraftInfo], seconds: Mapping[Pass, float]) -> CostTable:

@@ -52,16 +52,21 @@ def in_pairs(
 
 
 def in_turn(
-    there: Callable[[dict[str, Any]], bool] = lambda combination: True, /, **axes: Sequence[Any]
+    there: Callable[[dict[str, Any]], bool] = lambda combination: True,
+    /,
+    turns: int = 1,
+    **axes: Sequence[Any],
 ) -> pytest.MarkDecorator:
-    """`in_pairs` for what takes long: each value of the first axis once in every run, with those of the others in turn."""
+    """`in_pairs` for what takes long: each value of the first axis `turns` times in every run, with those of the others in
+    turn. The distance between the turns of a value changes with every round, so that others meet, too."""
     product = [
         each for each in itertools.product(*axes.values()) if there(dict(zip(axes, each, strict=True)))
     ]
     kept = set()
     for turn, (_, own) in enumerate(itertools.groupby(product, key=lambda each: each[0])):
         cases = list(own)
-        kept.add(cases[turn % len(cases)])
+        step = 1 + turn // len(cases) % max(1, len(cases) - 1)
+        kept.update(cases[(turn + step * each) % len(cases)] for each in range(turns))
     return _fast(axes, product, kept)
 
 

@@ -14,7 +14,7 @@ from device_mutants import changed_logits, layered, not_finite, same_drafts, sam
 from engines.recording_device import RecordingDevice
 from engines.stream import Context, Counts
 from engines.torch_reference import TorchReference
-from pairs import in_pairs
+from pairs import in_pairs, in_turn
 from rig import ENGINES, FAMILIES, Rig
 from tiny_bundles import LIGHT
 from vlmexport.runtime.bundle.combination import combinations
@@ -244,28 +244,15 @@ def test_addresses_stay_and_nothing_is_allocated_after_the_first_requests(
     assert len(set.union(*seen.values())) == len(seen), "two caches at one address"
 
 
-def holds(engine: str, family: str) -> bool:
+def holds(case: dict[str, Any]) -> bool:
     """Whether an engine of the contract table has a bundle: what is lowered for old TensorRT has no integers."""
-    return not (engine == "tensorrt-portable" and family in LIGHT)
+    return not (case["engine"] == "tensorrt-portable" and case["family"] in LIGHT)
 
 
-IN_TURN = ("device", "growing-device", "cuda", "tensorrt")
-"""Two of them serve the whole sessions of a family in every run, in turn; the rest do in `make test-all`."""
+ON_DEVICES = ("device", "growing-device", "cuda", "tensorrt", "tensorrt-portable")
 
 
-def in_turn(place: int, engine: str) -> bool:
-    return engine in {IN_TURN[place % 4], IN_TURN[(place + 1 + place // 4 % 3) % 4]}
-
-
-@pytest.mark.parametrize(
-    ("engine", "family"),
-    [
-        pytest.param(engine, family, marks=() if in_turn(place, engine) else pytest.mark.slow)
-        for engine in (*IN_TURN, "tensorrt-portable")
-        for place, family in enumerate((*FAMILIES, *LIGHT))
-        if holds(engine, family)
-    ],
-)
+@in_turn(holds, turns=2, family=(*FAMILIES, *LIGHT), engine=ON_DEVICES)
 def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, engine: str) -> None:
     """From pictures and text to text, with every draft and combination of two, alone and in a ragged batch of five with three
     places, greedy and sampled; some end at a string that comes."""
@@ -296,7 +283,7 @@ def test_whole_sessions_say_the_same_as_on_a_cpu(rigs: Callable, family: str, en
         if not stops:
             texts = [session.generate(**request).text for request in requests(rig, "none")]
             stops = {seed: texts[seed][len(texts[seed]) // 2 :][:3] for seed in (1, 4)}
-        drafts = runnable(rig.manifest.drafts, rigs(family, engine).engine)
+        drafts = runnable(rig.manifest.drafts, rigs(family, engine).engine.graphs)
         names = ["none", *(draft.name for draft in drafts), *combinations(drafts)]
         results = [result for name in names for result in session.generate_batch(requests(rig, name))]
         results += [session.generate(**requests(rig, names[-1])[seed]) for seed in (1, 2)]

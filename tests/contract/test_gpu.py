@@ -130,7 +130,7 @@ def every_draft(
     of `NARROW_LENGTH`."""
     shape = {} if verify_width is None else {"draft_length": NARROW_LENGTH}
     with Session.load(folder, device=device, verify_width=verify_width) as session:
-        drafts = () if plain else runnable(session.bundle.manifest.drafts, session.decoder.engine)
+        drafts = () if plain else runnable(session.bundle.manifest.drafts, session.decoder.engine.graphs)
         picture = session.bundle.manifest.image is not None
         return {
             name: [

@@ -24,3 +24,10 @@ def test_every_first_value_has_a_turn_with_all_of_the_others() -> None:
     assert [a for a, *_ in fast] == list(range(8)) and (1, "v", "y") in fast
     assert {tuple(rest) for _, *rest in fast} == set(itertools.product("uv", "xy"))
     assert len(found) == 8 * 4 - 2
+
+
+def test_every_first_value_has_several_turns_in_changing_company() -> None:
+    fast = [case.values for case in in_turn(turns=2, a=range(12), b="uvwx").args[1] if not case.marks]
+    met = [frozenset(b for a, b in fast if a == one) for one in range(12)]
+    assert {len(company) for company in met} == {2}
+    assert set(met) == {frozenset(pair) for pair in itertools.combinations("uvwx", 2)}

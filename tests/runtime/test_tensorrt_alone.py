@@ -21,6 +21,7 @@ import handmade_bundle
 import handmade_llama
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
+from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.session import Session
 
 EMULATOR = Path(__file__).resolve().parents[1] / "project" / "jetson" / "emulated_jetson.py"
@@ -85,7 +86,7 @@ def test_tokens_of_a_model_written_by_hand(tmp_path: Path, lowering: str) -> Non
 def test_tokens_of_a_cpu_session(tiny_bundle: Callable, tmp_path: Path, family: str, lowering: str) -> None:
     folder = Path(shutil.copytree(tiny_bundle(family).path, tmp_path / "bundle"))
     manifest = Bundle.open(folder).manifest
-    with_plans = [draft for draft in manifest.drafts if planned(manifest).keys() >= {*draft.graphs.values()}]
+    with_plans = runnable(manifest.drafts, planned(manifest))
     assert {draft.kind for draft in manifest.drafts} - {draft.kind for draft in with_plans} == {
         "draft-and-verify"
     }
