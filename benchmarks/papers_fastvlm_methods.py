@@ -4,13 +4,14 @@
     python benchmarks/papers_fastvlm_methods.py --folder runs/methods --time     # on an idle machine
 
 For each bundled model one bundle with every draft. Captions of held-out scenes (and answers to questions, where the model
-answers any) are decoded plainly and with every draft by the runtime, verified: how many texts differ is counted. The chain
+answers any, and stories of films, where it reads some) are decoded plainly and with every draft by the runtime, verified: how many texts differ is counted. The chain
 length of each is that which gains most by weights on scenes of the validation split; FastVLM's own, 8 for captions and 5 for
-questions, stands beside it for the imitation drafts. Texts are judged by BLEU-4, ROUGE-L and CIDEr against five captions that
-the generator drew of each scene, answers by what they say. The rows *unverified* are what the first n layers write alone,
+questions, stands beside it for the imitation drafts. Texts are judged by BLEU-4, ROUGE-L and CIDEr against five that
+the generator drew of each scene or film, answers by what they say. The rows *unverified* are what the first n layers write alone,
 without and with the imitation network: what the paper's rows "w/o" and "with imitation network" at a speed-up of exactly
 L/n are. Without --time no clock. Writes results/papers-fastvlm-methods.json, and with --time
-results/papers-fastvlm-methods-times.json.
+results/papers-fastvlm-methods-times.json; models that --models leaves out stand there as they were, if this machine measured
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 from captioning_times import decode_rate, interleaved, ratios
-from machine import save
+from machine import describe, save
 from torch import nn
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.records import Record
@@ -37,6 +38,8 @@ from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
 from vlmexport.calibration.workshop.recipes.models import captioner_of
 from vlmexport.calibration.workshop.scenes import answer_value, ask, score_told, tell
+from vlmexport.calibration.workshop.scenes.film import sample_film
+from vlmexport.calibration.workshop.scenes.film_story import score_story, tell_film, total_story
 from vlmexport.calibration.workshop.scenes.scene import HELDOUT, sample_scene
 from vlmexport.calibration.workshop.scenes.score import total_accuracy
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -48,13 +51,16 @@ from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
 
 MODELS = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
-PUBLISHED = {"captions": 8, "answers": 5}
-"""FastVLM's d."""
+PUBLISHED = {"captions": 8, "answers": 5, "stories": 8}
+"""FastVLM's d; it knows no films, whose stories are as long as captions."""
+FORMS = {"answers": "scenes-questions", "stories": "films"}
+"""What tasks beside captions are called as data."""
 REFERENCES = 5
 MOST = 8
 """The longest chain that is tried."""
 RESULTS = Path(__file__).parent / "results"
 SCRIPT = "benchmarks/papers_fastvlm_methods.py"
+PACKAGES = ("torch", "transformers", "pycocoevalcap")
 COUNTS, TIMES = "papers-fastvlm-methods", "papers-fastvlm-methods-times"
 
 Judge = Callable[[Sequence[str]], dict[str, float]]
@@ -111,10 +117,22 @@ def main() -> None:
         return
     if options.time:
         result = {"script": f"{SCRIPT} --time", "scenes": options.timed, "rounds": options.rounds}
-        print(save(TIMES, result | {"models": found}))
+        print(save(TIMES, result | {"models": kept(TIMES, result) | found}))
     else:
         result = {"script": SCRIPT, "scenes": options.scenes, "chosen": options.chosen}
-        print(save(COUNTS, result | {"models": found}, "torch", "transformers", "pycocoevalcap"))
+        print(save(COUNTS, result | {"models": kept(COUNTS, result) | found}, *PACKAGES))
+
+
+def kept(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in a file of results of the same settings on this machine, by model, with the revision that it is of."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return {}
+    known = json.loads(path.read_text("utf-8"))
+    machine = known["machine"]
+    if any(known.get(key) != value for key, value in result.items()) or machine["cpu"] != describe()["cpu"]:
+        return {}
+    return {model: {"revision": machine["revision"]} | rows for model, rows in known["models"].items()}
 
 
 # --- what is decoded ---
@@ -122,12 +140,13 @@ def main() -> None:
 
 def tasks(target: Target) -> tuple[str, ...]:
     """What a model does."""
-    return ("captions", "answers") if _captioner(target).asks else ("captions",)
+    known = _captioner(target).forms()
+    return ("captions", *(task for task, form in FORMS.items() if form in known))
 
 
 def records(target: Target, task: str, split: str, count: int) -> list[Record]:
     """Requests of a task."""
-    form = "scenes-questions" if task == "answers" else _captioner(target).captions_form()
+    form = FORMS.get(task) or _captioner(target).captions_form()
     return list(load_records(f"{form}:{split}:{count}"))
 
 
@@ -192,13 +211,14 @@ def measured(
     drafts: Sequence[ImitationDraft],
     scenes: int,
     chosen: int,
+    asked: Sequence[str] | None = None,
 ) -> dict[str, dict[str, Row]]:
-    """Counts and quality of one model: rows by task and method; what the networks of `drafts` write with nobody to verify it
-    comes last."""
+    """Counts and quality of one model: rows by task (of those that are `asked` for, by default all) and method; what the
+    networks of `drafts` write with nobody to verify it comes last."""
     found: dict[str, dict[str, Row]] = {}
-    for task in tasks(target):
+    for task in asked or tasks(target):
         held, told = (records(target, task, *one) for one in (("heldout", scenes), ("validation", chosen)))
-        judge: Judge = partial(captions if task == "captions" else answers, scenes)
+        judge: Judge = partial({"captions": captions, "answers": answers, "stories": stories}[task], scenes)
         with Session.load(bundle) as session:
             plain = decoded(session, held)
             rows = found[task] = {"plain": judge([result.text for result in plain])}
@@ -280,15 +300,29 @@ def exited(target: Target, layer: int, network: nn.Module) -> Iterator[None]:
 
 def captions(scenes: int, texts: Sequence[str]) -> dict[str, float]:
     """Of captions of the first held-out scenes, against what the generator tells of each, and the facts in them."""
-    told = []
-    for index, text in zip(HELDOUT[:scenes], texts, strict=True):
-        references = tuple(tell(sample_scene(0, index), variant).text for variant in range(REFERENCES))
-        told.append(Told(Record(str(index), None, None, references=references), text))
-    values = {name: round(value, 4) for name, value in score(told).values.items()}
-    facts = total_accuracy(
-        score_told(text, sample_scene(0, i)) for i, text in zip(HELDOUT, texts, strict=False)
-    )
+    seen = [sample_scene(0, index) for index in HELDOUT[:scenes]]
+    values = likeness(texts, [[tell(scene, variant).text for variant in range(REFERENCES)] for scene in seen])
+    facts = total_accuracy(score_told(text, scene) for text, scene in zip(texts, seen, strict=True))
     return values | {"facts": round(facts, 4)}
+
+
+def stories(scenes: int, texts: Sequence[str]) -> dict[str, float]:
+    """The same of the films of the first held-out scenes."""
+    seen = [sample_film(0, index) for index in HELDOUT[:scenes]]
+    values = likeness(
+        texts, [[tell_film(film, variant).text for variant in range(REFERENCES)] for film in seen]
+    )
+    facts = total_story(score_story(text, film) for text, film in zip(texts, seen, strict=True))
+    return values | {"facts": round(facts, 4)}
+
+
+def likeness(texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """BLEU-4, ROUGE-L and CIDEr of texts, each against its own references."""
+    told = [
+        Told(Record(str(place), "", None, references=tuple(own)), text)
+        for place, (text, own) in enumerate(zip(texts, references, strict=True))
+    ]
+    return {name: round(value, 4) for name, value in score(told).values.items()}
 
 
 def answers(scenes: int, texts: Sequence[str]) -> dict[str, float]:

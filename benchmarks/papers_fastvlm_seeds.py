@@ -29,6 +29,8 @@ from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop
 from vlmexport.exporter.build import BuildRequest, build_bundle
 
 MODELS = ("tiny-blip2-flant5", "tiny-qwen2.5-vl")
+TASKS = ("captions", "answers")
+"""About pictures, which is all that these networks learn."""
 COUNTED = ("alpha", "tau", "by_weights")
 
 
@@ -88,7 +90,7 @@ def counted(
     if not (folder / "manifest.json").exists():
         build_bundle(BuildRequest(model=target.name, output=folder, drafts=[*map(str, runs)]))
     methods = [imitation(draft, Weights.of(target)) for draft in drafts]
-    return measured(target, folder, methods, drafts, options.scenes, options.chosen)
+    return measured(target, folder, methods, drafts, options.scenes, options.chosen, TASKS)
 
 
 def over_seeds(seeds: Sequence[Mapping[str, Mapping[str, Row]]]) -> dict[str, dict[str, Row]]:

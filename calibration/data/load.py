@@ -5,6 +5,9 @@
 | `scenes:SPLIT[:COUNT][:offset=N][:seed=N][:variant=N]` | generated tabletop scenes (train, validation or heldout) with their captions |
 | `scenes-captions:…` | the same without a prompt, for models that only describe: they would continue it |
 | `scenes-questions:…` | the same scenes, one question with its answer each |
+| `films:…` | films of the same scenes with their stories: objects move, appear, leave; for models that read videos |
+| `films-questions:…` | the same films, one question with its answer each |
+| `pairs-questions:…` | pairs of pictures, a scene and what one change makes of it, one question with its answer each |
 | `NAME:…` | what the module NAME of `formats/` reads: COCO, VQA v2, VisDial, … |
 | `FILE.jsonl` | one object a line: `prompt`, and optionally `image` (relative to the file), `answer` |
 | `FOLDER` | what `vlmexport generate-data` wrote |

@@ -20,11 +20,13 @@ from ...runtime.images.video import Clip, Video, open_video
 @dataclass(frozen=True)
 class ImageRef:
     """Where a picture or video comes from: a file, a scene (seed, index), a video's file or folder of pictures, or a row
-    of a `datasets` set (source, configuration, split, row, column). With `frames` a video is that many of its pictures, with
+    of a `datasets` set (source, configuration, split, row, column). Of a scene `shown` is what is seen: its picture, the pair
+    of pictures of that number, or the film. With `frames` a video is that many of its pictures, with
     `segment` as well of that part alone, (start, end) in seconds where the two are floats, in frames where whole numbers."""
 
     file: str | None = None
     scene: tuple[int, int] | None = None
+    shown: str = "picture"
     video: str | None = None
     frames: int | None = None
     segment: tuple[float, float] | None = None
@@ -37,7 +39,7 @@ class ImageRef:
             )
 
     def load(self) -> Any:
-        """The picture, RGB, as the runtime reads it; of a video a `Video`, or with `frames` a list of pictures.
+        """The picture, RGB, as the runtime reads it; of a pair both; of a video a `Video`, or with `frames` a list of pictures.
 
         Raises ImageError for a file that is no image or is damaged.
         """
@@ -48,11 +50,9 @@ class ImageRef:
 
             return read_picture(*self.row)
         if self.scene is not None:
-            from ..workshop.scenes.dataset import PICTURE
-            from ..workshop.scenes.render import render
-            from ..workshop.scenes.scene import sample_scene
+            from .scenes import SHOWN
 
-            return Image.fromarray(render(sample_scene(*self.scene), PICTURE))
+            return SHOWN[self.shown](*self.scene)
         return load_image(str(self.file))
 
     def _frames(self, count: int) -> list[Image.Image]:
@@ -72,7 +72,8 @@ class ImageRef:
     def to_json(self) -> dict[str, object]:
         """The form that `from_json` reads."""
         if self.scene is not None:
-            return {"scene": list(self.scene)}
+            shown = {} if self.shown == "picture" else {"shown": self.shown}
+            return {"scene": list(self.scene), **shown}
         if self.video is not None:
             part = {} if self.segment is None else {"segment": list(self.segment)}
             return {"video": self.video, "frames": self.frames, **part}
@@ -95,7 +96,11 @@ class ImageRef:
             and len(scene) == 2
             and all(type(v) is int and 0 <= v < 1 << 63 for v in scene)
         ):
-            return cls(scene=(scene[0], scene[1]))
+            from .scenes import SHOWN
+
+            shown = value.get("shown", "picture")
+            if shown in SHOWN:
+                return cls(scene=(scene[0], scene[1]), shown=shown)
         raise ValueError(f"image {value!r:.80} is neither a file nor a scene, video or row")
 
 

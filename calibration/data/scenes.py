@@ -1,15 +1,25 @@
-"""Records from the tabletop scene generator."""
+"""Records from the tabletop scene generator: pictures, pairs of pictures and films of its scenes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+from PIL import Image
 
 from ...runtime.errors import OptionError
+from ...runtime.images.video import Video
 from .. import forms
-from ..workshop.scenes.asking import DESCRIBE, ask
+from ..workshop.scenes.asking import DESCRIBE, Asked, ask
 from ..workshop.scenes.caption import tell
-from ..workshop.scenes.scene import HELDOUT, TRAIN, VALIDATION, sample_scene
+from ..workshop.scenes.dataset import PICTURE
+from ..workshop.scenes.film import RATE, sample_film
+from ..workshop.scenes.film_asking import ask_film
+from ..workshop.scenes.film_story import DESCRIBE_FILM, tell_film
+from ..workshop.scenes.pair import ask_pair, sample_pair
+from ..workshop.scenes.render import render
+from ..workshop.scenes.scene import HELDOUT, TRAIN, VALIDATION, Scene, sample_scene
 from .records import ImageRef, Record
 
 _SPLITS = {"train": TRAIN, "validation": VALIDATION, "heldout": HELDOUT}
@@ -69,17 +79,49 @@ def _bare_caption(seed: int, index: int, variant: int) -> Record:
 
 
 def _question(seed: int, index: int, variant: int) -> Record:
-    asked = ask(sample_scene(seed, index), variant)
-    key = f"{_key(seed, index, variant)}-{asked.kind}"
-    return Record(key, asked.text, ImageRef(scene=(seed, index)), asked.answer, references=(asked.answer,))
+    return _asked(ask(sample_scene(seed, index), variant), "picture", seed, index, variant)
 
+
+def _story(seed: int, index: int, variant: int) -> Record:
+    text = tell_film(sample_film(seed, index), variant).text
+    film = ImageRef(scene=(seed, index), shown="film")
+    return Record(f"{_key(seed, index, variant)}-film", DESCRIBE_FILM, film, text, references=(text,))
+
+
+def _film_question(seed: int, index: int, variant: int) -> Record:
+    return _asked(ask_film(sample_film(seed, index), variant), "film", seed, index, variant)
+
+
+def _pair_question(seed: int, index: int, variant: int) -> Record:
+    return _asked(ask_pair(sample_pair(seed, index), variant), "pair", seed, index, variant)
+
+
+def _asked(asked: Asked, shown: str, seed: int, index: int, variant: int) -> Record:
+    key = _key(seed, index, variant) + ("" if shown == "picture" else f"-{shown}") + f"-{asked.kind}"
+    seen = ImageRef(scene=(seed, index), shown=shown)
+    return Record(key, asked.text, seen, asked.answer, references=(asked.answer,))
+
+
+def _drawn(scene: Scene) -> Image.Image:
+    return Image.fromarray(render(scene, PICTURE))
+
+
+SHOWN: dict[str, Callable[[int, int], Any]] = {
+    "picture": lambda seed, index: _drawn(sample_scene(seed, index)),
+    "pair": lambda seed, index: [_drawn(scene) for scene in sample_pair(seed, index).scenes],
+    "film": lambda seed, index: Video([_drawn(scene) for scene in sample_film(seed, index).frames], RATE),
+}
+"""What is seen of the scene (seed, index): its picture, the pair of pictures of that number, or the film."""
 
 FORMS: dict[str, Callable[[int, int, int], Record]] = {
     "scenes": _caption,
     "scenes-captions": _bare_caption,
     "scenes-questions": _question,
+    "films": _story,
+    "films-questions": _film_question,
+    "pairs-questions": _pair_question,
 }
 """What scenes are asked for, by the word before the first colon."""
 
-TASKS = {"scenes": "captions", "scenes-captions": "captions", "scenes-questions": "exact"}
+TASKS = dict.fromkeys(FORMS, "exact") | dict.fromkeys(("scenes", "scenes-captions", "films"), "captions")
 """What their records are judged by."""

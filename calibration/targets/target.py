@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from accelerate import PartialState
@@ -25,6 +26,8 @@ from ..data.records import Record
 from .changing import ChangingDecoder
 
 FUSED = 4  # how many last residuals FastVLM fuses
+Span: TypeAlias = "tuple[int, int, int]"
+"""A picture or a video among the rows that a decoder reads: the token that holds its place, the first place, the end."""
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Texts:
     learned: Tensor  # bool [B, T] places whose next row, and the token that it says, are known and part of an answer
     pictures: list[
         list[tuple[int, Tensor]]
-    ]  # of each record: position of a picture's first row, and its rows [n, E]
+    ]  # of each record: position of a picture's or video's first row, and its rows [time steps, n, E]
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # number of layers → [B, T, E] after them
     lengths: Sequence[int] = ()  # places of each text
 
@@ -150,17 +153,18 @@ class Target:
     def check_prompt(self, record: Record) -> None:
         """InputError for a prompt that writes the token which stands for a row of a picture; nothing else is looked
         at."""
-        if self.family.image_token_id is not None:
+        if self._marks:
             for text in (record.prompt or "", *(words for _, words in record.history)):
                 self._check_ids(record, "prompt", self.tokenizer(text)["input_ids"])
 
     def _check_ids(self, record: Record, what: str, ids: Sequence[int]) -> None:
-        token = self.family.image_token_id
-        if token is not None and token in ids:
-            written = self.tokenizer.convert_ids_to_tokens(token)
-            raise InputError(
-                f"record {record.key}: the {what} contains {written!r}, which stands for an image row: leave it out"
-            )
+        for token in self._marks:
+            if token in ids:
+                written = self.tokenizer.convert_ids_to_tokens(token)
+                kind = "an image" if token == self.family.image_token_id else "a video"
+                raise InputError(
+                    f"record {record.key}: the {what} contains {written!r}, which stands for {kind} row: leave it out"
+                )
 
     @property
     def vocabulary(self) -> int:
@@ -222,14 +226,14 @@ class Target:
         Returns:
             rows with the trunk of `layers[0]`, and the trunk rows [N, E] of every asked layer.
         """
-        answers = [self.answer(r) for r in records]
+        prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         kept: dict[int, Tensor] = {}
         wanted = {*layers, *range(max(1, self.num_layers - FUSED + 1), self.num_layers + 1)}
         handles = [self.layers[i - 1].register_forward_hook(_keep(kept, i)) for i in wanted]
         # Logits of every row would take more memory than all else, and nobody reads them.
         handles.append(self.lm_head.register_forward_pre_hook(lambda _, rows: (rows[0][:, :1],)))
         try:
-            starts = self._forward(records, answers)
+            starts = self._forward(prompts, answers)
         finally:
             for handle in handles:
                 handle.remove()
@@ -258,7 +262,7 @@ class Target:
 
     def texts(self, records: Sequence[Record], taps: Sequence[int] = ()) -> Texts:
         """The records' texts behind their prompts, teacher-forced; also the rows after `taps` layers."""
-        answers = [self.answer(r) for r in records]
+        prompts, answers = [self.prompt(r) for r in records], [self.answer(r) for r in records]
         kept: dict[int, Tensor] = {}
         image_rows: list[Tensor] = []
         handles = [
@@ -273,7 +277,7 @@ class Target:
             )
         try:
             with torch.no_grad():
-                starts = self._forward(records, answers)
+                starts = self._forward(prompts, answers)
         finally:
             for handle in handles:
                 handle.remove()
@@ -283,15 +287,18 @@ class Target:
         learned = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=self.device)
         pictures: list[list[tuple[int, Tensor]]] = []
         lengths: list[int] = []
-        left = torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in image_rows]) if image_rows else None
-        for b, (record, answer, start) in enumerate(zip(records, answers, starts, strict=True)):
-            prompt = decoder_prefix(self.prompt(record))
+        spans = [self._spans(prompt) for prompt in prompts]
+        flat = [rows.reshape(-1, rows.shape[-1]) for rows in image_rows]
+        left = self._by_kind(torch.cat(flat), spans) if any(spans) else {}
+        for b, (prompt, answer, start) in enumerate(zip(prompts, answers, starts, strict=True)):
+            steps = iter(prompt.video_steps)
             pictures.append([])
-            for first, end in self._spans(prompt):
-                assert left is not None
-                pictures[-1].append((first, left[: end - first].clone()))
-                left = left[end - first :]
-            ids = (*prompt, *answer)[1:]
+            for mark, first, end in spans[b]:
+                count = next(steps) if mark == self.family.video_token_id else 1
+                own = left[mark][: end - first].clone()
+                pictures[-1].append((first, own.reshape(count, -1, own.shape[-1])))
+                left[mark] = left[mark][end - first :]
+            ids = (*decoder_prefix(prompt), *answer)[1:]
             lengths.append(len(ids))
             tokens[b, : len(ids)] = torch.tensor(ids, device=self.device)
             for rows in (hidden, *tapped.values()):
@@ -299,21 +306,34 @@ class Target:
             learned[b, start : len(ids) - 1] = True
         return Texts(hidden, self.embed(tokens), tokens, learned, pictures, tapped, lengths)
 
-    def _spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
-        """First place and end of every picture among the rows that the decoder reads."""
-        mark = self.family.image_token_id
-        if mark is None or self.decoder.cross_attention:
-            return []
-        edges = [
-            at
-            for at in range(len(ids) + 1)
-            if (ids[at : at + 1] == (mark,)) != (at > 0 and ids[at - 1] == mark)
-        ]
-        return list(zip(edges[::2], edges[1::2], strict=True))
+    @property
+    def _marks(self) -> tuple[int, ...]:
+        """Tokens that hold the places of the rows of pictures and of videos, in the order in which the tower reads these."""
+        known = (self.family.image_token_id, self.family.video_token_id)
+        return tuple(mark for mark in known if mark is not None)
 
-    def _forward(self, records: Sequence[Record], answers: Sequence[tuple[int, ...]]) -> list[int]:
-        """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per record."""
-        prompts = [self.prompt(r) for r in records]
+    def _spans(self, prompt: ReferencePrompt) -> list[Span]:
+        """Every picture and video among the rows that the decoder reads."""
+        if self.decoder.cross_attention:
+            return []
+        found: list[Span] = []
+        at = 0
+        for token, run in groupby(decoder_prefix(prompt)):
+            end = at + len(list(run))
+            if token in self._marks:
+                found.append((token, at, end))
+            at = end
+        return found
+
+    def _by_kind(self, rows: Tensor, spans: Sequence[Sequence[Span]]) -> dict[int, Tensor]:
+        """What the tower gave of a batch, by what holds its place: it reads all pictures, then all videos."""
+        sizes = [
+            sum(end - first for own in spans for m, first, end in own if m == mark) for mark in self._marks
+        ]
+        return dict(zip(self._marks, rows.split(sizes), strict=True))
+
+    def _forward(self, prompts: Sequence[ReferencePrompt], answers: Sequence[tuple[int, ...]]) -> list[int]:
+        """Runs the decoder over the texts; returns the slot of the row that predicts answer[0] per prompt."""
         inputs = collate(self.family, prompts, [a[:-1] for a in answers])
         self.model(**self.moved(inputs), use_cache=False)
         return [len(decoder_prefix(p)) - 1 for p in prompts]
@@ -326,9 +346,9 @@ class Target:
             raise InputError(f"record {record.key} has no image, which {self.name} needs")
         self.check_prompt(record)
         image = None if record.image is None else record.image.load()
-        if isinstance(image, Video):
+        if isinstance(image, Video) and self.family.video_token_id is None:
             raise InputError(
-                f"record {record.key} is a video, which PyTorch's targets do not read here; give its data frames=N"
+                f"record {record.key} is a video, which {self.name} does not read; give its data frames=N"
             )
         template, vision = bool(self.family.chat_template), self.family.vision is not None
         try:

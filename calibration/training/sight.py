@@ -1,7 +1,8 @@
 """What a ViSpec layer sees of the pictures in whole texts (arXiv 2509.15235, section 3.1).
 
 Every pair keeps its place; those of a picture's rows are hidden but for the last, where the picture's tokens stand. That
-is what the runtime computes, which leaves the hidden ones out.
+is what the runtime computes, which leaves the hidden ones out. Of a video every time step is a picture, and text behind it
+knows the mean of their global features.
 """
 
 from __future__ import annotations
@@ -43,16 +44,24 @@ def sight_of(network: VispecNetwork, texts: Texts) -> Sight:
     index = torch.zeros(batch, count, dtype=torch.long, device=device)
     made = 1
     for b, pictures in enumerate(texts.pictures):
-        for start, picture in pictures:
-            own = network.imadpt(picture)
-            rows.append(own)
-            first, end, tokens = max(start - 1, 0), start + len(picture) - 1, len(own) - 1
-            shown = min(tokens, end - first)
-            visible[b, first : end - shown] = False
-            compressed[b, end - shown : end] = True
-            index[b, end - shown : end] = torch.arange(made + tokens - shown, made + tokens, device=device)
-            index[b, end:] = made + tokens
-            made += len(own)
+        for start, steps in pictures:
+            features = []
+            for step in steps:
+                own = network.imadpt(step)
+                features.append(own[-1:])
+                rows.append(own[:-1])
+                first, end, tokens = max(start - 1, 0), start + len(step) - 1, len(own) - 1
+                shown = min(tokens, end - first)
+                visible[b, first : end - shown] = False
+                compressed[b, end - shown : end] = True
+                index[b, end - shown : end] = torch.arange(
+                    made + tokens - shown, made + tokens, device=device
+                )
+                made += tokens
+                start += len(step)
+            rows.append(torch.cat(features).mean(0, keepdim=True))
+            index[b, end:] = made
+            made += 1
     return Sight(visible, compressed, torch.cat(rows)[index])
 
 

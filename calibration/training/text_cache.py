@@ -96,9 +96,11 @@ class CachedTexts:
             self.pictures[:, 0], (index, index + 1)
         )  # they lie in the order of records
         for at in range(first, last):
-            _, place, count = (int(value) for value in self.pictures[at])
+            _, place, count, steps = (int(value) for value in self.pictures[at])
             end = int(self._picture_ends[at])
-            rows = np.array(self.picture_rows[end - count : end], np.float32)
+            rows = np.array(self.picture_rows[end - count : end], np.float32).reshape(
+                steps, count // steps, -1
+            )
             found.append((place, torch.from_numpy(rows).to(self.target.device)))
         return found
 
@@ -127,7 +129,7 @@ def build_text_cache(
         OptionError: a row does not fit float16. OSError: the disk is full (what was saved is gone on from).
     """
     check_cache_dtype(dtype)
-    place = cache_place(folder, target, records, dtype, "texts|")
+    place = cache_place(folder, target, records, dtype, "texts with steps|")
     files = {kept.name: kept for kept in _files(target.hidden_size, dtype, taps)}
     with to_make(place, list(files)) as names, ExitStack() as stack:
         if not names:
@@ -191,9 +193,10 @@ class Partial:
 
 
 def _files(width: int, dtype: str, taps: Iterable[int]) -> list[Kept]:
-    """`records`: places of a text and the first that is learned. `pictures`: record, place of the first row, rows."""
+    """`records`: places of a text and the first that is learned. `pictures`: record, place of the first row, rows, time
+    steps (1 but for a video)."""
     rows = ("hidden", *(f"tap.{tap}" for tap in sorted(set(taps))), "picture_rows")
-    sizes = {"records": 2, "tokens": 1, "pictures": 3}
+    sizes = {"records": 2, "tokens": 1, "pictures": 4}
     return [
         *(Kept(name, "int32", size) for name, size in sizes.items()),
         *(Kept(name, dtype, width) for name in rows),
@@ -210,9 +213,11 @@ def _rows_of(texts: Texts, first: int, dtype: str, name: str) -> dict[str, np.nd
         for row, length in zip(texts.learned, lengths, strict=True)
     ]
     pictures = [
-        (first + b, place, len(rows)) for b, several in enumerate(texts.pictures) for place, rows in several
+        (first + b, place, rows.shape[0] * rows.shape[1], len(rows))
+        for b, several in enumerate(texts.pictures)
+        for place, rows in several
     ]
-    shown = [rows for several in texts.pictures for _, rows in several]
+    shown = [rows.flatten(0, 1) for several in texts.pictures for _, rows in several]
     width = texts.hidden.shape[-1]
     floats = {"hidden": texts.hidden[inside]} | {
         f"tap.{tap}": rows[inside] for tap, rows in texts.taps.items()
@@ -221,6 +226,6 @@ def _rows_of(texts: Texts, first: int, dtype: str, name: str) -> dict[str, np.nd
     return {
         "records": np.array(list(zip(lengths, starts, strict=True)), np.int32),
         "tokens": texts.tokens[inside].cpu().numpy()[:, None],
-        "pictures": np.array(pictures, np.int32).reshape(-1, 3),
+        "pictures": np.array(pictures, np.int32).reshape(-1, 4),
         **{key: stored(rows, dtype, name) for key, rows in floats.items()},
     }

@@ -100,13 +100,15 @@ class ReferencePrompt:
 
     `input_ids` are what the model reads (empty for one that reads pictures only), `vision` the tensors of its vision
     tower, and `decoder_ids` what its decoder starts with, or None where that is `input_ids` itself. `positions` [axes, n]
-    are those of the rows where they do not just count.
+    are those of the rows where they do not just count. `video_steps` are the time steps of each video, in order; those of
+    one have equally many rows.
     """
 
     input_ids: tuple[int, ...] = ()
     vision: Mapping[str, torch.Tensor] | None = None
     decoder_ids: tuple[int, ...] | None = None
     positions: torch.Tensor | None = None
+    video_steps: tuple[int, ...] = ()
 
 
 class Family:
@@ -202,6 +204,11 @@ class Family:
         return None
 
     @property
+    def video_token_id(self) -> int | None:
+        """The id that holds the place of a video's row in a prompt; None for a model that reads no videos."""
+        return None
+
+    @property
     def chat_template(self) -> Any:
         """Jinja source, or several by name, or None."""
         return self.checkpoint.chat_template
@@ -228,7 +235,8 @@ class Family:
         return replace(found, vision_output=self.vision.output(model), image_rows=self.vision.read_rows)
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
-        """A picture (PIL, RGB, or None) and a prompt as the model's own processor lays them out."""
+        """A picture (PIL, RGB, or None), of models that read several a list of them, of those with a `video_token_id` also a
+        `Video`, and a prompt as the model's own processor lays them out."""
         raise NotImplementedError
 
     def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:

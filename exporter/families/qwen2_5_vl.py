@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
+from ...runtime.bundle.manifest import VideoInfo
 from ...runtime.errors import InputError
 from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
-from ...runtime.families.qwen2_5_vl import written
+from ...runtime.families.qwen2_5_vl import Seen, written
+from ...runtime.images.video import Video
 from ..checkpoint.load import Checkpoint
 from .base import Family, Parts, ReferencePrompt
 from .languages import language_for
@@ -34,24 +37,31 @@ class Qwen2_5_VLFamily(Family):
         """`<|image_pad|>`."""
         return self.config.image_token_id
 
+    @property
+    def video_token_id(self) -> int:
+        """`<|video_pad|>`."""
+        return self.config.video_token_id
+
     def parts(self, model: Any) -> Parts:
         """See `Family`."""
         return replace(super().parts(model), rotary=model.model.language_model.rotary_emb)
 
     def forward_arguments(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What stands for a picture (1) or a video (2)."""
-        kinds = (input_ids == self.image_token_id).long() + 2 * (
-            input_ids == self.config.video_token_id
-        ).long()
-        return {"mm_token_type_ids": kinds}
+        return {
+            "mm_token_type_ids": (input_ids == self.image_token_id).long()
+            + 2 * (input_ids == self.video_token_id).long()
+        }
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """As `Qwen2_5_VLProcessor`, which needs torchvision for the videos that it reads too: the image processor, the
-        chat template, `<|image_pad|>` repeated for every row of a picture."""
-        checkpoint, images = self.checkpoint, image_list(image)
-        tokenizer = checkpoint.tokenizer
-        marks = tokenizer.convert_ids_to_tokens([self.image_token_id, self.config.video_token_id])
-        turns = placed(prompt or "", ["image"] * len(images), self.chat_template, written(*marks))
+        chat template, `<|image_pad|>` repeated for every row of a picture, `<|video_pad|>` for every row of a video."""
+        tokenizer, given = self.checkpoint.tokenizer, image_list(image)
+        videos = [each for each in given if isinstance(each, Video)]
+        images = [each for each in given if not isinstance(each, Video)]
+        marks = tokenizer.convert_ids_to_tokens([self.image_token_id, self.video_token_id])
+        kinds = ["video" if isinstance(each, Video) else "image" for each in given]
+        turns = placed(prompt or "", kinds, self.chat_template, written(*marks))
         if not isinstance(turns, str):
             text = tokenizer.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
@@ -61,14 +71,60 @@ class Qwen2_5_VLFamily(Family):
             ids = tokenizer(turns)["input_ids"]
         if not ids:
             raise InputError("the prompt has no tokens; write some text")
-        if not images:
+        if not given:
             return ReferencePrompt(tuple(ids))
-        described = self.vision.settings()
-        size = {"shortest_edge": described["min_pixels"], "longest_edge": described["max_pixels"]}
-        vision = dict(checkpoint.image_processor(images=images, size=size, return_tensors="pt"))
-        rows = iter((vision["image_grid_thw"].prod(-1) // self.vision.grid.patches).tolist())
-        whole = [i for token in ids for i in [token] * (next(rows) if token == self.image_token_id else 1)]
+        vision = self._seen(images) | self._watched(videos)
+        grids = {name: vision[name] for name in ("image_grid_thw", "video_grid_thw") if name in vision}
+        rows = {
+            mark: iter((grids[name].prod(-1) // self.vision.grid.patches).tolist())
+            for mark, name in (
+                (self.image_token_id, "image_grid_thw"),
+                (self.video_token_id, "video_grid_thw"),
+            )
+            if name in grids
+        }
+        whole = [i for token in ids for i in [token] * (next(rows[token]) if token in rows else 1)]
         found = torch.tensor([whole])
-        arguments = {**self.forward_arguments(found), "image_grid_thw": vision["image_grid_thw"]}
-        positions, _ = self.vision.model.model.get_rope_index(found, **arguments)
-        return ReferencePrompt(tuple(whole), vision, positions=positions[:, 0])
+        positions, _ = self.vision.model.model.get_rope_index(
+            found,
+            **self.forward_arguments(found),
+            **grids,
+            second_per_grid_ts=vision.get("second_per_grid_ts"),
+        )
+        steps = vision["video_grid_thw"][:, 0].tolist() if videos else ()
+        return ReferencePrompt(tuple(whole), vision, positions=positions[:, 0], video_steps=tuple(steps))
+
+    def _seen(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """What the tower takes of pictures."""
+        if not images:
+            return {}
+        described = self.vision.settings()
+        return self._patches(images, described["min_pixels"], described["max_pixels"])
+
+    def _watched(self, videos: Sequence[Video]) -> dict[str, torch.Tensor]:
+        """What the tower takes of videos: a patch holds the pixels of a group of frames, each of which the processor of
+        pictures reads as if it stood still."""
+        if not videos:
+            return {}
+        info, grid = VideoInfo(**self.vision.settings()["video"]), self.vision.grid
+        group = grid.temporal_patch_size
+        pixels, grids, seconds = [], [], []
+        for video in videos:
+            seen = Seen.of(video, info, grid)
+            made = self._patches(seen.read(group), seen.least, seen.most)
+            _, down, across = made["image_grid_thw"][0].tolist()
+            still = made["pixel_values"].reshape(-1, group, down * across, 3, group, grid.patch_size**2)
+            moving = torch.stack([still[:, frame, :, :, frame] for frame in range(group)], 3)
+            pixels.append(moving.reshape(-1, grid.patch_values))
+            grids.append([len(still), down, across])
+            seconds.append(group / seen.rate)
+        return {
+            "pixel_values_videos": torch.cat(pixels),
+            "video_grid_thw": torch.tensor(grids),
+            "second_per_grid_ts": torch.tensor(seconds),
+        }
+
+    def _patches(self, pictures: Sequence[Any], least: int, most: int) -> dict[str, torch.Tensor]:
+        """`pixel_values` and `image_grid_thw` of pictures that keep between so many pixels."""
+        size = {"shortest_edge": least, "longest_edge": most}
+        return dict(self.checkpoint.image_processor(images=list(pictures), size=size, return_tensors="pt"))

@@ -26,8 +26,8 @@ def collate(
     """
     arguments: dict[str, torch.Tensor] = {}
     seen = [p.vision for p in prompts if p.vision is not None]  # some may be text alone
-    for name in seen[0] if seen else {}:
-        arguments[name] = torch.cat([vision[name] for vision in seen])
+    for name in dict.fromkeys(name for vision in seen for name in vision):
+        arguments[name] = torch.cat([vision[name] for vision in seen if name in vision])
     decoded = [decoder_prefix(p) for p in prompts]
     rows = [(*ids, *text) for ids, text in zip(decoded, texts or [()] * len(prompts), strict=True)]
     if prompts[0].decoder_ids is None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from ..bundle.manifest import ImageInfo
+from ..bundle.manifest import ImageInfo, VideoInfo
 from ..errors import ImageError
 from ..images.load import load_image
 from ..images.processors.patches import fitted, resized, settings_of
-from ..images.video import Video, open_video, sampled
-from ..images.windows import patchified, windows
+from ..images.video import Clip, Video, open_video, sampled
+from ..images.windows import Grid, patchified, windows
 from .base import Prepared, Prompt, Source, View, views_of
 from .chat import Media, Medium, laid_out
 from .fixed import incomplete
@@ -57,35 +59,55 @@ class Qwen25VL:
         return Prepared(found.ids, found.views, found.slots, positions(len(found.ids), spans))
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is seen of a video: which frames of `clip` at `rate` a second, each of `least` to `most` pixels."""
+
+    clip: Clip
+    chosen: list[int]
+    rate: float
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, video: Video, info: VideoInfo, grid: Grid) -> Seen:
+        """Frames at the model's rate, in groups, all of one size; the more there are, the smaller. As
+        `Qwen2VLVideoProcessor` with `cap_pixels_per_frame`, which is how the model's authors read videos.
+
+        Raises ImageError for a video without a rate.
+        """
+        group, clip = grid.temporal_patch_size, open_video(video)
+        if clip.fps is None:
+            raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
+        wanted = video.sample_fps or info.fps
+        chosen = sampled(clip.count, clip.fps, wanted, info.min_frames, info.max_frames, group)
+        share = info.max_rows * grid.unit_pixels * group // len(chosen)
+        most = max(min(info.max_pixels, share), int(info.min_pixels * 1.05))
+        return cls(clip, chosen, len(chosen) / clip.count * clip.fps, info.min_pixels, most)
+
+    def read(self, group: int) -> list[Image.Image]:
+        """The frames, the last one again until their number is a multiple of `group`."""
+        frames = self.clip.read(self.chosen)
+        return frames + frames[-1:] * (-len(frames) % group)
+
+
 def video_view(video: Video, settings: ImageInfo) -> View:
-    """A video: frames sampled at the model's rate, in pairs, all of one size; the more there are, the smaller. As
-    `Qwen2VLVideoProcessor` with `cap_pixels_per_frame`, which is how the model's authors read videos."""
-    info = settings.video
-    if info is None:
+    """A video: see `Seen`; a row for every unit of the patches of each group of frames."""
+    if settings.video is None:
         raise ImageError("this bundle reads pictures only: build it again to give videos")
     grid = settings_of(settings)[0]
-    group = grid.temporal_patch_size
-    clip = open_video(video)
-    if clip.fps is None:
-        raise ImageError(f"{clip.name}: nobody knows its rate; give Video(frames, fps=...) (--video-fps)")
-    chosen = sampled(
-        clip.count, clip.fps, video.sample_fps or info.fps, info.min_frames, info.max_frames, group
-    )
-    first = clip.read(chosen[:1])[0]
-    share = info.max_rows * grid.unit_pixels * group // len(chosen)
-    most = max(min(info.max_pixels, share), int(info.min_pixels * 1.05))
-    size = fitted(first.height, first.width, grid.unit_size, info.min_pixels, most)
+    group, seen = grid.temporal_patch_size, Seen.of(video, settings.video, grid)
+    first = seen.clip.read(seen.chosen[:1])[0]
+    size = fitted(first.height, first.width, grid.unit_size, seen.least, seen.most)
     down, across = (side // grid.unit_size for side in size)
-    steps = -(-len(chosen) // group)
+    steps = -(-len(seen.chosen) // group)
 
     def read() -> tuple[dict[str, np.ndarray], ...]:
-        frames = [resized(frame, size, settings) for frame in clip.read(chosen)]
-        frames += frames[-1:] * (steps * group - len(frames))
-        pairs = (np.concatenate(frames[at : at + group]) for at in range(0, len(frames), group))
-        return tuple(windows(patchified(pair, grid), down, across, grid) for pair in pairs)
+        frames = [resized(frame, size, settings) for frame in seen.read(group)]
+        groups = (np.concatenate(frames[at : at + group]) for at in range(0, len(frames), group))
+        return tuple(windows(patchified(each, grid), down, across, grid) for each in groups)
 
-    seen = len(chosen) / clip.count * clip.fps
-    layout = (steps, down, across, info.tokens_per_second * (group / seen))
+    layout = (steps, down, across, settings.video.tokens_per_second * (group / seen.rate))
     return View("video", steps * down * across, read, layout, frames=steps)
 
 

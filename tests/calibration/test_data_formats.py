@@ -545,8 +545,10 @@ def test_targets_read_conversations_and_frames(kind: str, tmp_path: Path):
     assert len(second.input_ids) > len(first.input_ids)
     answers = target.generate([alone, behind], 4)
     assert [target.generate([record], 4)[0] for record in (alone, behind)] == answers
-    with pytest.raises(InputError, match=r"record k is a video.*frames=N"):
-        target.prompt(Record("k", "x", ImageRef(video=str(frames(tmp_path / "film")))))
+    frames(tmp_path / "film")
+    if kind != "qwen2.5-vl":
+        with pytest.raises(InputError, match=r"record k is a video.*does not read.*frames=N"):
+            target.prompt(Record("k", "x", ImageRef(video=str(tmp_path / "film"))))
     if kind != "blip2-t5":
         several = Record("k", "the cup", ImageRef(video=str(tmp_path / "film"), frames=3))
         assert len(target.prompt(several).input_ids) > len(first.input_ids)

@@ -703,15 +703,25 @@ def test_drafts_of_a_model_that_reads_pictures_among_its_rows(folder, tmp_path, 
     monkeypatch.setattr(tiny_drafts, "LONGEST", 12)
     monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
     work, out = tmp_path / "work", tmp_path / "drafts"
-    workshop = tiny_drafts.prepare(str(folder), work, captions=4, heldout=2)
-    assert len(workshop.answers.train) == 4 + 4
-    assert sorted(tiny_drafts.make_imitation(workshop, work, out, 2)) == ["n3", "n6"]
-    assert sorted(tiny_drafts.make_heads(workshop, work, out, 2)) == ["medusa"]
-    assert sorted(tiny_drafts.make_layers(workshop, work, out, 4, 4)) == ["eagle", "vispec"]
-    for name in ("eagle", "vispec"):
+    assert len(tiny_drafts.prepare(str(folder), work, captions=4, heldout=2).answers.train) == 4 + 4
+    forms = Qwen25VL.forms()
+    assert forms == ("scenes", "scenes-questions", "films", "films-questions", "pairs-questions")
+    workshop = tiny_drafts.prepare(str(folder), work, captions=4, heldout=2, forms=forms)
+    assert len(workshop.answers.train) == 5 * 4 and len(workshop.answers.validation) == 2 * 4
+    made = tiny_drafts.make_imitation(workshop, work, out, 2)
+    made += tiny_drafts.make_heads(workshop, work, out, 2)
+    made += tiny_drafts.make_layers(workshop, work, out, 4, 4)
+    told = tiny_drafts.measure(workshop, made)
+    assert list(told) == ["n3", "n6", "medusa", "eagle", "vispec"]
+    for name, figures in told.items():
         draft = open_draft(out / name)
-        assert draft.name == name and draft.evaluation["heldout"]["data"] == "scenes:heldout:2"
-        assert draft.evaluation["heldout"]["tokens"] > 0
+        assert draft.evaluation["heldout"] == figures and len(draft.evaluation) > 1
+        assert figures["data"] == " + ".join(f"{form}:heldout:2" for form in forms)
+        assert list(figures["parts"]) == list(forms)
+        assert figures["tokens"] == sum(part["tokens"] for part in figures["parts"].values()) > 20
+        alphas = [part["alpha"] for part in figures["parts"].values()]
+        assert min(alphas) <= figures["alpha"] <= max(alphas)
+        assert ("early_exit" in figures) == (name in ("n3", "n6"))
     stage = json.loads((out / "vispec" / "draft.json").read_text())["provenance"]["options"]
     assert stage["stage"] == 2 and stage["start_from"].endswith(
         tiny_drafts.run_name("vispec", workshop.target) + "-stage-1"

@@ -189,11 +189,12 @@ def test_drafts_of_a_captioner_learn_from_captions_only(folder, tmp_path, monkey
     assert {line["prompt"] for line in told} == {""}
     assert len(told) == 4 + 4 + 2
     made = tiny_drafts.make_imitation(workshop, tmp_path / "work", tmp_path / "drafts", 2)
-    made |= tiny_drafts.make_heads(workshop, tmp_path / "work", tmp_path / "drafts", 2)
-    assert sorted(made) == ["medusa", "n3", "n6"]
-    stored = json.loads((tmp_path / "drafts" / "n3" / "draft.json").read_text())
-    assert stored["evaluation"]["heldout"]["data"] == "scenes-captions:heldout:2"
-    assert np.isfinite(stored["evaluation"]["heldout"]["alpha"])
+    made += tiny_drafts.make_heads(workshop, tmp_path / "work", tmp_path / "drafts", 2)
+    assert [place.name for place in made] == ["n3", "n6", "medusa"]
+    told = tiny_drafts.measure(workshop, made)
+    stored = json.loads((tmp_path / "drafts" / "n3" / "draft.json").read_text())["evaluation"]["heldout"]
+    assert stored == told["n3"] and stored["data"] == "scenes-captions:heldout:2" and "parts" not in stored
+    assert np.isfinite(stored["alpha"])
     heads = open_draft(tmp_path / "drafts" / "medusa")
     assert heads.name == "medusa" and len(heads.evaluation["hits"]) == 4 and "heldout" in heads.evaluation
 

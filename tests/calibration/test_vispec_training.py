@@ -67,8 +67,8 @@ def test_pictures_are_what_enters_the_decoder(kind: str, tmp_path: Path) -> None
         ids = target.prompt(record).input_ids
         (picture,) = texts.pictures[b]
         start, rows = picture
-        assert len(rows) == ids.count(target.family.image_token_id) > 1
-        torch.testing.assert_close(rows, entered[0][b, start : start + len(rows)])
+        assert rows.shape[:2] == (1, ids.count(target.family.image_token_id)) and rows.shape[1] > 1
+        torch.testing.assert_close(rows[0], entered[0][b, start : start + rows.shape[1]])
     assert len({rows.sum().item() for ((_, rows),) in texts.pictures}) == 3, "each has its own"
 
 
@@ -79,7 +79,7 @@ def test_what_a_layer_sees_of_pictures() -> None:
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(2, 12, 8, generator=generator)
     rows = [torch.randn(count, 8, generator=generator) for count in (5, 3, 2)]
-    pictures = [[(2, rows[0]), (9, rows[1])], [(0, rows[2])]]
+    pictures = [[(2, rows[0][None]), (9, rows[1][None])], [(0, rows[2][None])]]
     places = torch.zeros(2, 12, dtype=torch.long)
     sight = sight_of(network, Texts(hidden, hidden, places, places.bool(), pictures))
     made = [network.imadpt(each) for each in rows]
@@ -108,7 +108,7 @@ def test_hidden_pairs_are_left_out() -> None:
     hidden, embedded = torch.randn(2, 1, 10, 8, generator=generator)
     rows = torch.randn(5, 8, generator=generator)
     places = torch.zeros(1, 10, dtype=torch.long)
-    texts = Texts(hidden, embedded, places, places.bool(), [[(2, rows)]])
+    texts = Texts(hidden, embedded, places, places.bool(), [[(2, rows[None])]])
     (found,) = drafting(network, texts, hidden, 1)
     kept = torch.tensor([0, 4, 5, 6, 7, 8, 9])
     visual = torch.cat([torch.zeros(1, 8), network.imadpt(rows)[[0, 1, 2, 2, 2, 2]]])

@@ -4,8 +4,9 @@ Medusa heads, and layers of EAGLE and of ViSpec for a decoder that reads picture
     python -m vlmexport.calibration.workshop.recipes.tiny_drafts --model tiny-blip2-flant5 --work WORK --out DRAFTS
 
 WORK receives the target's own answers, the cached rows and the runs; everything in it is reused, so an
-interrupted recipe continues. DRAFTS receives a folder a draft, ``n3``, ``medusa``, ``vispec`` (fp16). A model that takes no prompt
-learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK. For a model with a vocabulary of real texts, in which
+interrupted recipe continues. DRAFTS receives a folder a draft, ``n3``, ``medusa``, ``vispec`` (fp16). They learn from, and
+are measured on, all that the model is asked for: captions and answers, of one that reads films and pairs of pictures these too
+(``--forms``). A model that takes no prompt learns from captions only. ``benchmarks/papers_fastvlm_table1.py`` uses the same WORK. For a model with a vocabulary of real texts, in which
 heads and rows of logits are large, ``--kinds imitation --batch-size 8`` makes the networks alone.
 """
 
@@ -13,19 +14,23 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
+from ....exporter.checkpoint import open_checkpoint
 from ....exporter.drafts import open_draft
+from ....exporter.drafts.imitation import ImitationDraft
 from ....exporter.drafts.trained import TrainedDraft
 from ....exporter.drafts.vispec import check_family
 from ....runtime.errors import ExportError
 from ....runtime.measure.machine import cores
+from ....runtime.speculate.stats import Stats
 from ...data import RecordSet, load_records
+from ...data.scenes import FORMS, TASKS
 from ...evaluation.acceptance import Acceptance
 from ...evaluation.run import evaluate_drafts
 from ...generation.answers import GenerationOptions
@@ -59,37 +64,42 @@ def prepare(
     heldout: int = HELDOUT,
     device: str = "auto",
     batch: int = BATCH,
+    forms: Sequence[str] | None = None,
 ) -> Workshop:
-    """Lets the target answer training, validation and held-out scenes, and caches its rows."""
+    """Lets the target answer training, validation and held-out scenes, and caches its rows.
+
+    `forms` are what it is asked for (`Captioner.forms`), by default what is about single pictures. Drafts are chosen by
+    descriptions, in which nearly all tokens are.
+    """
     target = load_target(model, device)
     kind = captioner_of(target.checkpoint.architecture)
     captioned = kind.captions_form()
+    asked = [form for form in kind.forms() if form.startswith("scenes")] if forms is None else list(forms)
+    described = [form for form in asked if TASKS[form] == "captions"]
     layers = draft_layers(target)
     place = work / target.fingerprint.removeprefix("sha256:")[:12]
-    sets = {
-        "captions": f"{captioned}:train:{captions}:offset={TOLD}",
-        "questions": f"scenes-questions:train:{min(QUESTIONS, captions)}:offset={TOLD}",
-        "validation": f"{captioned}:validation:{min(VALIDATION, captions)}",
-        "heldout": f"{captioned}:heldout:{heldout}",
-    }
-    if not kind.asks:
-        del sets["questions"]
-    told = {}
     answers = open_answers(model, "auto", device, None, LONGEST, None, None, print)
-    for name, data in sets.items():
-        generate_data(answers, load_records(data), place / name, GenerationOptions(LONGEST))
-        told[name] = load_records(str(place / name))
-    learned = [name for name in ("captions", "questions") if name in told]
-    train = RecordSet(
-        "+".join(learned), [r for name in learned for r in told[name]], [], told["captions"].generated_by
-    )
+
+    def told(form: str, part: str, count: int, offset: int = 0) -> RecordSet:
+        folder = place / f"{part}-{form}"
+        data = f"{form}:{part}:{count}" + (f":offset={offset}" if offset else "")
+        generate_data(answers, load_records(data), folder, GenerationOptions(LONGEST))
+        return replace(load_records(str(folder)), name=data)
+
+    train = {
+        form: told(form, "train", captions if form in described else min(QUESTIONS, captions), TOLD)
+        for form in asked
+    }
+    chosen = [told(form, "validation", min(VALIDATION, captions)) for form in described]
+    held = {form: told(form, "heldout", heldout) for form in asked}
+    together, validation = joined(list(train.values())), joined(chosen)
     # Names of folders are no part of the identity, only keys, prompts, pictures and tokens are.
     stores = {
         name: build_cache(target, records, layers, work / "features", dtype)
         for name, records, dtype in (
-            ("train", train, "float16"),
-            ("validation", told["validation"], "float16"),
-            ("heldout", told["heldout"], "float32"),
+            ("train", together, "float16"),
+            ("validation", validation, "float16"),
+            ("heldout", held[captioned], "float32"),
         )
     }
     features = {
@@ -98,54 +108,45 @@ def prepare(
     return Workshop(
         target,
         features,
-        train.identity() + told["validation"].identity(),
+        together.identity() + validation.identity(),
         batch,
-        heldout_data=sets["heldout"],
-        answers=Answers(train, told["captions"], told["validation"], told["heldout"]),
+        answers=Answers(together, train[captioned], validation, held[captioned], held),
     )
 
 
-def make_imitation(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -> dict[str, Acceptance]:
-    """Trains a network for every layer that was prepared, measures each as stored, and writes it to ``out/nN``; returns what
-    was measured, by folder."""
-    found = {}
+def joined(sets: Sequence[RecordSet]) -> RecordSet:
+    """The answers of one target, one after the other."""
+    name, records = " + ".join(one.name for one in sets), [record for one in sets for record in one]
+    return RecordSet(name, records, [], sets[0].generated_by)
+
+
+def make_imitation(workshop: Workshop, work: Path, out: Path, steps: int = STEPS) -> list[Path]:
+    """Trains a network for every layer that was prepared, and writes it to ``out/nN``; gives these folders."""
+    made = []
     for layer in workshop.features:
         run = work / "runs" / run_name(f"n{layer}", workshop.target)
         draft = workshop.train(ImitationOptions(layer), LoopOptions(steps, workshop.batch), run)
-        found[f"n{layer}"] = _store(
-            draft, out / f"n{layer}", workshop, lambda d, n=layer: workshop.heldout(n, d.network)
-        )
-    return found
+        made.append(_store(draft, out / f"n{layer}"))
+    return made
 
 
-def make_heads(workshop: Workshop, work: Path, out: Path, steps: int = HEAD_STEPS) -> dict[str, Acceptance]:
-    """Trains Medusa heads, measures them as stored, and writes them to ``out/medusa``."""
+def make_heads(workshop: Workshop, work: Path, out: Path, steps: int = HEAD_STEPS) -> list[Path]:
+    """Trains Medusa heads, and writes them to ``out/medusa``."""
     run = work / "runs" / run_name("medusa", workshop.target)
-    heads = workshop.train(HEADS, LoopOptions(steps, workshop.batch), run)
-    return {"medusa": _store(heads, out / "medusa", workshop, workshop.heldout_heads)}
+    return [_store(workshop.train(HEADS, LoopOptions(steps, workshop.batch), run), out / "medusa")]
 
 
 def make_layers(
     workshop: Workshop, work: Path, out: Path, steps: int = LAYER_STEPS, batch: int = LAYER_BATCH
-) -> dict[str, Acceptance]:
+) -> list[Path]:
     """Trains a layer of EAGLE and one of ViSpec, this one in its two stages of half the steps each, for a decoder that
-    reads pictures among its rows (none for another), measures each as stored, and writes them to ``out/eagle`` and
-    ``out/vispec``."""
+    reads pictures among its rows (none for another), and writes them to ``out/eagle`` and ``out/vispec``."""
     target = workshop.target
     try:
         check_family(target.family)
     except ExportError:
-        return {}
-
-    def measured(name: str) -> Callable[[TrainedDraft], Acceptance]:
-        def measure(_: TrainedDraft) -> Acceptance:
-            folder = str(out / name)
-            (found,) = evaluate_drafts(target, answers.heldout, [folder], DRAFT_LENGTH, report=print).values()
-            return found
-
-        return measure
-
-    found = {}
+        return []
+    made = []
     answers = whole_answers(workshop)
     texts = answers.train, answers.validation
     for kind in LAYERS:
@@ -154,29 +155,61 @@ def make_layers(
         train_in_stages(options_of(kind).of({}), loop, target, texts, run, work / "features")
         draft = open_draft(run)
         assert isinstance(draft, TrainedDraft)
-        found[kind] = _store(draft, out / kind, workshop, measured(kind))
-    return found
+        made.append(_store(draft, out / kind))
+    return made
 
 
-D = TypeVar("D", bound=TrainedDraft)
-
-
-def _store(draft: D, folder: Path, workshop: Workshop, measure: Callable[[D], Acceptance]) -> Acceptance:
-    """Writes the draft in fp16 with what `measure` finds of it as it is stored."""
+def _store(draft: TrainedDraft, folder: Path) -> Path:
+    """Writes the draft in fp16."""
     shutil.rmtree(folder, ignore_errors=True)
     draft.save(folder, torch.float16)
-    stored = type(draft).load(folder)
-    result = measure(stored)
-    short = {
-        "data": workshop.heldout_data,
-        "draft_length": result.draft_length,
-        "alpha": round(result.alpha, 5),
-        "tau": round(result.tau, 4),
-        "overlap": round(result.overlap, 5),
-        "tokens": result.tokens,
+    return folder
+
+
+def measure(workshop: Workshop, folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Measures drafts as they are stored on all that is held out, and writes what it finds into their ``draft.json``: the
+    figures over everything and, where there are several, those of each form; beside those of an imitation network alpha of
+    the bare exit. Returns it, by folder."""
+    drafts = [open_draft(folder) for folder in folders]
+    bare = {d.layer: f"early-exit@{d.layer}" for d in drafts if isinstance(d, ImitationDraft)}
+    names = [*map(str, folders), *bare.values()]
+    held = whole_answers(workshop).forms
+    found: dict[str, dict[str, Acceptance]] = {
+        form: evaluate_drafts(workshop.target, records, names, DRAFT_LENGTH, report=print)
+        for form, records in held.items()
     }
-    replace(stored, evaluation=draft.evaluation | {"heldout": short}).save(folder, torch.float16)
-    return result
+
+    def of(name: str) -> dict[str, Any]:
+        parts = {form: by_draft[name] for form, by_draft in found.items()}
+        each = {form: figures([result]) for form, result in parts.items()}
+        return figures(list(parts.values())) | ({"parts": each} if len(each) > 1 else {})
+
+    told = {}
+    for folder, draft in zip(folders, drafts, strict=True):
+        assert isinstance(draft, TrainedDraft)
+        told[folder.name] = {"data": joined(list(held.values())).name, **of(str(folder))}
+        if isinstance(draft, ImitationDraft):
+            told[folder.name]["early_exit"] = of(bare[draft.layer])
+        evaluation = draft.evaluation | {"heldout": told[folder.name]}
+        replace(draft, evaluation=evaluation).save(folder, torch.float16)
+    return told
+
+
+def figures(parts: Sequence[Acceptance]) -> dict[str, Any]:
+    """What a draft reaches over several sets of answers."""
+    tokens = sum(part.tokens for part in parts)
+    total = Stats(
+        accepted=sum(part.accepted for part in parts),
+        evaluated=sum(part.evaluated for part in parts),
+        cycles=sum(part.cycles for part in parts),
+    )
+    return {
+        "draft_length": parts[0].draft_length,
+        "alpha": round(total.alpha or 0.0, 5),
+        "tau": round(total.tau, 4),
+        "overlap": round(sum(part.overlap * part.tokens for part in parts) / max(1, tokens), 5),
+        "tokens": tokens,
+    }
 
 
 def run_name(draft: str, target: Target) -> str:
@@ -200,6 +233,12 @@ def main() -> None:
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=KINDS, help="default: all that suit the model"
     )
+    parser.add_argument(
+        "--forms",
+        nargs="+",
+        choices=list(FORMS),
+        help="what drafts learn and are measured on, as --data calls it; default: all that the model answers",
+    )
     parser.add_argument("--batch-size", type=int, default=BATCH, help="records a step, of networks and heads")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
@@ -209,20 +248,21 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     workshop = prepare(
-        options.model, options.work, options.captions, options.heldout, options.device, options.batch_size
-    )
-    found = {}
+        options.model, options.work, options.captions, options.heldout, options.device, options.batch_size,
+        options.forms or captioner_of(open_checkpoint(options.model).architecture).forms(),
+    )  # fmt: skip
+    made: list[Path] = []
     for kind, make, steps in (
         ("imitation", make_imitation, options.steps),
         ("medusa", make_heads, options.head_steps),
         ("layers", make_layers, options.layer_steps),
     ):
         if kind in options.kinds:
-            found |= make(workshop, options.work, options.out, steps)
-    for name, result in found.items():
+            made += make(workshop, options.work, options.out, steps)
+    for name, told in measure(workshop, made).items():
         print(
-            f"{name}: alpha {result.alpha:.4f}, tau {result.tau:.3f} at d={result.draft_length}, "
-            f"Σmin(p,q) {result.overlap:.4f} on {result.tokens} held-out tokens"
+            f"{name}: alpha {told['alpha']:.4f}, tau {told['tau']:.3f} at d={told['draft_length']}, "
+            f"Σmin(p,q) {told['overlap']:.4f} on {told['tokens']} held-out tokens"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,18 +44,20 @@ class Features:
 
 @dataclass(frozen=True)
 class Answers:
-    """A target's own answers, whole texts; `captions` are those of `train` that describe a scene."""
+    """A target's own answers, whole texts; `captions` are those of `train` that describe a scene, `heldout` such ones, and
+    `forms` all that is held out, by what was asked for."""
 
     train: RecordSet
     captions: RecordSet
     validation: RecordSet
     heldout: RecordSet
+    forms: Mapping[str, RecordSet]
 
 
 @dataclass
 class Workshop:
     """A target with cached rows of its own answers. `batch`: records per step; `lr`: the learning rate that suits it;
-    `heldout_data`: how `--data` names what is held out, where it can; `answers`: what the rows are of, for drafts that learn
+    `answers`: what the rows are of, for drafts that learn
     from whole texts."""
 
     target: Target
@@ -62,7 +65,6 @@ class Workshop:
     data: str
     batch: int = 64
     lr: float = 1e-3
-    heldout_data: str = ""
     answers: Answers | None = None
 
     @overload

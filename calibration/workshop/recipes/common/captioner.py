@@ -116,6 +116,11 @@ class Captioner(ABC):
         beginning of a caption."""
         return "scenes-captions" if cls.prompt is None else "scenes"
 
+    @classmethod
+    def forms(cls) -> tuple[str, ...]:
+        """All that it is asked for, by what `--data` calls it; captions first."""
+        return (cls.captions_form(), *(("scenes-questions",) if cls.asks else ()))
+
     def caption_prompt(self) -> list[int]:
         """Ids of what asks for a caption; none where nothing does."""
         return [] if self.prompt is None else self.prompt_ids(self.prompt)

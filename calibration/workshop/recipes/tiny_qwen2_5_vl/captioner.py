@@ -46,6 +46,11 @@ class Qwen25VL(InsideCaptioner):
         other.media = media
         return other
 
+    @classmethod
+    def forms(cls) -> tuple[str, ...]:
+        """See `Captioner`."""
+        return (*super().forms(), "films", "films-questions", "pairs-questions")
+
     def further(self, seed: int, indices: Sequence[int]) -> dict[str, Any]:
         """See `Captioner`: films and pairs."""
         return evaluate_views(self, seed, indices)
