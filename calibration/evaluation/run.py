@@ -282,7 +282,7 @@ class MeasuredAttending(_OnTrunk):
 
 
 class MeasuredHeads:
-    """Medusa heads; chains of their best tokens."""
+    """Medusa heads; chains of their best tokens, no longer than there are heads."""
 
     def __init__(self, target: Target, draft: MedusaDraft, draft_length: int) -> None:
         self.layer, self._target, self._network = (
@@ -292,7 +292,8 @@ class MeasuredHeads:
         )
         self.name = draft.name
         self.layers: float = 0
-        self._count = HeadCount(draft_length, target.eos_token_ids)
+        length = min(draft_length, draft.network.config.heads)
+        self._count = HeadCount(length, target.eos_token_ids)
         self.result, self.whole = self._count.result, self._count.whole
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,14 @@ pytest.importorskip("transformers")
 
 from PIL import Image
 from transformers import AutoImageProcessor
-from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.workshop.recipes.common.captioner import Captioner
+from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST, Captioner
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
 from vlmexport.calibration.workshop.recipes.common.evaluation import musts
 from vlmexport.calibration.workshop.recipes.models import captioner_of, open_captioner
-from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers
+from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers, joined
 from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
 from vlmexport.calibration.workshop.scenes.dataset import model_picture
 from vlmexport.exporter.checkpoint.aliases import ALIASES, Alias, find_alias
@@ -41,13 +42,12 @@ MODELS = [alias.name for alias in ALIASES if alias.bundled]
 LEAST = {
     "tiny-blip2-flant5": (0.85, 0.91),
     "tiny-vit-gpt2": (0.88, 0.95),
-    "tiny-qwen2.5-vl": (0.92, 0.96),
+    "tiny-qwen2.5-vl": (0.88, 0.93),
 }
 """Alpha that the drafts of a model are known to reach; of another one, what a test bed needs."""
-CEILING = 0.90
-"""Of the draft at a quarter of the layers: what the test bed asks for."""
-ABOVE_IT = {"tiny-qwen2.5-vl": 0.95}
-"""A model whose draft is known to pass the ceiling, which it should not (docs/tiny-models.md)."""
+SOME = 16
+FLOOR, CEILING = 0.30, 0.90
+"""Of the early exit after a quarter of the layers, and of the draft there: what the test bed asks for."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -87,6 +87,11 @@ def imitations(alias: Alias) -> list[Path]:
     """Its imitation drafts, a folder a layer."""
     found = alias.draft_folders()
     return [f for f in found if json.loads((f / "draft.json").read_text())["kind"] == "imitation"]
+
+
+def heldout(folder: Path) -> dict[str, Any]:
+    """What a draft reaches on what is held out, as it states it."""
+    return json.loads((folder / "draft.json").read_text())["evaluation"]["heldout"]
 
 
 def test_the_folder_is_small_and_plain(folder: Path):
@@ -141,52 +146,51 @@ def test_every_quarter_and_half_has_a_draft_for_these_weights(alias: Alias, targ
         assert sum(f.stat().st_size for f in folder.iterdir()) < 200_000
 
 
-def test_heads_are_as_good_as_they_say_and_what_a_build_takes(alias: Alias, target: Target):
+def test_heads_fit_these_weights_and_are_what_a_build_takes(alias: Alias, target: Target):
     (folder,) = heads(alias)
     draft = MedusaDraft.load(folder)
     assert draft.target["name"] == alias.name
     draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
     assert sum(f.stat().st_size for f in folder.iterdir()) < 1_500_000
     assert draft.tree is not None and len(draft.tree) == 63
-    stated = draft.evaluation["heldout"]["alpha"]
-    assert stated >= 0.5
-    prompt = captioner_of(target.checkpoint.architecture).prompt
-    records = load_records(f"{'scenes-captions' if prompt is None else 'scenes'}:heldout:1024")[-24:]
-    (result,) = evaluate_drafts(target, RecordSet("some", records), [str(folder)]).values()
-    assert result.alpha >= stated - 0.05 and result.evaluated > 1000
+    assert draft.evaluation["heldout"]["alpha"] >= 0.5
     chosen = select_drafts(alias.name, alias, [], None, target.num_layers)
     assert chosen.default is not None and chosen.default.name == "medusa"
 
 
-def test_layers_are_as_good_as_they_say(alias: Alias, target: Target):
+def test_layers_fit_these_weights(alias: Alias, target: Target):
     """Of EAGLE and of ViSpec, for a decoder that reads pictures among its rows."""
     names = {"eagle", "vispec"} if alias.name == "tiny-qwen2.5-vl" else set()
     folders = {f.name: f for f in alias.draft_folders() if f.name in ("eagle", "vispec")}
     assert set(folders) == names
-    records = load_records("scenes:heldout:1024")[-24:]
-    found = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in folders.values()])
     for name, folder in folders.items():
         draft = open_draft(folder)
         assert isinstance(draft, LayerDraft) and draft.kind == name
         draft.check_target(target.name, target.fingerprint, target.num_layers, target.hidden_size)
         assert sum(f.stat().st_size for f in folder.iterdir()) < 700_000
-        stated = draft.evaluation["heldout"]["alpha"]
-        result = found[str(folder)]
-        assert stated >= 0.7 and result.alpha >= stated - 0.05 and result.evaluated > 1000
+        assert draft.evaluation["heldout"]["alpha"] >= 0.7
 
 
-def test_drafts_leave_room_and_are_as_good_as_they_say(alias: Alias, target: Target):
-    """What draft.json states holds on a fresh sample, within what 24 captions can say."""
-    prompt = captioner_of(target.checkpoint.architecture).prompt
-    records = load_records(f"{'scenes-captions' if prompt is None else 'scenes'}:heldout:1024")[-24:]
-    drafts = imitations(alias)
-    stated = [ImitationDraft.load(folder).evaluation["heldout"]["alpha"] for folder in drafts]
-    early = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())["early_exit"]["layers"]
-    exits = [early[str(layer)]["alpha"] for layer in draft_layers(target)]
-    assert exits[0] + 0.15 <= stated[0] <= ABOVE_IT.get(alias.name, CEILING)
+def test_imitation_drafts_leave_room(alias: Alias, target: Target):
+    stated = [m["alpha"] for m in map(heldout, imitations(alias))]
+    exits = [m["early_exit"]["alpha"] for m in map(heldout, imitations(alias))]
+    assert exits[0] >= FLOOR and exits[0] + 0.15 <= stated[0] <= CEILING
     assert stated[0] + 0.02 <= stated[1]
     assert all(s >= low for s, low in zip(stated, LEAST.get(alias.name, exits), strict=True))
-    results = evaluate_drafts(target, RecordSet("some", records), [str(f) for f in drafts])
-    for result, alpha in zip(results.values(), stated, strict=True):
-        assert result.alpha >= alpha - 0.05
-        assert result.evaluated > 1000
+
+
+def test_drafts_are_as_good_as_they_say(alias: Alias, target: Target):
+    """What every draft.json states of all that the model answers, and of the bare exits, holds on other requests, within what
+    so few can say."""
+    folders = alias.draft_folders()
+    asked = captioner_of(target.checkpoint.architecture).forms()
+    for folder in folders:
+        assert heldout(folder)["data"] == " + ".join(f"{form}:heldout:1000" for form in asked)
+    stated = {str(folder): heldout(folder)["alpha"] for folder in folders}
+    for layer, folder in zip(draft_layers(target), imitations(alias), strict=True):
+        stated[f"early-exit@{layer}"] = heldout(folder)["early_exit"]["alpha"]
+    others = joined([load_records(f"{form}:heldout:{SOME}:offset=1000") for form in asked])
+    found = evaluate_drafts(target, others, list(stated), max_new_tokens=LONGEST)
+    for name, alpha in stated.items():
+        assert abs(found[name].alpha - alpha) <= 0.05, name
+        assert found[name].evaluated > 1000

@@ -182,6 +182,9 @@ def test_drafts_of_a_captioner_learn_from_captions_only(folder, tmp_path, monkey
     monkeypatch.setattr(tiny_drafts, "GenerationOptions", lambda longest: GenerationOptions(12))
     monkeypatch.setattr(tiny_drafts, "LONGEST", 12)
     monkeypatch.setenv("VLMEXPORT_CACHE", str(tmp_path / "cache"))
+    for forms in (["films"], ["scenes-captions", "scenes-questions"]):
+        with pytest.raises(OptionError, match="needs scenes-captions, and answers scenes-captions"):
+            tiny_drafts.prepare(str(folder), tmp_path / "work", forms=forms)
     workshop = tiny_drafts.prepare(str(folder), tmp_path / "work", captions=4, heldout=2)
     assert sorted(workshop.features) == [3, 6]
     shards = sorted((tmp_path / "work").rglob("shard-*.jsonl"))

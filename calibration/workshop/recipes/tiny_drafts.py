@@ -26,7 +26,7 @@ from ....exporter.drafts import open_draft
 from ....exporter.drafts.imitation import ImitationDraft
 from ....exporter.drafts.trained import TrainedDraft
 from ....exporter.drafts.vispec import check_family
-from ....runtime.errors import ExportError
+from ....runtime.errors import ExportError, OptionError
 from ....runtime.measure.machine import cores
 from ....runtime.speculate.stats import Stats
 from ...data import RecordSet, load_records
@@ -70,11 +70,17 @@ def prepare(
 
     `forms` are what it is asked for (`Captioner.forms`), by default what is about single pictures. Drafts are chosen by
     descriptions, in which nearly all tokens are.
+
+    Raises OptionError for forms without captions, or ones that the target does not answer.
     """
     target = load_target(model, device)
     kind = captioner_of(target.checkpoint.architecture)
     captioned = kind.captions_form()
     asked = [form for form in kind.forms() if form.startswith("scenes")] if forms is None else list(forms)
+    if captioned not in asked or not set(asked) <= set(kind.forms()):
+        raise OptionError(
+            f"--forms {' '.join(asked)}: {target.name} needs {captioned}, and answers {', '.join(kind.forms())}"
+        )
     described = [form for form in asked if TASKS[form] == "captions"]
     layers = draft_layers(target)
     place = work / target.fingerprint.removeprefix("sha256:")[:12]
