@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST, Captioner
-from vlmexport.calibration.workshop.recipes.common.checks import Checks
+from vlmexport.calibration.workshop.recipes.common.checks import Checks, described
+from vlmexport.calibration.workshop.recipes.common.drafts import exits, measure_drafts
 from vlmexport.calibration.workshop.recipes.common.evaluation import musts
+from vlmexport.calibration.workshop.recipes.evaluate import imitation_drafts, shipped
 from vlmexport.calibration.workshop.recipes.models import captioner_of, open_captioner
 from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers, joined
 from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
@@ -129,6 +132,43 @@ def test_the_stored_evaluation_is_of_this_file_and_meets_every_must(
     assert set(found["musts"]) == set(musts(captioner))
     assert all(must["met"] for must in found["musts"].values()), found["musts"]
     assert found["sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_stored_evaluation_knows_the_drafts_that_ship(alias: Alias, captioner: Captioner):
+    """By part of the text and by position, and on captions what each draft.json says."""
+    found = json.loads((RESULTS / f"{alias.name}-eval.json").read_text())
+    folders = imitations(alias)
+    assert list(found["drafts"]) == [*exits(captioner), *(f.name for f in folders)]
+    for folder in folders:
+        told, stated = found["drafts"][folder.name], heldout(folder)
+        on_captions = stated.get("parts", {captioner.captions_form(): stated})[captioner.captions_form()]
+        bare = found["drafts"][f"early-exit@{told['layer']}"]
+        assert told["fingerprint"] == ImitationDraft.load(folder).fingerprint
+        assert told["tokens"] == on_captions["tokens"]
+        assert told["alpha"] == pytest.approx(on_captions["alpha"], abs=1e-4)
+        for by in ("agreement_by_part", "agreement_by_span"):
+            assert all(told[by][name] > bare[by][name] for name in bare[by])
+        assert told["agreement_by_part"]["fact"] == min(told["agreement_by_part"].values())
+
+
+def test_a_recipe_and_eval_measure_the_same(
+    alias: Alias, folder: Path, captioner: Captioner, checks: Checks, target: Target
+):
+    """Rows of the captioner and rows of the target, its exits and networks, on the same captions."""
+    ids = described(captioner, checks.rows[:SOME], checks.prompt)
+    folders = shipped(folder)
+    assert folders == imitations(alias)
+    drafts = {**exits(captioner), **imitation_drafts(folders, folder, captioner)}
+    mine = measure_drafts(captioner, checks.rows[:SOME], checks.prompt, ids, drafts).drafts
+    asked = load_records(f"{captioner.captions_form()}:heldout:{SOME}")
+    told = replace(asked, records=[replace(r, tokens=tuple(t)) for r, t in zip(asked, ids, strict=True)])
+    names = {name: name for name in exits(captioner)} | {f.name: str(f) for f in folders}
+    theirs = evaluate_drafts(target, told, list(names.values()), max_new_tokens=LONGEST)
+    for name, other in names.items():
+        a, b = mine[name].acceptance, theirs[other]
+        assert (a.tokens, len(a.by_position)) == (b.tokens, len(b.by_position)), name
+        assert a.alpha == pytest.approx(b.alpha, abs=0.002), name  # sums of another order, at near-ties
+        assert a.overlap == pytest.approx(b.overlap, abs=1e-4), name
 
 
 def test_training_pictures_equal_the_processors(folder: Path, captioner: Captioner):

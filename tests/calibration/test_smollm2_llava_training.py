@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import masking_utils
 from vlmexport.calibration.workshop.recipes.common.batches import Batches
 from vlmexport.calibration.workshop.recipes.common.captioner import cross_entropy, padded
-from vlmexport.calibration.workshop.recipes.common.early import token_parts
+from vlmexport.calibration.workshop.recipes.common.drafts import token_parts
 from vlmexport.calibration.workshop.recipes.common.evaluation import musts
 from vlmexport.calibration.workshop.recipes.common.labels import NONE, label_table, scene_labels
 from vlmexport.calibration.workshop.recipes.common.loop import learning
@@ -208,7 +208,7 @@ def test_exits_are_read_at_the_rows_before_the_targets(captioner):
     ids = captioner.text_ids([tell(sample_scene(0, 5)).text])
     rows, prompts = torch.randn(1, *captioner.shape), padded([captioner.caption_prompt()])
     with torch.no_grad():
-        (last,) = captioner.layer_logits(rows, prompts, padded(ids), [4])
+        last = captioner.head(captioner.layer_rows(rows, prompts, padded(ids), [4])[4])
         assert torch.allclose(last, captioner.logits(rows, prompts, padded(ids)), atol=1e-5)
     assert musts(captioner)["early_exit_1_alpha"][0] == 0.0
 

@@ -21,7 +21,7 @@ from vlmexport.calibration.workshop.recipes.common import long_run
 from vlmexport.calibration.workshop.recipes.common import rows as rows_module
 from vlmexport.calibration.workshop.recipes.common.batches import BUCKETS, Batches
 from vlmexport.calibration.workshop.recipes.common.checks import Checks
-from vlmexport.calibration.workshop.recipes.common.early import measure_early, token_parts
+from vlmexport.calibration.workshop.recipes.common.drafts import SPANS, exits, measure_drafts, token_parts
 from vlmexport.calibration.workshop.recipes.common.evaluation import facts, judged, musts
 from vlmexport.calibration.workshop.recipes.common.long_run import LongRun, recipe_folder
 from vlmexport.calibration.workshop.recipes.common.prompts import PROMPTS
@@ -35,6 +35,7 @@ from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, as
 from vlmexport.calibration.workshop.scenes.parts import parts_of
 from vlmexport.calibration.workshop.scenes.plan import split_plan
 from vlmexport.exporter.checkpoint.aliases import BUNDLED
+from vlmexport.exporter.drafts.early_exit import EarlyExit
 from vlmexport.runtime.errors import OptionError
 
 START = BUNDLED / "tiny-blip2-flant5"
@@ -239,14 +240,32 @@ def test_checks_tell_a_reader_from_a_blind_guesser(captioner, monkeypatch):
 def test_the_last_layer_is_no_early_exit(captioner):
     """The full depth agrees with itself everywhere and a quarter of a fresh stack does not."""
     checks = Checks(captioner, 0, VALIDATION[:3])
-    found = measure_early(captioner, checks.rows, checks.prompt, checks.ids, (3, 12))
-    assert found.layers[12].alpha == 1.0
-    assert set(found.agreement_by_part[12].values()) == {1.0}
-    assert found.layers[3].alpha < 0.9
-    assert found.layers[12].tokens == sum(map(len, checks.ids)) - 3
-    assert sum(found.share_of_part.values()) == pytest.approx(1.0)
-    assert all(share > 0.1 for share in found.share_of_part.values())
-    json.dumps(found.to_dict())
+    drafts = {"third": EarlyExit(3), "last": EarlyExit(12)}
+    found = measure_drafts(captioner, checks.rows, checks.prompt, checks.ids, drafts)
+    last, third = found.drafts["last"], found.drafts["third"]
+    assert last.acceptance.alpha == last.agreement.all == 1.0
+    assert {*last.agreement.by_part.values(), *last.agreement.by_span.values()} == {1.0}
+    assert last.entropy == found.entropy != third.entropy
+    assert third.acceptance.alpha < 0.9
+    assert last.acceptance.tokens == sum(map(len, checks.ids)) - 3
+    for share in (found.share_by_part, found.share_by_span):
+        assert sum(share.values()) == pytest.approx(1.0, abs=2e-4)
+        assert all(value > 0.05 for value in share.values())
+    json.dumps(third.to_dict())
+
+
+def test_spans_are_of_the_places_that_acceptance_counts(captioner):
+    checks = Checks(captioner, 0, VALIDATION[:3])
+    found = measure_drafts(captioner, checks.rows, checks.prompt, checks.ids, exits(captioner))
+    for drafted in found.drafts.values():
+        for name, places in SPANS.items():
+            within = [(share, n) for at, share, n in drafted.acceptance.by_position if at in places]
+            mean = sum(share * n for share, n in within) / sum(n for _, n in within)
+            assert drafted.agreement.by_span[name] == pytest.approx(mean, abs=1e-4)
+        parts, shares = drafted.agreement.by_part, found.share_by_part
+        assert sum(parts[name] * shares[name] for name in parts) == pytest.approx(
+            drafted.acceptance.agreement, abs=1e-3
+        )
 
 
 def test_parts_of_a_text(captioner, tokenizer):

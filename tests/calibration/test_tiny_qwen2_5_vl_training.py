@@ -293,7 +293,7 @@ def test_an_early_layer_is_read_where_the_target_is_said(captioner):
     )
     targets = padded(captioner.text_ids(["nothing at all", "yes"]))
     with torch.no_grad():
-        first, last = captioner.layer_logits(rows, prompts, targets, (3, 12))
+        first, last = map(captioner.head, captioner.layer_rows(rows, prompts, targets, (3, 12)).values())
         assert torch.allclose(last, captioner.logits(rows, prompts, targets), atol=1e-5)
     assert first.shape == last.shape == (2, targets.shape[1], len(captioner.tokenizer))
     assert not torch.allclose(first, last, atol=1e-2)
@@ -568,7 +568,7 @@ def test_a_layer_that_is_left_out_gives_what_it_gets(captioner):
     rows, prompts = torch.randn(1, *captioner.shape), padded([captioner.prompt_ids("what do you see?")])
     targets = padded(captioner.text_ids(["nothing at all"]))
     with torch.no_grad():
-        third, last = captioner.layer_logits(rows, prompts, targets, (3, 12))
+        third, last = map(captioner.head, captioner.layer_rows(rows, prompts, targets, (3, 12)).values())
         with without(captioner.layers, np.arange(12) >= 3):
             assert torch.equal(captioner.logits(rows, prompts, targets), third)
         assert torch.equal(captioner.logits(rows, prompts, targets), last)

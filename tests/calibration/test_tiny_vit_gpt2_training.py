@@ -20,7 +20,7 @@ from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.workshop.recipes import tiny_drafts
 from vlmexport.calibration.workshop.recipes.common.batches import Batches
 from vlmexport.calibration.workshop.recipes.common.captioner import IGNORED, cross_entropy, padded
-from vlmexport.calibration.workshop.recipes.common.early import measure_early
+from vlmexport.calibration.workshop.recipes.common.drafts import measure_drafts
 from vlmexport.calibration.workshop.recipes.models import CAPTIONERS, captioner_of
 from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.captioner import Blip2T5
 from vlmexport.calibration.workshop.recipes.tiny_vit_gpt2 import __main__ as recipe
@@ -33,6 +33,7 @@ from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, render, sample
 from vlmexport.calibration.workshop.scenes.dataset import model_picture
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
+from vlmexport.exporter.drafts.early_exit import EarlyExit
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.errors import OptionError
 
@@ -110,7 +111,8 @@ def test_an_early_exit_may_propose_the_end_of_a_text(captioner):
     words = captioner.text_ids([tell(sample_scene(0, 5)).text])[0]
     for last, proposed in ((captioner.end, 3), (words[3], 2)):
         text = [[*words[:3], last]]
-        found = measure_early(captioner, torch.randn(1, *captioner.shape), [], text, (12,)).layers[12]
+        last = measure_drafts(captioner, torch.randn(1, *captioner.shape), [], text, {"last": EarlyExit(12)})
+        found = last.drafts["last"].acceptance
         assert (found.proposed, found.accepted, found.tokens) == (proposed, proposed, 3)
 
 

@@ -1,19 +1,59 @@
-"""Evaluates a model folder against what a bundled model must reach, and writes the figures as JSON.
+"""Evaluates a model folder against what a bundled model must reach, and imitation drafts on its captions by position and by
+part of the text, and writes the figures as JSON.
 
-python -m vlmexport.calibration.workshop.recipes.evaluate FOLDER [--json FILE]
+python -m vlmexport.calibration.workshop.recipes.evaluate FOLDER [--draft DRAFT …] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from ....exporter.checkpoint import fingerprint, open_checkpoint
+from ....exporter.checkpoint.aliases import ALIASES
+from ....exporter.drafts import open_draft
+from ....exporter.drafts.imitation import ImitationDraft
 from ....runtime.cores import cores
+from ....runtime.errors import OptionError
 from ..precision import DEVICES, device_of
+from .common.captioner import Captioner
 from .common.evaluation import evaluate, report
 from .models import open_captioner
+
+
+def shipped(folder: Path) -> list[Path]:
+    """The imitation drafts that come with the model of this folder; none of a model that does not ship."""
+    aliases = [a for a in ALIASES if a.folder is not None and a.folder.resolve() == folder.resolve()]
+    return [
+        f for alias in aliases for f in alias.draft_folders() if isinstance(open_draft(f), ImitationDraft)
+    ]
+
+
+def imitation_drafts(folders: Sequence[Path], model: Path, captioner: Captioner) -> dict[str, ImitationDraft]:
+    """The drafts of these folders, by the folders' names.
+
+    Raises:
+        OptionError: another kind, a network that looks at more than a row, or two folders of one name.
+        ExportError: no draft, or one of another model than `model`.
+    """
+    found: dict[str, ImitationDraft] = {}
+    for folder in folders:
+        draft = open_draft(folder)
+        if not isinstance(draft, ImitationDraft) or draft.attends:
+            what = f"{draft.kind} with attention" if isinstance(draft, ImitationDraft) else draft.kind
+            raise OptionError(
+                f"--draft {folder}: {what} is not measured here; `vlmexport eval` measures every kind"
+            )
+        if folder.name in found:
+            raise OptionError(f"--draft {folder}: there is a {folder.name!r} already; rename one of them")
+        checkpoint = open_checkpoint(str(model))
+        width = captioner.model.get_output_embeddings().in_features
+        draft.check_target(checkpoint.source, fingerprint(checkpoint), len(captioner.layers), width)
+        found[folder.name] = draft
+    return found
 
 
 def main() -> None:
@@ -22,6 +62,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--draft",
+        type=Path,
+        action="append",
+        help="folder of an imitation draft; may repeat; default: those that come with a bundled model",
+    )
     parser.add_argument("--scenes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=cores())
@@ -32,7 +78,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     captioner = open_captioner(options.folder, device_of(options.device))
-    report(evaluate(captioner, options.folder, options.scenes, options.seed), options.json)
+    folders = shipped(options.folder) if options.draft is None else options.draft
+    drafts = imitation_drafts(folders, options.folder, captioner)
+    report(evaluate(captioner, options.folder, options.scenes, options.seed, drafts=drafts), options.json)
 
 
 if __name__ == "__main__":

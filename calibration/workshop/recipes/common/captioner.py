@@ -141,10 +141,11 @@ class Captioner(ABC):
         return self.tokenizer.batch_decode([list(row) for row in ids], skip_special_tokens=True)
 
     @torch.no_grad()
-    def layer_logits(
+    def layer_rows(
         self, rows: Tensor, prompts: Tensor, targets: Tensor, layers: Sequence[int]
-    ) -> list[Tensor]:
-        """Teacher-forced logits [B, t, V] after each of `layers` (1 to L) through the final norm and the head."""
+    ) -> dict[int, Tensor]:
+        """Teacher-forced rows [B, t, width] after each of `layers` (1 to L) that say the targets, where the model computes;
+        `head` turns them into logits."""
         seen: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Any:
@@ -159,7 +160,7 @@ class Captioner(ABC):
         finally:
             for hook in hooks:
                 hook.remove()
-        return [self.head(self.reading(seen[n], prompts, targets)) for n in layers]
+        return {n: self.reading(seen[n], prompts, targets) for n in layers}
 
 
 def cross_entropy(found: Tensor, targets: Tensor) -> Tensor:

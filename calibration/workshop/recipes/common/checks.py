@@ -16,7 +16,7 @@ from ...scenes.reading import check_told_plan
 from ...scenes.scene import sample_scene
 from ...scenes.score import total_accuracy
 from .captioner import Captioner, padded
-from .early import measure_early
+from .drafts import exits, measure_drafts
 
 CHUNK = 64
 
@@ -50,7 +50,8 @@ class Checks:
     def figures(self) -> dict[str, float]:
         """The short form, rounded, for a log."""
         texts, ids = self.captions()
-        early = measure_early(self.captioner, self.rows, self.prompt, ids)
+        bare = exits(self.captioner)
+        own = measure_drafts(self.captioner, self.rows, self.prompt, ids, bare)
         result = self.surprise() | {
             "facts": total_accuracy(map(score_told, texts, self.scenes)),
             "facts_of_another_scene": total_accuracy(map(score_told, texts, self.others())),
@@ -58,9 +59,12 @@ class Checks:
             **({"answers": share(self.answers())} if self.captioner.asks else {}),
             "tokens": float(np.mean([len(row) for row in ids])),
             "cut": float(np.mean([row[-1] != self.captioner.end for row in ids])),
-            **{f"early_exit_{n}_alpha": found.alpha for n, found in early.layers.items()},
-            "greedy_entropy": early.entropy["all"],
-            "greedy_below_half": early.below_half,
+            **{
+                f"early_exit_{draft.layer}_alpha": own.drafts[name].acceptance.alpha
+                for name, draft in bare.items()
+            },
+            "greedy_entropy": own.entropy.all,
+            "greedy_below_half": own.below_half,
         }
         return {name: round(value, 4) for name, value in result.items()}
 

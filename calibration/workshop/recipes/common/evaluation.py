@@ -6,13 +6,15 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .....exporter.drafts.base import SelfDraft
 from .....runtime.cores import cores
 from .....runtime.measure.machine import processor
 from ...scenes import measure_floor, score_told, tell
@@ -21,7 +23,7 @@ from ...scenes.score import total_accuracy
 from ...scenes.text_stats import NgramModel, prompt_lookup_tau
 from .captioner import Captioner
 from .checks import Checks, by_type, share
-from .early import measure_early
+from .drafts import exits, measure_drafts
 
 GREY = 200  # scenes with a grey picture
 
@@ -43,20 +45,28 @@ def musts(captioner: Captioner) -> dict[str, tuple[float, float]]:
 
 
 def evaluate(
-    captioner: Captioner, folder: Path, scenes: int = 1000, seed: int = 0, known: int = 8000
+    captioner: Captioner,
+    folder: Path,
+    scenes: int = 1000,
+    seed: int = 0,
+    known: int = 8000,
+    drafts: Mapping[str, SelfDraft] | None = None,
 ) -> dict[str, Any]:
-    """All figures of a model on the first `scenes` held-out scenes, greedy.
+    """All figures of a model on the first `scenes` held-out scenes, greedy, and of drafts on its captions of them.
 
     Args:
         folder: where `captioner` was opened; its fp16 weights are computed with as fp32.
         known: training captions that the 5-gram model is estimated on.
+        drafts: beside the bare exits, by name; such as look at each row by itself.
     """
     clock = time.time()
     checks = Checks(captioner, seed, HELDOUT[:scenes])
     texts, ids = checks.captions()
     grey = Checks(captioner, seed, HELDOUT[: min(scenes, GREY)], grey=True)
     replies = checks.answers() if captioner.asks else {}
-    early = measure_early(captioner, checks.rows, checks.prompt, ids)
+    bare = exits(captioner)
+    measured = {**bare, **(drafts or {})}
+    own = measure_drafts(captioner, checks.rows, checks.prompt, ids, measured)
     usual = Checks(captioner, seed, VALIDATION[:scenes])
     surprise = usual.surprise()
     floor = measure_floor(usual.scenes, lambda text: len(captioner.text_ids([text])[0]))
@@ -70,10 +80,16 @@ def evaluate(
         "grey_picture": round(total_accuracy(map(score_told, grey.captions()[0], grey.scenes)), 4),
         "perplexity": {name: round(value, 4) for name, value in surprise.items()},
         "generator": {"nats_per_token": round(floor.nats, 4), "standard_error": round(floor.error, 4)},
-        "early_exit": early.to_dict(),
         "own_captions": {
             "tokens": round(float(np.mean([len(row) for row in ids])), 2),
             "cut": sum(row[-1] != captioner.end for row in ids),
+            "entropy": asdict(own.entropy),
+            "below_half": own.below_half,
+            "share": {"by_part": own.share_by_part, "by_span": own.share_by_span},
+        },
+        "drafts": {
+            name: {"layer": draft.layer, "fingerprint": draft.fingerprint, **own.drafts[name].to_dict()}
+            for name, draft in measured.items()
         },
         "text_alone": alone,
         **further,
@@ -85,7 +101,7 @@ def evaluate(
         "wrong_picture": result["wrong_picture"],
         "grey_picture": result["grey_picture"],
         "perplexity_over_floor": surprise["over_floor"],
-        f"early_exit_{captioner.early[0]}_alpha": early.layers[captioner.early[0]].alpha,
+        f"early_exit_{captioner.early[0]}_alpha": own.drafts[next(iter(bare))].acceptance.alpha,
         **{name: alone[name] for name in ("five_gram_perplexity", "prompt_lookup_tau")},
         **{name: further[name] for name in captioner.further_musts()},
     }
