@@ -15,15 +15,16 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+def processor() -> str:
+    """Its name, without vlmexport, which is not in every environment that is measured."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor()
+
+
 def describe(*packages: str) -> dict[str, Any]:
     """Processor, cores, the GPU that PyTorch has, versions of ``packages`` and the git revision."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
     revision = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     ).stdout.strip()
@@ -34,7 +35,7 @@ def describe(*packages: str) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return {
-        "cpu": cpu,
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         **_torch_gpu(),
         "python": platform.python_version(),

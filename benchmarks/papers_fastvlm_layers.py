@@ -22,11 +22,10 @@ from papers_bounds import kept
 from papers_fastvlm_table1 import row
 from torch import nn
 from vlmexport.calibration.search.weights import Weights
-from vlmexport.calibration.training.features import CachedFeatures, build_cache
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Features, Workshop
+from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop, cached_features
 
 LAYERS = (2, 3, 4, 6, 8, 10)
 MOST = 8
@@ -72,19 +71,9 @@ def prepared(model: str, work: Path, captions: int, heldout: int) -> Workshop:
     workshop = prepare(model, work, captions, heldout)
     answers = workshop.answers
     assert answers is not None
-    stores = {
-        name: build_cache(workshop.target, records, LAYERS, work / "features", dtype)
-        for name, records, dtype in (
-            ("train", answers.train, "float16"),
-            ("validation", answers.validation, "float16"),
-            ("heldout", answers.heldout, "float32"),
-        )
-    }
-    device = workshop.target.device
-    features = {
-        n: Features(**{name: CachedFeatures(store, n, device) for name, store in stores.items()})
-        for n in LAYERS
-    }
+    features = cached_features(
+        workshop.target, answers.train, answers.validation, answers.heldout, LAYERS, work / "features"
+    )
     return replace(workshop, features=features)
 
 

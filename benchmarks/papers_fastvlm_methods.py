@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from captioning_times import decode_rate, interleaved, ratios
-from machine import describe, save
+from machine import processor, save
 from torch import nn
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.records import Record
@@ -130,7 +130,7 @@ def kept(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     known = json.loads(path.read_text("utf-8"))
     machine = known["machine"]
-    if any(known.get(key) != value for key, value in result.items()) or machine["cpu"] != describe()["cpu"]:
+    if any(known.get(key) != value for key, value in result.items()) or machine["cpu"] != processor():
         return {}
     return {model: {"revision": machine["revision"]} | rows for model, rows in known["models"].items()}
 

@@ -151,8 +151,8 @@ class Target:
         return (*ids, self.eos_token_ids[0])
 
     def check_prompt(self, record: Record) -> None:
-        """InputError for a prompt that writes the token which stands for a row of a picture; nothing else is looked
-        at."""
+        """InputError for a prompt that writes the token which stands for a row of a picture or of a video; nothing else is
+        looked at."""
         if self._marks:
             for text in (record.prompt or "", *(words for _, words in record.history)):
                 self._check_ids(record, "prompt", self.tokenizer(text)["input_ids"])

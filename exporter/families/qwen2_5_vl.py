@@ -111,7 +111,7 @@ class Qwen2_5_VLFamily(Family):
         pixels, grids, seconds = [], [], []
         for video in videos:
             seen = Seen.of(video, info, grid)
-            made = self._patches(seen.read(group), seen.least, seen.most)
+            made = self._patches(seen.filled(seen.read()), seen.least, seen.most)
             _, down, across = made["image_grid_thw"][0].tolist()
             still = made["pixel_values"].reshape(-1, group, down * across, 3, group, grid.patch_size**2)
             moving = torch.stack([still[:, frame, :, :, frame] for frame in range(group)], 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,8 @@ from .base import Prepared, Prompt, Source, View, views_of
 from .chat import Media, Medium, laid_out
 from .fixed import incomplete
 from .mrope import Span, positions
+
+F = TypeVar("F")
 
 
 class Qwen25VL:
@@ -61,10 +63,12 @@ class Qwen25VL:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is seen of a video: which frames of `clip` at `rate` a second, each of `least` to `most` pixels."""
+    """What is seen of a video: which frames of `clip` at `rate` a second, `group` of them in a row, each of `least` to `most`
+    pixels."""
 
     clip: Clip
     chosen: list[int]
+    group: int
     rate: float
     least: int
     most: int
@@ -83,12 +87,15 @@ class Seen:
         chosen = sampled(clip.count, clip.fps, wanted, info.min_frames, info.max_frames, group)
         share = info.max_rows * grid.unit_pixels * group // len(chosen)
         most = max(min(info.max_pixels, share), int(info.min_pixels * 1.05))
-        return cls(clip, chosen, len(chosen) / clip.count * clip.fps, info.min_pixels, most)
+        return cls(clip, chosen, group, len(chosen) / clip.count * clip.fps, info.min_pixels, most)
 
-    def read(self, group: int) -> list[Image.Image]:
-        """The frames, the last one again until their number is a multiple of `group`."""
-        frames = self.clip.read(self.chosen)
-        return frames + frames[-1:] * (-len(frames) % group)
+    def read(self) -> list[Image.Image]:
+        """The frames."""
+        return self.clip.read(self.chosen)
+
+    def filled(self, frames: list[F]) -> list[F]:
+        """The frames, the last one again until the last group is whole."""
+        return frames + frames[-1:] * (-len(frames) % self.group)
 
 
 def video_view(video: Video, settings: ImageInfo) -> View:
@@ -96,18 +103,18 @@ def video_view(video: Video, settings: ImageInfo) -> View:
     if settings.video is None:
         raise ImageError("this bundle reads pictures only: build it again to give videos")
     grid = settings_of(settings)[0]
-    group, seen = grid.temporal_patch_size, Seen.of(video, settings.video, grid)
+    seen = Seen.of(video, settings.video, grid)
     first = seen.clip.read(seen.chosen[:1])[0]
     size = fitted(first.height, first.width, grid.unit_size, seen.least, seen.most)
     down, across = (side // grid.unit_size for side in size)
-    steps = -(-len(seen.chosen) // group)
+    steps = -(-len(seen.chosen) // seen.group)
 
     def read() -> tuple[dict[str, np.ndarray], ...]:
-        frames = [resized(frame, size, settings) for frame in seen.read(group)]
-        groups = (np.concatenate(frames[at : at + group]) for at in range(0, len(frames), group))
+        frames = seen.filled([resized(frame, size, settings) for frame in seen.read()])
+        groups = (np.concatenate(frames[at : at + seen.group]) for at in range(0, len(frames), seen.group))
         return tuple(windows(patchified(each, grid), down, across, grid) for each in groups)
 
-    layout = (steps, down, across, settings.video.tokens_per_second * (group / seen.rate))
+    layout = (steps, down, across, settings.video.tokens_per_second * (seen.group / seen.rate))
     return View("video", steps * down * across, read, layout, frames=steps)
 
 

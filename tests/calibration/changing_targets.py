@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -38,11 +38,6 @@ def make_place(kind: str, folder: Path) -> Place:
     name = kind.removesuffix("-tied")
     tiny_models.checkpoint(kind, folder / "model", seed=1, **KINDS[name])
     return Place(kind, folder / "model", make_records(folder, name))
-
-
-def own_answers(target: Target, records: RecordSet) -> RecordSet:
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
 
 
 def trainer(

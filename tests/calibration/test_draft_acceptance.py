@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from training_targets import logits_after, options
+from training_targets import logits_after, options, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation import plot
 from vlmexport.calibration.evaluation.acceptance import Acceptance, greedy_cycles, measure
@@ -26,8 +26,7 @@ LAYER, NEW = 3, 14
 @pytest.fixture(scope="module")
 def told(target: Target, records: RecordSet) -> RecordSet:
     """The target's own answers."""
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(target, records, NEW)
 
 
 @pytest.fixture(scope="module")

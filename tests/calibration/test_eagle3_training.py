@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from training_targets import own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
@@ -27,8 +27,7 @@ NEW = 14
 @pytest.fixture(scope="module")
 def told(target: Target, records: RecordSet) -> RecordSet:
     """The target's own answers."""
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(target, records, NEW)
 
 
 def test_the_loss_is_that_of_training_time_test(target: Target, told: RecordSet) -> None:

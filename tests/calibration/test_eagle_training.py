@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
 from every_kind import counted_by_the_runtime
-from training_targets import logits_after
+from training_targets import logits_after, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import chain_cycles
 from vlmexport.calibration.evaluation.run import evaluate_drafts
@@ -32,8 +31,7 @@ NEW = 14
 @pytest.fixture(scope="module")
 def told(target: Target, records: RecordSet) -> RecordSet:
     """The target's own answers."""
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(target, records, NEW)
 
 
 @pytest.fixture(scope="module", params=["own", "shared", "trimmed"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from every_kind import counted_by_the_runtime, learns_and_resumes
-from training_targets import KINDS
+from training_targets import KINDS, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
@@ -31,8 +31,7 @@ LAYER, NEW = 2, 12
 @pytest.fixture(scope="module")
 def told(target: Target, records: RecordSet) -> RecordSet:
     """The target's own answers."""
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(target, records, NEW)
 
 
 @pytest.mark.parametrize("target", KINDS, indirect=True)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from changing_targets import NEW, Place, learned, make_place, own_answers, trainer, weights
+from changing_targets import NEW, Place, learned, make_place, trainer, weights
+from training_targets import own_answers
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training import losses
 from vlmexport.calibration.training.features import LiveFeatures
@@ -170,7 +171,7 @@ def test_its_bundle_is_lossless_says_that_it_changed_and_fits_no_other_target(
     place: Place, tmp_path: Path
 ) -> None:
     target = place.target()
-    records = own_answers(target, place.records)
+    records = own_answers(target, place.records, NEW)
     loop = LoopOptions(steps=30, lr=4e-3, batch_size=6, warmup=2)
     out = tmp_path / "run"
     train_draft(target, records, options(joint=True), loop, out, records, eval_every=10)

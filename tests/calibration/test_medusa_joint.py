@@ -13,9 +13,9 @@ import jsonschema
 import pytest
 import torch
 import torch.nn.functional as F
-from changing_targets import NEW, Place, learned, make_place, own_answers, trainer, weights
+from changing_targets import NEW, Place, learned, make_place, trainer, weights
 from safetensors.torch import load_file, save_file
-from training_targets import KINDS, logits_after, make_target
+from training_targets import KINDS, logits_after, make_target, own_answers
 from vlmexport.calibration import cli as training_cli
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.features import LiveFeatures
@@ -212,7 +212,7 @@ def test_a_killed_run_ends_with_the_same_bits(one: Place, tmp_path: Path, stop: 
 def test_a_finished_run_has_the_best_target_not_the_last(one: Place, tmp_path: Path) -> None:
     """A rate that spoils what the target says by itself: the best is an early one, and the hits are counted on it."""
     target = one.target()
-    place = replace(one, records=own_answers(target, one.records))
+    place = replace(one, records=own_answers(target, one.records, NEW))
     own = MedusaOptions(heads=HEADS, joint=True, warm_up_heads=1, base_lr=0.3)
     loop = LoopOptions(steps=5, batch_size=6, lr=1e-3, warmup=0, clip=1e9)
     run = trainer(place, tmp_path, own, loop, target, eval_every=1)
@@ -244,7 +244,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     own = MedusaOptions(heads=HEADS, joint=True, warm_up_heads=10)
     loop = LoopOptions(steps=40, lr=4e-3, batch_size=6, warmup=2)
     folder = place.folder.parent / "run"
-    records = own_answers(target, place.records)
+    records = own_answers(target, place.records, NEW)
     train_draft(target, records, own, loop, folder, records, eval_every=20)
     return place, folder
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from training_targets import logits_after
+from training_targets import logits_after, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Rows, Target
@@ -29,8 +28,7 @@ HEADS, NEW = 3, 14
 @pytest.fixture(scope="module")
 def told(target: Target, records: RecordSet) -> RecordSet:
     """The target's own answers."""
-    answers = target.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(target, records, NEW)
 
 
 @pytest.fixture(scope="module", params=["own", "shared", "trimmed"])

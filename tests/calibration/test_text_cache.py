@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_targets import make_records, make_target
+from training_targets import make_records, make_target, with_answers
 from vlmexport.calibration import lock
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target, Texts
@@ -32,7 +32,7 @@ TAPS = (1, 3)
 def told(target: Target, records: RecordSet) -> RecordSet:
     """Answers of different lengths, one of a single token among them."""
     answers = [tuple(range(5, 6 + 3 * (i % 4))) for i in range(len(records))]
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return with_answers(records, answers)
 
 
 def assert_same(found: Texts, live: Texts) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from every_kind import learns_and_resumes
-from training_targets import KINDS, TRAINED, make_records, make_target, options
+from training_targets import KINDS, TRAINED, make_records, make_target, options, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import losses, objectives
@@ -75,8 +75,7 @@ def test_training_lowers_the_loss_and_not_one_bit_of_the_target_changes(
     target: Target, records: RecordSet, tmp_path: Path
 ):
     before = digest(target.model)
-    answers = target.generate(list(records), 8)
-    records = RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    records = own_answers(target, records, 8)
     config = options(LAYER, steps=60, batch_size=6, lr=3e-3, warmup=5, cosine=1.0)
     run = trainer(target, records, tmp_path, config, eval_every=20, save_every=20)
     rows = LiveFeatures(target, records, LAYER).rows(range(len(records)))

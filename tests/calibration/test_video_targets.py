@@ -3,7 +3,6 @@ shows it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import Image
 from qwen_inputs import model_inputs
 from test_text_cache import assert_same
 from test_vispec_training import small
-from training_targets import make_target
+from training_targets import entering, make_target, own_answers
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.generation.answers import GenerationOptions
@@ -52,8 +51,7 @@ def told(target: Target, tmp_path_factory: pytest.TempPathFactory) -> RecordSet:
     seen = [scenes[0], one, scenes[3], None, scenes[1], scenes[4], scenes[2], one]
     words = ("the red cup", "a blue cube", "look at the ball", "the cup")
     records = [Record(f"k{at}", words[at % 4], image) for at, image in enumerate(seen)]
-    answers = target.generate(records, NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(target, records, NEW)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +112,8 @@ def test_several_kinds_in_a_batch_are_each_alone(target: Target, told: RecordSet
 
 
 def test_rows_of_videos_are_what_enters_the_decoder(target: Target, told: RecordSet) -> None:
-    entered: list[torch.Tensor] = []
-    parent = next(m for m in target.model.modules() if getattr(m, "layers", None) is target.layers)
-    hook = parent.register_forward_pre_hook(
-        lambda _module, _given, named: entered.append(named["inputs_embeds"]), with_kwargs=True
-    )
-    texts = target.texts(list(told))
-    hook.remove()
+    with entering(target) as entered:
+        texts = target.texts(list(told))
     seen = 0
     for b, pictures in enumerate(texts.pictures):
         for start, rows in pictures:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from every_kind import counted_by_the_runtime, learns_and_resumes
-from training_targets import make_jsonl, make_records, make_target
+from training_targets import entering, make_jsonl, make_records, make_target, own_answers
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target, Texts
@@ -38,9 +38,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Target:
 @pytest.fixture(scope="module")
 def told(seeing: Target, tmp_path_factory: pytest.TempPathFactory) -> RecordSet:
     """The target's own answers."""
-    records = make_records(tmp_path_factory.mktemp("records"), "llava")
-    answers = seeing.generate(list(records), NEW)
-    return RecordSet("told", [replace(r, tokens=a) for r, a in zip(records, answers, strict=True)])
+    return own_answers(seeing, make_records(tmp_path_factory.mktemp("records"), "llava"), NEW)
 
 
 def small(queries: int = 3, seed: int = 0) -> VispecNetwork:
@@ -56,13 +54,8 @@ def small(queries: int = 3, seed: int = 0) -> VispecNetwork:
 def test_pictures_are_what_enters_the_decoder(kind: str, tmp_path: Path) -> None:
     target = make_target(kind, tmp_path / "model")
     records = list(make_records(tmp_path, kind))[:3]
-    entered: list[Any] = []
-    parent = next(m for m in target.model.modules() if getattr(m, "layers", None) is target.layers)
-    hook = parent.register_forward_pre_hook(
-        lambda _module, _given, named: entered.append(named["inputs_embeds"]), with_kwargs=True
-    )
-    texts = target.texts(records)
-    hook.remove()
+    with entering(target) as entered:
+        texts = target.texts(records)
     for b, record in enumerate(records):
         ids = target.prompt(record).input_ids
         (picture,) = texts.pictures[b]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.data.records import Record
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
@@ -36,6 +39,31 @@ KINDS = {
 def make_target(kind: str, folder: Path, seed: int = 1) -> Target:
     """A target of 5 decoder layers, one of `KINDS`."""
     return load_target(tiny_models.checkpoint(kind, folder, seed=seed, **KINDS[kind]))
+
+
+def with_answers(records: Iterable[Record], answers: Iterable[Sequence[int]]) -> RecordSet:
+    """The records with these answers, tokens of each."""
+    return RecordSet("told", [replace(r, tokens=tuple(a)) for r, a in zip(records, answers, strict=True)])
+
+
+def own_answers(target: Target, records: Iterable[Record], new_tokens: int) -> RecordSet:
+    """The records with what the target answers, greedily."""
+    asked = list(records)
+    return with_answers(asked, target.generate(asked, new_tokens))
+
+
+@contextmanager
+def entering(target: Target) -> Iterator[list[torch.Tensor]]:
+    """What enters the target's decoder meanwhile, a tensor [B, T, E] for every pass."""
+    entered: list[torch.Tensor] = []
+    parent = next(m for m in target.model.modules() if getattr(m, "layers", None) is target.layers)
+    hook = parent.register_forward_pre_hook(
+        lambda _module, _given, named: entered.append(named["inputs_embeds"]), with_kwargs=True
+    )
+    try:
+        yield entered
+    finally:
+        hook.remove()
 
 
 def logits_after(target: Target, record: Any, text: list[int]) -> torch.Tensor:

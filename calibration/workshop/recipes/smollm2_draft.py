@@ -34,13 +34,12 @@ from ...generation.answers import GenerationOptions
 from ...generation.generate import generate_data
 from ...generation.torch_answers import TorchAnswers
 from ...targets.target import Target, load_target
-from ...training.features import CachedFeatures, build_cache
 from ...training.objectives import objective_for
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.options import LoopOptions
 from ...training.trainer import Trainer
 from .smollm2_prompts import chat_prompts
-from .workshop import COMPARED, DRAFT_LENGTH, Features, Workshop
+from .workshop import COMPARED, DRAFT_LENGTH, Workshop, cached_features
 
 PART = 64  # prompts that are answered between two looks at the clock
 ANSWER_SHARE, RESERVE = 0.45, 0.05  # of the time: for answers, and kept for the evaluation
@@ -153,15 +152,13 @@ def _place(target: Target, work: Path) -> Path:
 
 
 def _prepare(target: Target, place: Path, limits: Limits, progress: Progress) -> Workshop:
-    """Answers, and their rows at the draft layer: float16 to train on, float32 to measure the target's own argmaxes."""
+    """Answers, and their rows at the draft layer; those that are held out too, so that what is left of the time is known."""
     records, heldout = _answers(target, place, limits, progress)
     told, checked = records.split(min(0.05, VALIDATION / len(records)))
-    found = []
-    for part, dtype in ((told, "float16"), (checked, "float16"), (heldout, "float32")):
-        with progress.stage("cache"):
-            folder = build_cache(target, part, [limits.layer], place / "features", dtype)
-            found.append(CachedFeatures(folder, limits.layer, target.device))
-    return Workshop(target, {limits.layer: Features(*found)}, records.identity(), BATCH, LEARNING_RATE)
+    with progress.stage("cache"):
+        features = cached_features(target, told, checked, heldout, [limits.layer], place / "features")
+        _say(f"rows of {len(features[limits.layer].heldout)} held-out answers")
+    return Workshop(target, features, records.identity(), BATCH, LEARNING_RATE)
 
 
 def _answers(target: Target, place: Path, limits: Limits, progress: Progress) -> tuple[RecordSet, RecordSet]:

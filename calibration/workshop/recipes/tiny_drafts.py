@@ -37,7 +37,6 @@ from ...generation.answers import GenerationOptions
 from ...generation.engine import open_answers
 from ...generation.generate import generate_data
 from ...targets.target import Target, load_target
-from ...training.features import CachedFeatures, build_cache
 from ...training.objectives import options_of
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
@@ -45,7 +44,7 @@ from ...training.options import LoopOptions
 from .common.captioner import LONGEST
 from .layer_stages import LAYERS, train_in_stages, whole_answers
 from .models import captioner_of
-from .workshop import DRAFT_LENGTH, Answers, Features, Workshop
+from .workshop import DRAFT_LENGTH, Answers, Workshop, cached_features
 
 MODEL = "tiny-blip2-flant5"
 CAPTIONS, QUESTIONS, VALIDATION, HELDOUT = 4096, 2048, 256, 1000
@@ -100,17 +99,7 @@ def prepare(
     held = {form: told(form, "heldout", heldout) for form in asked}
     together, validation = joined(list(train.values())), joined(chosen)
     # Names of folders are no part of the identity, only keys, prompts, pictures and tokens are.
-    stores = {
-        name: build_cache(target, records, layers, work / "features", dtype)
-        for name, records, dtype in (
-            ("train", together, "float16"),
-            ("validation", validation, "float16"),
-            ("heldout", held[captioned], "float32"),
-        )
-    }
-    features = {
-        n: Features(**{k: CachedFeatures(v, n, target.device) for k, v in stores.items()}) for n in layers
-    }
+    features = cached_features(target, together, validation, held[captioned], layers, work / "features")
     return Workshop(
         target,
         features,

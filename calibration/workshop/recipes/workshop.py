@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import overload
 
@@ -18,7 +18,7 @@ from ...data import RecordSet
 from ...evaluation.acceptance import Acceptance, measure
 from ...evaluation.run import MeasuredHeads
 from ...targets.target import Target
-from ...training.features import CachedFeatures, in_batches
+from ...training.features import CachedFeatures, build_cache, in_batches
 from ...training.objectives import objective_for
 from ...training.objectives.imitation_options import ImitationOptions
 from ...training.objectives.medusa_options import MedusaOptions
@@ -35,11 +35,41 @@ DRAFT_LENGTH = 5
 
 @dataclass
 class Features:
-    """Cached rows of one draft layer."""
+    """Cached rows of one draft layer. Those that are held out are made when they are first asked for: not everybody measures
+    a draft by rows."""
 
     train: CachedFeatures
     validation: CachedFeatures
-    heldout: CachedFeatures  # float32, so that argmaxes are the target's own
+    make_heldout: Callable[[], CachedFeatures]
+
+    @cached_property
+    def heldout(self) -> CachedFeatures:
+        """Of held-out answers, float32, so that argmaxes are the target's own."""
+        return self.make_heldout()
+
+
+def cached_features(
+    target: Target,
+    train: RecordSet,
+    validation: RecordSet,
+    heldout: RecordSet,
+    layers: Sequence[int],
+    folder: Path,
+) -> dict[int, Features]:
+    """Rows after `layers`, by layer, of records with tokens: float16 to train on. What is in `folder` already is kept."""
+
+    def store(records: RecordSet, dtype: str) -> Path:
+        return build_cache(target, records, layers, folder, dtype)
+
+    learned, checked = store(train, "float16"), store(validation, "float16")
+
+    def at(layer: int) -> Features:
+        def opened(place: Path) -> CachedFeatures:
+            return CachedFeatures(place, layer, target.device)
+
+        return Features(opened(learned), opened(checked), lambda: opened(store(heldout, "float32")))
+
+    return {layer: at(layer) for layer in layers}
 
 
 @dataclass(frozen=True)
