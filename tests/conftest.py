@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLMEXPORT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def threads_stay() -> Iterator[None]:
+    """A command that a test runs may set PyTorch's threads for the whole process; with two, whose processors other workers
+    use, every later test of the worker takes many times as long."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    yield
+    if before is not None and torch is not None and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -65,7 +65,18 @@ def test_a_model_of_a_folder_has_the_drafts_that_it_is_given(
     )
     shutil.copytree(MODEL, tmp_path / "model")
     draft, out = DRAFTS / MODEL.name / "n6", tmp_path / "found.json"
-    words = ["evaluate", str(tmp_path / "model"), "--scenes", "2", "--json", str(out), "--draft", str(draft)]
+    words = [
+        "evaluate",
+        str(tmp_path / "model"),
+        "--scenes",
+        "2",
+        "--threads",
+        "1",
+        "--json",
+        str(out),
+        "--draft",
+        str(draft),
+    ]
     monkeypatch.setattr(sys, "argv", words)
     command.main()
     found = json.loads(out.read_text())
