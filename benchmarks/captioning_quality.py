@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioning_runs import KINDS, Run, bundle, model_of
+from captioning_runs import Run, bundle, model_of
 from vlmexport.calibration.data import RecordSet, load_records
+from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.objectives.medusa import measure_hits
@@ -28,6 +29,9 @@ from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
+
+UNSEEN = 100_000
+"""Validation scenes from here on choose rates; the first ones choose the best step of a training, the last ones are read."""
 
 
 def quality(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
@@ -46,8 +50,7 @@ def quality(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
         "told", [replace(r, tokens=tuple(p.tokens)) for r, p in zip(records, plain, strict=True)]
     )
     return {
-        "heads": run.heads,
-        "kind": KINDS[run.kind].name,
+        **run.described(),
         "seed": run.seed,
         "target": target.fingerprint,
         "best_step": draft.evaluation["step"],
@@ -110,11 +113,31 @@ def captions(model: str, told: Sequence[Result]) -> dict[str, float]:
     complete and true, tokens; and its perplexity per token of the references of as many scenes, over that of the
     generator that drew them."""
     texts, scenes = [result.text for result in told], [sample_scene(0, i) for i in HELDOUT[: len(told)]]
-    references = Checks(open_captioner(open_checkpoint(model).folder), 0, VALIDATION[-len(told) :])
     plans = [check_told_plan(text, scene).right for text, scene in zip(texts, scenes, strict=True)]
     return {
         "facts": facts(texts, scenes)["all"],
         "plans": round(statistics.mean(plans), 4),
         "tokens": round(statistics.mean(len(result.tokens) for result in told), 2),
-        "perplexity_over_floor": round(references.surprise()["over_floor"], 4),
+        "perplexity_over_floor": over_floor(model, len(told)),
+    }
+
+
+def over_floor(model: str, scenes: int) -> float:
+    """Perplexity per token of the references of so many validation scenes, over that of the generator that drew them."""
+    references = Checks(open_captioner(open_checkpoint(model).folder), 0, VALIDATION[-scenes:])
+    return round(references.surprise()["over_floor"], 4)
+
+
+def of_rates(run: Run, folder: Path, scenes: int) -> dict[str, Any]:
+    """Of a finished training, on validation scenes that did not choose its best step: alpha and tau of chains of its heads on
+    its own target's captions, counted in one pass over them, and that target's perplexity over the floor."""
+    model, trained = model_of(run, folder), str(folder / "trained" / run.name)
+    records = load_records(f"scenes-captions:validation:{scenes}:offset={UNSEEN}")
+    (found,) = evaluate_drafts(load_target(model, "cpu"), records, [trained], run.heads, LONGEST).values()
+    return {
+        **run.described(),
+        "alpha": round(found.alpha, 4),
+        "tau": round(found.tau, 3),
+        "tokens": found.tokens,
+        "perplexity_over_floor": over_floor(model, scenes),
     }

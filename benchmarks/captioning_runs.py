@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from own_answers import own_answers
 from vlmexport.calibration.data import RecordSet
@@ -25,48 +26,72 @@ from vlmexport.exporter.drafts.files import MODEL
 TARGET = "tiny-vit-gpt2"
 
 
-RATE = 2e-3
-"""Highest learning rate of the heads; the target of Medusa-2 has a quarter, as in the published recipe of joint training."""
+@dataclass(frozen=True)
+class Rates:
+    """Highest learning rates, of the heads and of a target that learns with them."""
+
+    heads: float
+    target: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.heads:g}" + (f"-{self.target:g}" if self.target else "")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How heads are trained: with the target (Medusa-2) or on a frozen one, and `factor` times as many steps."""
+    """How heads are trained: on a frozen target, or with it (Medusa-2), at which rates, and `factor` times as many steps."""
 
     name: str
-    joint: bool = False
+    rates: Rates
     factor: int = 1
+
+    @property
+    def joint(self) -> bool:
+        """Whether the target learns with the heads."""
+        return self.rates.target is not None
 
 
 KINDS = {
-    "medusa-1": Kind("Medusa-1"),
-    "medusa-1-long": Kind("Medusa-1, ten times the steps", factor=10),
-    "medusa-2": Kind("Medusa-2", joint=True),
+    "medusa-1": Kind("Medusa-1", Rates(3e-2)),
+    "medusa-1-long": Kind("Medusa-1, ten times the steps", Rates(3e-2), factor=10),
+    "medusa-2": Kind("Medusa-2", Rates(3e-2, 5e-4)),
+}
+"""Heads learn at the rate that was the best of `SWEPT` on validation scenes; that of the target is a trade (docs/papers.md)."""
+SWEPT = {
+    "medusa-1": [Rates(rate) for rate in (2e-3, 7e-3, 2e-2, 3e-2, 6e-2)],
+    "medusa-2": [Rates(*rates) for rates in itertools.product((2e-3, 1e-2, 3e-2), (2e-4, 5e-4, 2e-3))],
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: one of `KINDS`, how many heads, and the seed."""
+    """One training: one of `KINDS`, how many heads, the seed, and at which rates."""
 
     kind: str
     heads: int
     seed: int
+    rates: Rates
 
     @property
     def name(self) -> str:
         """Of its folders."""
-        return f"{self.kind}-{self.heads}-heads-seed-{self.seed}"
+        return f"{self.kind}-{self.heads}-heads-{self.rates}-seed-{self.seed}"
 
     @property
     def joint(self) -> bool:
         """Whether the target learns with the heads."""
         return KINDS[self.kind].joint
 
+    def described(self) -> dict[str, Any]:
+        """What it is, for a file of results."""
+        kind, rates = KINDS[self.kind].name, self.rates
+        return {"kind": kind, "heads": self.heads, "rate": rates.heads, "base_rate": rates.target}
+
 
 def all_runs(kinds: Iterable[str], heads: Iterable[int], seeds: Iterable[int]) -> list[Run]:
-    """Every kind with every number of heads and every seed; a seed is done before the next begins."""
-    return [Run(kind, count, seed) for seed, count, kind in itertools.product(seeds, heads, kinds)]
+    """Every kind with every number of heads and every seed, at the kind's rates; a seed is done before the next begins."""
+    every = itertools.product(seeds, heads, kinds)
+    return [Run(kind, count, seed, KINDS[kind].rates) for seed, count, kind in every]
 
 
 def answers(folder: Path, captions: int, validation: int, threads: int) -> list[RecordSet]:
@@ -81,16 +106,16 @@ def answers(folder: Path, captions: int, validation: int, threads: int) -> list[
 def train(run: Run, folder: Path, told: list[RecordSet], steps: int, batch: int) -> Path:
     """Trains heads with a projection of their `own`, or continues; returns the training's folder.
 
-    All kinds get the same records in the same order, at the same rates. The rows of the frozen target are computed once
-    for all runs of Medusa-1.
+    All kinds get the same records in the same order. The rows of the frozen target are computed once for all runs of
+    Medusa-1. Raises DivergedError for rates that are too high.
     """
     steps *= KINDS[run.kind].factor
     out = folder / "trained" / run.name
     train_draft(
         load_target(TARGET, "cpu"),
         told[0],
-        MedusaOptions(heads=run.heads, head="own", joint=run.joint),
-        LoopOptions(steps, batch, RATE, seed=run.seed),
+        MedusaOptions(heads=run.heads, head="own", joint=run.joint, base_lr=run.rates.target),
+        LoopOptions(steps, batch, run.rates.heads, seed=run.seed),
         out,
         told[1],
         cache=None if run.joint else folder / "features",

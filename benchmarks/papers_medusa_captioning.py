@@ -1,13 +1,16 @@
 """Medusa heads for a ViT-GPT2 captioner: 2 and 4 heads, the target frozen (Medusa-1) or learning with them (Medusa-2).
 
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --time
+    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2 --sweep
+    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2
+    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2 --time
 
-The first command trains heads for tiny-vit-gpt2 on its own captions, three seeds of each, and counts tokens on held-out
-scenes: tau, which ranks of which head are right, differences from plain decoding, and what the captions of a changed target
-are worth. What is in the folder is kept, so the same command continues a killed one. It writes
-results/papers-medusa-captioning.json. The second one times the bundles that the first one built, those of seed 0, and
-writes results/papers-medusa-captioning-times.json; it wants an idle machine.
+The first command trains four heads of one seed at several learning rates and measures them on validation scenes; from its
+results/papers-medusa-captioning-rates.json those of `captioning_runs.KINDS` were chosen. The second one trains heads for
+tiny-vit-gpt2 on its own captions, three seeds of each, and counts tokens on held-out scenes: tau, which ranks of which head
+are right, differences from plain decoding, and what the captions of a changed target are worth. What is in the folder is
+kept, so the same command continues a killed one. It writes results/papers-medusa-captioning.json. The third one times the
+bundles that the second one built, those of seed 0, and writes results/papers-medusa-captioning-times.json; it wants an idle
+machine.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from captioning_bounds import GPT2, TINY
-from captioning_quality import WORTH, quality, worth, worth_cells
-from captioning_runs import KINDS, RATE, TARGET, Run, all_runs, answers, bundle, train
+from captioning_quality import WORTH, of_rates, quality, worth, worth_cells
+from captioning_runs import KINDS, SWEPT, TARGET, Run, all_runs, answers, bundle, train
 from captioning_times import times
 from machine import save
+from vlmexport.calibration.data import RecordSet
+from vlmexport.runtime.errors import DivergedError
 
 NAME = "papers-medusa-captioning"
 HEADS = (2, 4)
@@ -49,6 +55,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--scenes", type=int, default=160, help="held-out ones")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sweep", action="store_true", help="compare rates, in place of seeds")
     timing = parser.add_argument_group("timing")
     timing.add_argument("--time", action="store_true", help="time what was trained, in place of training")
     timing.add_argument("--rounds", type=int, default=5)
@@ -56,7 +63,50 @@ def main() -> None:
     timing.add_argument("--samples", type=int, default=48, help="decoded in batches of 16")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(time_bundles(options) if options.time else measure(options))
+    print((time_bundles if options.time else sweep if options.sweep else measure)(options))
+
+
+def sweep(options: argparse.Namespace) -> Path:
+    """Trains the most heads at all rates of the kinds, what is not there yet; returns the file of results."""
+    told = answers(options.folder, options.captions, options.validation, options.threads)
+    found = []
+    for run in [
+        Run(k, max(options.heads), 0, rates) for k in options.kinds if k in SWEPT for rates in SWEPT[k]
+    ]:
+        kept = options.folder / "rates" / f"{run.name}.json"
+        if not kept.exists():
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(json.dumps(swept(run, options, told)) + "\n")
+        found.append(json.loads(kept.read_text()))
+        print("|", " | ".join(map(str, found[-1].values())), "|", flush=True)
+    return save(
+        f"{NAME}-rates",
+        {"script": f"benchmarks/{NAME.replace('-', '_')}.py --sweep", **settings(options), "rows": found},
+        "torch",
+        "transformers",
+    )
+
+
+def swept(run: Run, options: argparse.Namespace, told: list[RecordSet]) -> dict[str, Any]:
+    """What a training reaches by its rates; alpha and tau are null where they are too high for a finite loss."""
+    try:
+        train(run, options.folder, told, options.steps, options.batch_size)
+    except DivergedError as error:
+        print(error)
+        return run.described() | dict.fromkeys(("alpha", "tau", "tokens", "perplexity_over_floor"))
+    return of_rates(run, options.folder, options.scenes)
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What all trainings have in common."""
+    return {
+        "target": TARGET,
+        "captions": options.captions,
+        "validation": options.validation,
+        "steps": options.steps,
+        "batch_size": options.batch_size,
+        "scenes": options.scenes,
+    }
 
 
 def measure(options: argparse.Namespace) -> Path:
@@ -78,13 +128,8 @@ def measure(options: argparse.Namespace) -> Path:
         NAME,
         {
             "script": f"benchmarks/{NAME.replace('-', '_')}.py",
-            "target": TARGET,
-            "captions": options.captions,
-            "validation": options.validation,
-            "steps": options.steps,
-            "batch_size": options.batch_size,
-            "rate": RATE,
-            "scenes": options.scenes,
+            **settings(options),
+            "rates": {KINDS[kind].name: asdict(KINDS[kind].rates) for kind in options.kinds},
             "paper": paper(options.heads),
             "rows": rows,
             "medusa_1_is_below_medusa_2": {

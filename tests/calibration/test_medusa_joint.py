@@ -183,7 +183,7 @@ def test_heads_and_target_have_rates_of_their_own(one: Place, tmp_path: Path) ->
     trainer(one, tmp_path / "b", own, loop, log_every=1).train()
     log = [json.loads(line) for line in (tmp_path / "b" / "log.jsonl").read_text().splitlines()]
     found = [line["base_lr"] for line in log if line["kind"] == "train"]
-    assert found[:4] == [0.0, 0.0, 5e-4, 1e-3] and found[3] > found[4] > found[5] > 0
+    assert found[:4] == [0.0, 0.0, 1.25e-4, 2.5e-4] and found[3] > found[4] > found[5] > 0
     assert {"base", "heads", "head1", "head2", "hit1", "hit2", "expected", "loss", "lr"} <= set(log[0])
 
 
@@ -407,7 +407,9 @@ def test_options_that_do_not_fit_are_named(one: Place, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--warm-up-heads 10 leaves none of 10 --steps to the target"):
         MedusaOptions(joint=True, warm_up_heads=10).completed(loop)
     usual = MedusaOptions(joint=True).completed(loop)
-    assert (usual.base_lr, usual.head_weight, usual.warm_up_heads) == (1e-3, 0.2, 2)
+    assert (usual.base_lr, usual.head_weight, usual.warm_up_heads) == (2.5e-4, 0.2, 2)
+    slow = MedusaOptions(joint=True).completed(replace(loop, lr=4e-4))
+    assert slow.base_lr == 1e-4
     assert MedusaOptions().completed(loop) == MedusaOptions()
     target, own = one.target(), MedusaOptions(joint=True)
     assert isinstance(objective_for(own, target), JointMedusaObjective)

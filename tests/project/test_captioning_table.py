@@ -108,6 +108,32 @@ def test_a_small_table_is_made_kept_and_timed(
     )
     script.main()
     timed = json.loads((tmp_path / "results" / "papers-medusa-captioning-times.json").read_text())["bundles"]
-    assert set(timed) == {"medusa-1-2-heads-seed-0", "medusa-2-2-heads-seed-0"}
+    kinds = importlib.import_module("captioning_runs").KINDS
+    assert set(timed) == {f"{kind}-2-heads-{kinds[kind].rates}-seed-0" for kind in ("medusa-1", "medusa-2")}
     assert all(row["decode"]["median"] > 0 and row["bound"] > 0 for row in timed.values())
     assert "samples/s" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_rates_are_compared_on_validation_scenes(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("machine"), "RESULTS", tmp_path / "results")
+    rates = importlib.import_module("captioning_runs").Rates
+    swept = {"medusa-1": [rates(1e-3), rates(1e28)], "medusa-2": [rates(1e-2, 1e-3)]}
+    monkeypatch.setattr(script, "SWEPT", swept)
+    words = [
+        "table", "--folder", str(tmp_path), "--sweep", "--heads", "1", "2", "--captions", "8", "--validation", "2",
+        "--steps", "12", "--batch-size", "4", "--scenes", "2",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", words)
+    script.main()
+    found = json.loads((tmp_path / "results" / "papers-medusa-captioning-rates.json").read_text())["rows"]
+    assert [(row["heads"], row["rate"], row["base_rate"]) for row in found] == [
+        (2, 1e-3, None), (2, 1e28, None), (2, 1e-2, 1e-3),
+    ]  # fmt: skip
+    frozen, diverged, joint = found
+    assert diverged["alpha"] is diverged["tau"] is diverged["perplexity_over_floor"] is None
+    assert frozen["tokens"] > 50 and joint["perplexity_over_floor"] != frozen["perplexity_over_floor"]
+    monkeypatch.setattr(script, "train", lambda *_: pytest.fail("what is there is kept"))
+    script.main()

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....runtime.errors import OptionError
-from ..options import FASTEST, LoopOptions, Options, option
+from ..options import BASE_LR, FASTEST, LoopOptions, Options, base_rate, option
 
 DISTANCES = ("forward", "reverse", "tv")  # of losses.distillation
 FUSIONS = ("average", "last", "concat", "attention")
 FUSION_LOSSES = ("own", "cosine", "none")
-BASE_LR = 2.5e-4
-"""Highest default rate of a target; a network may learn faster."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class ImitationOptions(Options):
     fine_tune: int = option(0, "First steps, in which the target learns alone, and changes.")
     base_lr: float | None = option(
         None,
-        "Highest learning rate of a target that learns (default: a quarter of --lr; imitation: at most "
-        f"{BASE_LR:g}).",
+        f"Highest learning rate of a target that learns (default: a quarter of --lr, at most {BASE_LR:g}).",
     )
     draft_weight: float | None = option(
         None, "Weight of the draft's loss beside the target's, with --joint (default: 1)."
@@ -108,7 +105,7 @@ class ImitationOptions(Options):
         return replace(
             self,
             joint_steps=both or None,
-            base_lr=min(loop.lr / 4, BASE_LR) if self.base_lr is None else self.base_lr,
+            base_lr=base_rate(loop.lr) if self.base_lr is None else self.base_lr,
             draft_weight=1.0 if self.joint and self.draft_weight is None else self.draft_weight,
         )
 

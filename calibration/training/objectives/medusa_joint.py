@@ -37,10 +37,6 @@ class JointMedusaObjective(JointObjective, MedusaObjective):
         assert self.options.base_lr is not None, "options are completed by the loop's"
         return self.options.base_lr
 
-    def learning_rate(self, hidden_size: int) -> float:
-        """The published one at every width: others were tried with a frozen target only."""
-        return 1e-3
-
     def loss(self, batch: Rows, target: LearnedTarget) -> tuple[Tensor, dict[str, Tensor]]:
         """base + λ · heads; parts also have the two, and each head's."""
         assert self.options.head_weight is not None, "options are completed by the loop's"

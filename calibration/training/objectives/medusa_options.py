@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ....runtime.errors import OptionError
-from ..options import FASTEST, LoopOptions, Options, option
+from ..options import BASE_LR, FASTEST, LoopOptions, Options, base_rate, option
 
 HEADS = ("own", "shared", "trimmed")
 JOINTLY = ("base_lr", "head_weight", "warm_up_heads")
@@ -28,7 +28,8 @@ class MedusaOptions(Options):
     decay: float = option(0.8, "Head k counts decay^k.", flag="--head-decay")
     joint: bool = option(False, "Medusa-2: the target's decoder learns with the heads, and changes.")
     base_lr: float | None = option(
-        None, "Highest learning rate of the target, with --joint (default: a quarter of --lr)."
+        None,
+        f"Highest learning rate of a target that learns (default: a quarter of --lr, at most {BASE_LR:g}).",
     )
     head_weight: float | None = option(
         None, f"Weight of the heads' loss beside the target's, with --joint (default: {HEAD_WEIGHT})."
@@ -65,7 +66,7 @@ class MedusaOptions(Options):
             )
         return replace(
             self,
-            base_lr=loop.lr / 4 if self.base_lr is None else self.base_lr,
+            base_lr=base_rate(loop.lr) if self.base_lr is None else self.base_lr,
             head_weight=HEAD_WEIGHT if self.head_weight is None else self.head_weight,
             warm_up_heads=alone,
         )
