@@ -34,7 +34,7 @@ class Rates:
     target: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.heads:g}" + (f"-{self.target:g}" if self.target else "")
+        return f"{self.heads:g}" + ("" if self.target is None else f"-{self.target:g}")
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,6 @@ class Kind:
     name: str
     rates: Rates
     factor: int = 1
-
-    @property
-    def joint(self) -> bool:
-        """Whether the target learns with the heads."""
-        return self.rates.target is not None
 
 
 KINDS = {
@@ -80,7 +75,7 @@ class Run:
     @property
     def joint(self) -> bool:
         """Whether the target learns with the heads."""
-        return KINDS[self.kind].joint
+        return self.rates.target is not None
 
     def described(self) -> dict[str, Any]:
         """What it is, for a file of results."""

@@ -59,7 +59,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def threads_stay() -> Iterator[None]:
     """A command that a test runs may set PyTorch's threads for the whole process; with two, whose processors other workers
-    use, every later test of the worker takes many times as long."""
+    use, every later test of the worker takes many times as long. (Of the first test that imports torch nothing is known.)"""
     torch = sys.modules.get("torch")
     before = None if torch is None else torch.get_num_threads()
     yield

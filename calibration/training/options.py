@@ -15,7 +15,7 @@ FASTEST = 1e30
 """Largest learning rate that an optimizer of float32 can take a step with."""
 
 BASE_LR = 2.5e-4
-"""Highest default rate of a target that learns with a draft, a quarter of the published 1e-3; the draft may learn faster."""
+"""Default rate of a target that learns with a draft, a quarter of the published 1e-3; less beside a draft of less than that."""
 
 
 def base_rate(lr: float) -> float:

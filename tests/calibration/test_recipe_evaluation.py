@@ -51,6 +51,9 @@ def test_drafts_that_it_cannot_measure_are_refused(captioner: Captioner, tmp_pat
     shutil.copytree(own, tmp_path / "n3")
     with pytest.raises(OptionError, match="a 'n3' already; rename"):
         imitation_drafts([own, tmp_path / "n3"], MODEL, captioner)
+    shutil.copytree(own, tmp_path / "early-exit@3")
+    with pytest.raises(OptionError, match="a 'early-exit@3' already"):
+        imitation_drafts([tmp_path / "early-exit@3"], MODEL, captioner)
     looking_back = ImitationNetwork(captioner.model.config.text_config.d_model, attention_heads=4)
     replace(ImitationDraft.load(own), network=looking_back).save(tmp_path / "attends")
     with pytest.raises(OptionError, match="imitation with attention is not measured here"):

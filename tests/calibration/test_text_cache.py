@@ -110,7 +110,7 @@ def test_a_finished_cache_may_be_read_only(target: Target, told: RecordSet, tmp_
 def test_pictures_are_kept(kind: str, tmp_path: Path) -> None:
     target = make_target(kind, tmp_path / "model")
     seen = list(make_records(tmp_path, kind if target.family.vision is None else "blip2-t5"))[:4]
-    told = RecordSet("told", [replace(r, tokens=(5, 6, 7 + i)) for i, r in enumerate(seen)])
+    told = with_answers(seen, [(5, 6, 7 + i) for i in range(len(seen))])
     folder = build_text_cache(target, told, (), tmp_path / "cache", "float32", batch_size=2)
     live = target.texts([told[i] for i in (3, 0)])
     assert any(live.pictures) == (target.family.vision is not None)

@@ -111,8 +111,8 @@ def test_an_early_exit_may_propose_the_end_of_a_text(captioner):
     words = captioner.text_ids([tell(sample_scene(0, 5)).text])[0]
     for last, proposed in ((captioner.end, 3), (words[3], 2)):
         text = [[*words[:3], last]]
-        last = measure_drafts(captioner, torch.randn(1, *captioner.shape), [], text, {"last": EarlyExit(12)})
-        found = last.drafts["last"].acceptance
+        rows, whole = torch.randn(1, *captioner.shape), {"whole": EarlyExit(12)}
+        found = measure_drafts(captioner, rows, [], text, whole).drafts["whole"].acceptance
         assert (found.proposed, found.accepted, found.tokens) == (proposed, proposed, 3)
 
 

@@ -15,42 +15,48 @@ import torch
 from ....exporter.checkpoint import fingerprint, open_checkpoint
 from ....exporter.checkpoint.aliases import ALIASES
 from ....exporter.drafts import open_draft
+from ....exporter.drafts.base import Draft
 from ....exporter.drafts.imitation import ImitationDraft
 from ....runtime.cores import cores
 from ....runtime.errors import OptionError
 from ..precision import DEVICES, device_of
 from .common.captioner import Captioner
+from .common.drafts import exits
 from .common.evaluation import evaluate, report
 from .models import open_captioner
 
 
 def shipped(folder: Path) -> list[Path]:
-    """The imitation drafts that come with the model of this folder; none of a model that does not ship."""
+    """The imitation drafts that come with the model of this folder and look at each row by itself; none of a model that does
+    not ship."""
     aliases = [a for a in ALIASES if a.folder is not None and a.folder.resolve() == folder.resolve()]
-    return [
-        f for alias in aliases for f in alias.draft_folders() if isinstance(open_draft(f), ImitationDraft)
-    ]
+    return [f for alias in aliases for f in alias.draft_folders() if by_row(open_draft(f)) is not None]
+
+
+def by_row(draft: Draft) -> ImitationDraft | None:
+    """An imitation draft without attention; None for another."""
+    return draft if isinstance(draft, ImitationDraft) and not draft.attends else None
 
 
 def imitation_drafts(folders: Sequence[Path], model: Path, captioner: Captioner) -> dict[str, ImitationDraft]:
     """The drafts of these folders, by the folders' names.
 
     Raises:
-        OptionError: another kind, a network that looks at more than a row, or two folders of one name.
+        OptionError: another kind, a network that looks at more than a row, or two folders of one name, or of an exit's.
         ExportError: no draft, or one of another model than `model`.
     """
     found: dict[str, ImitationDraft] = {}
+    checkpoint, width = open_checkpoint(str(model)), captioner.model.get_output_embeddings().in_features
     for folder in folders:
-        draft = open_draft(folder)
-        if not isinstance(draft, ImitationDraft) or draft.attends:
-            what = f"{draft.kind} with attention" if isinstance(draft, ImitationDraft) else draft.kind
+        opened = open_draft(folder)
+        draft = by_row(opened)
+        if draft is None:
+            what = f"{opened.kind} with attention" if isinstance(opened, ImitationDraft) else opened.kind
             raise OptionError(
                 f"--draft {folder}: {what} is not measured here; `vlmexport eval` measures every kind"
             )
-        if folder.name in found:
-            raise OptionError(f"--draft {folder}: there is a {folder.name!r} already; rename one of them")
-        checkpoint = open_checkpoint(str(model))
-        width = captioner.model.get_output_embeddings().in_features
+        if folder.name in {*found, *exits(captioner)}:
+            raise OptionError(f"--draft {folder}: there is a {folder.name!r} already; rename the folder")
         draft.check_target(checkpoint.source, fingerprint(checkpoint), len(captioner.layers), width)
         found[folder.name] = draft
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import overload
 
@@ -62,12 +62,13 @@ def cached_features(
         return build_cache(target, records, layers, folder, dtype)
 
     learned, checked = store(train, "float16"), store(validation, "float16")
+    measured = cache(partial(store, heldout, "float32"))  # once, for all layers
 
     def at(layer: int) -> Features:
         def opened(place: Path) -> CachedFeatures:
             return CachedFeatures(place, layer, target.device)
 
-        return Features(opened(learned), opened(checked), lambda: opened(store(heldout, "float32")))
+        return Features(opened(learned), opened(checked), lambda: opened(measured()))
 
     return {layer: at(layer) for layer in layers}
 

@@ -80,7 +80,7 @@ def measure_drafts(
         texts: N lists of ids with the end token. drafts: those that look at each row by itself, by name; their networks are
             moved to where the captioner computes.
     """
-    # Logits of every draft lie side by side: of a large vocabulary, those of few texts.
+    # Logits of a draft lie beside the model's: of a large vocabulary, those of few texts.
     chunk = max(1, min(64, LOGITS // len(captioner.tokenizer)))
     networks = {name: draft.network.to(captioner.device).eval() for name, draft in drafts.items()}
     layers = sorted({draft.layer for draft in drafts.values()} | {len(captioner.layers)})
@@ -90,7 +90,7 @@ def measure_drafts(
     top: list[Tensor] = []
     entropies: list[Tensor] = []
     matches: dict[str, list[Tensor]] = {name: [] for name in drafts}
-    own_entropies: dict[str, list[Tensor]] = {name: [] for name in drafts}
+    draft_entropies: dict[str, list[Tensor]] = {name: [] for name in drafts}
     for at in range(0, len(texts), chunk):
         own = texts[at : at + chunk]
         ids = padded(own)
@@ -111,7 +111,7 @@ def measure_drafts(
             found = captioner.head(networks[name](seen[draft.layer]))[where]
             counts[name].add(found, final, known)
             matches[name].append(agreement(found, final).float())
-            own_entropies[name].append(torch.special.entr(found.float().softmax(-1)).sum(-1))
+            draft_entropies[name].append(torch.special.entr(found.float().softmax(-1)).sum(-1))
     groups = _groups(torch.cat(parts), torch.cat(places))
     share = {kind: {name: _mean(each.float()) for name, each in one.items()} for kind, one in groups.items()}
     return OwnCaptions(
@@ -119,7 +119,7 @@ def measure_drafts(
             name: Drafted(
                 counts[name].result(),
                 _means(torch.cat(matches[name]), groups),
-                _means(torch.cat(own_entropies[name]), groups),
+                _means(torch.cat(draft_entropies[name]), groups),
             )
             for name in drafts
         },
