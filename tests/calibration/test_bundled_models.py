@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from PIL import Image
+from training_targets import with_answers
 from transformers import AutoImageProcessor
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
@@ -45,9 +45,11 @@ MODELS = [alias.name for alias in ALIASES if alias.bundled]
 LEAST = {
     "tiny-blip2-flant5": (0.85, 0.91),
     "tiny-vit-gpt2": (0.88, 0.95),
-    "tiny-qwen2.5-vl": (0.88, 0.93),
+    "tiny-qwen2.5-vl": (0.92, 0.96),
 }
-"""Alpha that the drafts of a model are known to reach; of another one, what a test bed needs."""
+"""Alpha on captions that the drafts of a model are known to reach; of another one, what a test bed needs."""
+OF_ALL = {"tiny-qwen2.5-vl": (0.88, 0.93)}
+"""The same on all that the model answers, where the drafts are known to reach less of it."""
 SOME = 16
 FLOOR, CEILING = 0.30, 0.90
 """Of the early exit after a quarter of the layers, and of the draft there: what the test bed asks for."""
@@ -97,6 +99,12 @@ def heldout(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "draft.json").read_text())["evaluation"]["heldout"]
 
 
+def on_captions(folder: Path, captioner: Captioner) -> dict[str, Any]:
+    """What a draft states of captions alone."""
+    stated, form = heldout(folder), captioner.captions_form()
+    return stated.get("parts", {form: stated})[form]
+
+
 def test_the_folder_is_small_and_plain(folder: Path):
     files = {f.name: f.stat().st_size for f in folder.iterdir()}
     assert {
@@ -140,12 +148,11 @@ def test_the_stored_evaluation_knows_the_drafts_that_ship(alias: Alias, captione
     folders = imitations(alias)
     assert list(found["drafts"]) == [*exits(captioner), *(f.name for f in folders)]
     for folder in folders:
-        told, stated = found["drafts"][folder.name], heldout(folder)
-        on_captions = stated.get("parts", {captioner.captions_form(): stated})[captioner.captions_form()]
+        told, stated = found["drafts"][folder.name], on_captions(folder, captioner)
         bare = found["drafts"][f"early-exit@{told['layer']}"]
         assert told["fingerprint"] == ImitationDraft.load(folder).fingerprint
-        assert told["tokens"] == on_captions["tokens"]
-        assert told["alpha"] == pytest.approx(on_captions["alpha"], abs=1e-4)
+        assert told["tokens"] == stated["tokens"]
+        assert told["alpha"] == pytest.approx(stated["alpha"], abs=1e-4)
         for by in ("agreement_by_part", "agreement_by_span"):
             assert all(told[by][name] > bare[by][name] for name in bare[by])
         assert told["agreement_by_part"]["fact"] == min(told["agreement_by_part"].values())
@@ -161,9 +168,8 @@ def test_a_recipe_and_eval_measure_the_same(
     drafts = {**exits(captioner), **imitation_drafts(folders, folder, captioner)}
     mine = measure_drafts(captioner, checks.rows[:SOME], checks.prompt, ids, drafts).drafts
     asked = load_records(f"{captioner.captions_form()}:heldout:{SOME}")
-    told = replace(asked, records=[replace(r, tokens=tuple(t)) for r, t in zip(asked, ids, strict=True)])
     names = {name: name for name in exits(captioner)} | {f.name: str(f) for f in folders}
-    theirs = evaluate_drafts(target, told, list(names.values()), max_new_tokens=LONGEST)
+    theirs = evaluate_drafts(target, with_answers(asked, ids), list(names.values()), max_new_tokens=LONGEST)
     for name, other in names.items():
         a, b = mine[name].acceptance, theirs[other]
         assert (a.tokens, len(a.by_position)) == (b.tokens, len(b.by_position)), name
@@ -211,12 +217,14 @@ def test_layers_fit_these_weights(alias: Alias, target: Target):
         assert draft.evaluation["heldout"]["alpha"] >= 0.7
 
 
-def test_imitation_drafts_leave_room(alias: Alias, target: Target):
+def test_imitation_drafts_leave_room(alias: Alias, captioner: Captioner):
     stated = [m["alpha"] for m in map(heldout, imitations(alias))]
     exits = [m["early_exit"]["alpha"] for m in map(heldout, imitations(alias))]
     assert exits[0] >= FLOOR and exits[0] + 0.15 <= stated[0] <= CEILING
     assert stated[0] + 0.02 <= stated[1]
-    assert all(s >= low for s, low in zip(stated, LEAST.get(alias.name, exits), strict=True))
+    captions = [on_captions(folder, captioner)["alpha"] for folder in imitations(alias)]
+    for found, least in ((captions, LEAST), (stated, LEAST | OF_ALL)):
+        assert all(s >= low for s, low in zip(found, least.get(alias.name, exits), strict=True))
 
 
 def test_drafts_are_as_good_as_they_say(alias: Alias, target: Target):
