@@ -45,7 +45,8 @@ class Prepared:
     @property
     def notices(self) -> list[str]:
         """Lines for the user."""
-        return [*self.selection.notices, *generation_notices(self.manifest.generation.to_dict())]
+        generation = generation_notices(self.manifest.generation.to_dict())
+        return [*self.selection.notices, *self.checkpoint.notices, *generation]
 
 
 def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:

@@ -52,9 +52,6 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
     """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
     ends = end_tokens(checkpoint)
     pad, bos = _special(checkpoint, "pad_token_id"), _special(checkpoint, "bos_token_id")
-    template = family.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
     prompt = checkpoint.default_prompt if default_prompt is None else default_prompt
     vocabulary = family.tensors()["embedding_table"].shape[0]
     return {
@@ -63,7 +60,7 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
         "eos_token_ids": ends,
         "pad_token_id": pad if isinstance(pad, int) and 0 <= pad < vocabulary else None,
         "bos_token_id": bos if isinstance(bos, int) and 0 <= bos < vocabulary else None,
-        "chat_template": template,
+        "chat_template": family.chat_template,
         "default_prompt": prompt,
         **family.text(),
     }

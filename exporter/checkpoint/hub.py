@@ -59,21 +59,23 @@ def described(hub_id: str) -> tuple[Path, TensorFiles | None]:
         folder = _snapshot(hub_id, SMALL)
     except Exception as error:
         raise _unreachable(hub_id, error) from error
-    indexed = (folder / INDEX).is_file()
-    names = index_shards(folder / INDEX) if indexed else [SINGLE]
-    if all((folder / name).is_file() for name in names):
-        return folder, None
-    headers: dict[str, Any] = {}
-    try:
-        for name in names:
-            headers[name] = HfApi().parse_safetensors_file_metadata(hub_id, name, revision=folder.name)
-        return folder, DescribedTensors(folder, headers)
-    except EntryNotFoundError as error:
-        if indexed:
-            raise ExportError(f"{hub_id} misses the shard {name} that its index names") from error
-        return download(hub_id, folder.name), None
-    except Exception as error:
-        raise _unreachable(hub_id, error) from error
+    shards = index_shards(folder / INDEX) if (folder / INDEX).is_file() else []
+    for names in ([SINGLE], shards):
+        if names and all((folder / name).is_file() for name in names):
+            return folder, None
+    for names in ([SINGLE], shards):  # transformers' order: one file before an index
+        headers: dict[str, Any] = {}
+        try:
+            for name in names:
+                headers[name] = HfApi().parse_safetensors_file_metadata(hub_id, name, revision=folder.name)
+        except EntryNotFoundError as error:
+            if names is shards:
+                raise ExportError(f"{hub_id} misses the shard {name} that its index names") from error
+        except Exception as error:
+            raise _unreachable(hub_id, error) from error
+        if headers:
+            return folder, DescribedTensors(folder, headers)
+    return download(hub_id, folder.name), None
 
 
 def _snapshot(hub_id: str, patterns: list[str], revision: str | None = None) -> Path:

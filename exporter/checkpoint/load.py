@@ -20,6 +20,8 @@ from .changed import Origin
 from .hub import SMALL, described, download
 from .lines import first_line
 from .names import StoredNames, hollow_names
+from .numbers import check_weights
+from .originals import check_converted
 from .tensors import TensorFiles
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -50,7 +52,7 @@ class Checkpoint:
         """
         if self.hub_id is None or self.tensors.readable:
             return False
-        self.tensors = TensorFiles(download(self.hub_id, self.folder.name))
+        self.tensors = TensorFiles(download(self.hub_id, self.folder.name), _named_weights(self.config))
         self.__dict__.pop("names", None)
         return True
 
@@ -70,12 +72,34 @@ class Checkpoint:
 
     @functools.cached_property
     def names(self) -> StoredNames:
-        """Names of parameters in `model_class` → names of tensors on disk, as transformers maps them."""
-        return StoredNames(self.tensors, hollow_names(self.model_class, self.config))
+        """Names of parameters in `model_class` → names of tensors on disk, as transformers maps them.
+
+        Raises UnsupportedModelError where a tensor is no weight.
+        """
+        names = StoredNames(self.tensors, hollow_names(self.model_class, self.config))
+        check_weights(self.tensors, names)
+        return names
 
     def stored(self, name: str) -> str:
         """The tensor behind a parameter of `model_class`, or behind the table it is tied to; ExportError if none."""
         return self.names.stored(name)
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user about what the folder holds and nothing reads, as nothing in transformers does."""
+        found = []
+        if self.tensors.unread:
+            read = ", ".join(sorted({file.name for file in self.tensors.shards})[:3])
+            found.append(
+                f"weights are read from {read}, as transformers reads them; not from {', '.join(self.tensors.unread)}"
+            )
+        unread = [disk for _, disk in self.names.unread]
+        if unread:
+            some = ", ".join(unread[:3]) + (", …" if len(unread) > 3 else "")
+            found.append(
+                f"{len(unread)} tensors belong to no parameter of {self.architecture} and are not read ({some})"
+            )
+        return found
 
     @functools.cached_property
     def trained_from(self) -> Origin | None:
@@ -147,9 +171,25 @@ class Checkpoint:
             raise ExportError(f"no processor can be read from {self.folder}: {first_line(error)}") from error
 
     @functools.cached_property
-    def chat_template(self) -> Any:
-        """Jinja source, or several by name, or None: the tokenizer's, or of folders of older releases the processor's."""
-        return self.tokenizer.chat_template or self._json("chat_template.json").get("chat_template")
+    def processor_template(self) -> Any:
+        """The chat template that transformers gives to the model's processor: Jinja source, several by name, or None.
+
+        It is read without the processor, which may need packages that are not here. ExportError for a damaged file.
+        """
+        from transformers.processing_utils import ProcessorMixin
+
+        try:
+            described, _ = ProcessorMixin.get_processor_dict(self.folder, local_files_only=True)
+        except Exception as error:  # damaged files fail in many ways
+            raise ExportError(
+                f"no chat template can be read from {self.folder}: {first_line(error)}"
+            ) from error
+        return described.get("chat_template")
+
+    @functools.cached_property
+    def processor_settings(self) -> dict[str, Any]:
+        """`processor_config.json`, or an empty dict."""
+        return self._json("processor_config.json")
 
     @functools.cached_property
     def image_settings(self) -> dict[str, Any]:
@@ -167,7 +207,7 @@ class Checkpoint:
         return self._settings("video_processor", "video_preprocessor_config.json")
 
     def _settings(self, part: str, file: str) -> dict[str, Any]:
-        settings = self._json("processor_config.json").get(part)
+        settings = self.processor_settings.get(part)
         if settings is None:
             settings = self._json(file)
         if not isinstance(settings, dict):
@@ -229,6 +269,7 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     _check_files(folder)
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
+    check_converted(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError) as error:
@@ -241,7 +282,14 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
         ) from error
     _check_types(config, folder)
     _size_decoder_cache(config)
-    return Checkpoint(source, folder, config, tensors or TensorFiles(folder), alias, hub_id)
+    tensors = tensors or TensorFiles(folder, _named_weights(config))
+    return Checkpoint(source, folder, config, tensors, alias, hub_id)
+
+
+def _named_weights(config: PreTrainedConfig) -> str | None:
+    """The file of weights that config.json names, which transformers then reads in place of the usual ones."""
+    named = getattr(config, "transformers_weights", None)
+    return None if named is None else str(named)
 
 
 def _check_files(folder: Path) -> None:

@@ -16,12 +16,10 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.utils.loading_report import LoadStateDictInfo
 
 from ...runtime.errors import ExportError, UnsupportedModelError
 from .tensors import TensorFiles
-
-TIED_SUFFIXES = ("shared.weight", "embed_tokens.weight", "wte.weight", "lm_head.weight")
-"""Tables that transformers ties: any of these may stand for any other when the checkpoint stores the table once."""
 
 
 class StoredNames:
@@ -31,8 +29,17 @@ class StoredNames:
         """`model` is the whole class, with or without memory; only its names are read."""
         self._tensors = tensors
         self._stored, self._converted = _resolve(tensors, model)
+        self._sources: dict[str, str] = dict(model.all_tied_weights_keys)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         """Parameter → shape that the configuration gives it; of tied ones, the first."""
+        self.modules = {
+            path: not any(module.children())
+            for path, module in model.named_modules()
+            if any(p is not None for p in module._parameters.values())
+        }
+        """Path of every module with parameters of its own → whether it holds no other modules."""
+        self.unread = _unread(self._stored, model)
+        """(name in the model's words, tensor) of what belongs to no parameter and no buffer of the model, sorted."""
 
     def find(self, name: str) -> str | None:
         """The tensor of exactly this parameter, or None where the checkpoint does not hold it.
@@ -50,16 +57,19 @@ class StoredNames:
         """The tensor of exactly this parameter as it is stored; None where there is none, or where it is made of others."""
         return self._stored.get(name)
 
+    def tied(self, one: str, other: str) -> bool:
+        """Whether transformers ties two parameters, by whichever flag of the configuration it asks."""
+        return self._sources.get(one, one) == self._sources.get(other, other)
+
     def stored(self, name: str) -> str:
-        """The tensor of a parameter, or of the table it is tied to. Raises ExportError when there is neither."""
+        """The tensor of a parameter, or of one that it is tied to. Raises ExportError when there is neither."""
         found = self.find(name)
         if found is not None:
             return found
-        if name.endswith(TIED_SUFFIXES):
-            scope = name.rpartition(".")[0].rpartition(".")[0]
-            ranked = [n for n in self._stored if n.endswith(TIED_SUFFIXES)]
-            for candidate in sorted(ranked, key=lambda n: (not n.startswith(scope), len(n), n)):
-                return self._stored[candidate]
+        source = self._sources.get(name, name)
+        for tied in (source, *(target for target, of in self._sources.items() if of == source)):
+            if tied in self._stored:
+                return self._stored[tied]
         raise ExportError(f"the checkpoint {self._tensors.folder} has no tensor {name!r}")
 
 
@@ -96,6 +106,14 @@ def _resolve(tensors: Iterable[str], model: Any) -> tuple[dict[str, str], dict[s
         else:
             converted[name] = disk
     return stored, converted
+
+
+def _unread(stored: dict[str, str], model: Any) -> tuple[tuple[str, str], ...]:
+    """What transformers would call unexpected; it knows which leftovers of older releases it lets pass."""
+    unexpected = set(stored) - set(model.state_dict())
+    loading = LoadStateDictInfo(set(), unexpected, set(), [], {}, set())
+    model._adjust_missing_and_unexpected_keys(loading)
+    return tuple((name, stored[name]) for name in sorted(loading.unexpected_keys, key=_natural))
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

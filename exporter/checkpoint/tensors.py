@@ -27,6 +27,8 @@ _DTYPES = {
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
+WEIGHT_FILES = (SINGLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""In transformers' order: a folder's weights are in the first of these that it has."""
 
 REMAP_BYTES = 256 << 20
 """A `.bin` file, which torch maps, is mapped anew after this many bytes were read: pages that were touched count as
@@ -41,9 +43,12 @@ class TensorFiles:
 
     readable = True
     """Whether the tensors are on this machine, and not only described."""
+    unread: tuple[str, ...] = ()
+    """Names of further files of weights of the same format: another save, which transformers does not read either."""
 
-    def __init__(self, folder: Path) -> None:
-        files = _weight_files(folder)
+    def __init__(self, folder: Path, named: str | None = None) -> None:
+        """`named`: the file or index that the configuration names (`transformers_weights`)."""
+        files, self.unread = _weight_files(folder, named)
         self._set_up(folder, files, [_safetensors_spans(f) if _is_safe(f) else {} for f in files])
         for number, file in enumerate(files):
             if not _is_safe(file):
@@ -224,19 +229,38 @@ def _bin_entries(tensors: dict[str, torch.Tensor], number: int) -> dict[str, _En
     }
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    for name in (SINGLE, "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
-        single = folder / name
-        if index.is_file():
-            names = index_shards(index)
-            for name in names:
-                if not (folder / name).is_file():
-                    raise ExportError(f"the checkpoint misses the shard {folder / name}; download it again")
-            return [folder / n for n in names]
-        if single.is_file():
-            return [single]
-    raise ExportError(f"{folder} holds no weights (model.safetensors, its index, or pytorch_model.bin)")
+def _weight_files(folder: Path, named: str | None) -> tuple[list[Path], tuple[str, ...]]:
+    """(files that hold the weights, names of what could hold them and is not read)."""
+    found = [name for name in WEIGHT_FILES if (folder / name).is_file()]
+    if named is not None:
+        if Path(named).name != named or not named.endswith((".safetensors", ".safetensors.index.json")):
+            raise ExportError(
+                f"{folder / 'config.json'}: transformers_weights={named!r:.80} is no safetensors file or index of the folder"
+            )
+        if not (folder / named).is_file():
+            raise ExportError(
+                f"the checkpoint misses {folder / named}, which config.json names; download it again"
+            )
+        found = [named, *(name for name in found if name != named)]
+    if not found:
+        raise ExportError(f"{folder} holds no weights (model.safetensors, its index, or pytorch_model.bin)")
+    first, *others = found
+    if not first.endswith(".index.json"):
+        return [folder / first], _twins(first, others)
+    shards = index_shards(folder / first)
+    for name in shards:
+        if not (folder / name).is_file():
+            raise ExportError(f"the checkpoint misses the shard {folder / name}; download it again")
+    return [folder / name for name in shards], _twins(first, others)
+
+
+def _twins(first: str, others: list[str]) -> tuple[str, ...]:
+    """Of the files that are not read those in the format of `first`: an older save. Another format holds the same model."""
+    return tuple(
+        name
+        for name in others
+        if Path(name.removesuffix(".index.json")).suffix == Path(first.removesuffix(".index.json")).suffix
+    )
 
 
 def index_shards(index: Path) -> list[str]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...runtime.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
+from ..checkpoint.numbers import check_not_quantized
 from ..graphs.precision import Precision
 from ..graphs.weights import WeightRef, WeightStore
 
@@ -129,6 +130,7 @@ class Family:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.config: Any = checkpoint.config
+        check_not_quantized(self.config, checkpoint.architecture)
 
     # --- export ---
 
@@ -209,9 +211,12 @@ class Family:
         return None
 
     @property
-    def chat_template(self) -> Any:
-        """Jinja source, or several by name, or None."""
-        return self.checkpoint.chat_template
+    def chat_template(self) -> str | None:
+        """Jinja source, of several the default, or None: the processor's where the model sees pictures and its processor
+        has one, else the tokenizer's."""
+        own = None if self.vision is None else self.checkpoint.processor_template
+        found = own or self.checkpoint.tokenizer.chat_template
+        return found.get("default") if isinstance(found, dict) else found
 
     @functools.cached_property
     def decoder_start(self) -> int | None:
@@ -298,16 +303,6 @@ def check_common(config: Any, architecture: str) -> None:
             raise UnsupportedModelError(
                 f"{architecture}: {name}={size!r:.40} is not a positive integer; correct config.json"
             )
-    if getattr(config, "quantization_config", None):
-        method = config.quantization_config
-        method = (
-            method.get("quant_method")
-            if isinstance(method, dict)
-            else getattr(method, "quant_method", method)
-        )
-        raise UnsupportedModelError(
-            f"{architecture}: quantized checkpoints ({method}) are not supported; give the original"
-        )
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         raise UnsupportedModelError(
             f"{architecture}: sliding_window={config.sliding_window} is not supported"

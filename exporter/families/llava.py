@@ -38,17 +38,13 @@ class LlavaFamily(Family):
         """The processor's `<image>`."""
         return self.config.image_token_id
 
-    @property
-    def chat_template(self) -> Any:
-        """The processor's: it writes `<image>` where a message has a picture."""
-        return getattr(self.checkpoint.processor, "chat_template", None) or super().chat_template
-
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """`LlavaProcessor`: the chat template where there is one, `<image>` repeated for every row of a picture."""
         processor, images = self.checkpoint.processor, image_list(image)
         if processor.patch_size is None:  # folders of older releases leave these to the configuration
             processor.patch_size = self.config.vision_config.patch_size
-            processor.num_additional_image_tokens = 1
+        if "num_additional_image_tokens" not in self.checkpoint.processor_settings:
+            processor.num_additional_image_tokens = 1  # the tower's class token
         if processor.vision_feature_select_strategy is None:
             processor.vision_feature_select_strategy = self.config.vision_feature_select_strategy
         media = pictures(processor.image_token)
@@ -56,7 +52,9 @@ class LlavaFamily(Family):
         text = (
             turns
             if isinstance(turns, str)
-            else processor.apply_chat_template(turns, add_generation_prompt=True)
+            else processor.apply_chat_template(
+                turns, chat_template=self.chat_template, add_generation_prompt=True
+            )
         )
         special = isinstance(turns, str)
         made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=special)

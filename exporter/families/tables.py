@@ -10,18 +10,19 @@ from ...runtime.errors import ExportError, UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 
 
-def embedding_tensor(checkpoint: Checkpoint, table: str, head: str, tied: bool) -> str:
+def embedding_tensor(checkpoint: Checkpoint, table: str, head: str) -> str:
     """The tensor of the embedding table `table`; a tied checkpoint may have kept only the head's name."""
-    found = checkpoint.names.find(table) or (checkpoint.names.find(head) if tied else None)
+    names = checkpoint.names
+    found = names.find(table) or (names.find(head) if names.tied(table, head) else None)
     if found is None:
         raise _missing(checkpoint, table)
     return found
 
 
-def head_tensor(checkpoint: Checkpoint, embedding: str, head: str, tied: bool) -> str:
+def head_tensor(checkpoint: Checkpoint, embedding: str, table: str, head: str) -> str:
     """The tensor of the LM head `head`, as transformers 5 decides it: one of its own when the checkpoint holds one that
-    differs from the tensor `embedding`, else that tensor itself when the configuration ties them."""
-    found = checkpoint.names.find(head)
+    differs from `embedding`, the tensor of the embedding table `table`; else that tensor itself when the two are tied."""
+    tied, found = checkpoint.names.tied(table, head), checkpoint.names.find(head)
     if found is not None:
         return embedding if _same(checkpoint, embedding, found, tied) else found
     if not tied:

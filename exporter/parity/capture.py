@@ -38,6 +38,8 @@ class Captured:
     logits: Array
     vision: list[dict[str, Array]] = field(default_factory=list)
     image_rows: Array | None = None
+    source_ids: Array | None = None
+    """int64 [B, N]: what a text encoder reads."""
     encoder_rows: Array | None = None
     encoder_states: Array | None = None
     source_lengths: list[int] = field(default_factory=list)
@@ -130,6 +132,7 @@ def _add_source(
     """What cross-attention reads: a text encoder's states, or without one the image rows."""
     if "encoder" in seen:
         source = inputs["input_ids"]
+        found.source_ids = source.numpy()
         found.encoder_rows = _array(_embed(family, embed, source, seen.get("image")))
         states, lengths = seen["encoder"], inputs["attention_mask"].sum(1).tolist()
     else:

@@ -22,11 +22,15 @@ from ..memory import fits_whole, whole_parity_bytes
 from .capture import Captured, capture
 from .compare import compare_graphs
 from .errors import float32_errors
+from .first_tokens import compare_first_tokens
 from .generation import compare_generation
 from .preparation import compare_preparation
 from .recorded import compared_inputs, compared_rows, recorded_memory, row_counts
 from .reference import load_exact, load_reference
 from .runner import GraphRunner, stored_graph_memory
+
+FIRST_TOKENS = 7
+"""As many prompts are compared, each a token longer than the one before, where no generation is."""
 
 
 def check_parity(
@@ -46,7 +50,7 @@ def check_parity(
     Graphs of drafts that are not among `drafts` are not compared; one whose matrices are integers is compared with the
     network that has the same numbers, and its row also says how far that is from the network as it was trained. Above `memory_limit` bytes of parameters (None: where
     the whole would not fit the memory that is available) both sides run layer by layer on chained inputs, with one
-    layer's tensors in memory, and no generation is compared.
+    layer's tensors in memory, and in place of a generation the first tokens behind several prompts are compared.
     Raises ExportError naming the graph and the difference when one is beyond its limit.
     """
     if isinstance(bundle, Path):
@@ -76,7 +80,8 @@ def check_parity(
     runnable = manifest.model.family in FAMILIES
     if runnable:
         found.append(compare_preparation(bundle, family))
-    del captures, runner
+    realistic = captures[-1]
+    del captures
     gc.collect()
     for row in found:
         if not row.ok:
@@ -84,9 +89,12 @@ def check_parity(
                 f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
                 f"({row.relative_difference:.2g} of the largest value, {row.limit:.1e} allowed)"
             )
-    if generation and runnable and not streamed:
+    if streamed:
+        found.append(compare_first_tokens(bundle, runner, family, realistic, min(rows, FIRST_TOKENS)))
+    elif generation and runnable:
         if progress:
             progress("generation", len(found), len(found) + 1)
+        del runner
         found.append(compare_generation(bundle, family, model))
     entries = [row.to_dict() for row in found]
     if streamed:

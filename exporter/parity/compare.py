@@ -99,15 +99,21 @@ def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, 
 
 
 def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
+    assert c.encoder_states is not None
+    found = run_encoder(bundle, runner, graph, c)
+    tally.add("states", found, c.encoder_states, _error(c).encoder_states)
+
+
+def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured) -> np.ndarray:
+    """The text encoder's states [B, N, E] of `c.encoder_rows`."""
     info = bundle.manifest.encoder
-    assert info is not None and c.encoder_rows is not None and c.encoder_states is not None
+    assert info is not None and c.encoder_rows is not None
     batch, source, _ = c.encoder_rows.shape
     mask = np.empty((batch, info.num_heads, source, source), np.float32)
     table, distance = _bias(bundle, info.relative_bias)
     encoder_mask(mask, c.source_lengths, table, distance)
     feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": mask}
-    found = runner.run(graph.file, feeds)["encoder_states"]
-    tally.add("states", found, c.encoder_states, _error(c).encoder_states)
+    return runner.run(graph.file, feeds)["encoder_states"]
 
 
 def _cross_kv(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
@@ -143,10 +149,26 @@ def _layers(
     ends: Sequence[int],
     attention: Sequence[int],
 ) -> None:
-    """Rows after layers [first, end), and keys and values of those that attend. The reference runs all rows at once; the
-    graph runs them as prefill, one token, and the rest."""
-    decoder, error = bundle.manifest.decoder, _error(c)
-    first, last = ends
+    """Rows after layers [first, end), and keys and values of those that attend."""
+    error, last = _error(c), ends[1]
+    steps, found = run_layers(bundle, runner, graph, c, ends[0], attention)
+    for (start, end), outputs in zip(steps, found, strict=True):
+        expected = (x.residuals[last][:, start:end] for x in (c, error))
+        tally.add("hidden", outputs["hidden_out"], *expected)
+    count = c.residuals[ends[0]].shape[1]
+    for i in attention:
+        for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
+            rows = found[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
+            tally.add(f"{kind}s", rows, expected[i], differs[i])
+
+
+def run_layers(
+    bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, first: int, attention: Sequence[int]
+) -> tuple[tuple[tuple[int, int], ...], list[dict[str, np.ndarray]]]:
+    """(rows [start, end) of every step, its outputs): layers of the decoder from `first` on, of which those in `attention`
+    have keys and values, on the rows that enter there. The reference runs all rows at once; the graph runs them as prefill,
+    one token, and the rest."""
+    decoder = bundle.manifest.decoder
     hidden = c.residuals[first]
     batch, count, _ = hidden.shape
     cache_rows = count + SPARE
@@ -177,14 +199,7 @@ def _layers(
             feeds |= _cross(c, attention, end - start)
         runs.append(feeds)
     runs[0] |= dict.fromkeys(layers, stale)
-    found = runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in layers})
-    for (start, end), outputs in zip(steps, found, strict=True):
-        expected = (x.residuals[last][:, start:end] for x in (c, error))
-        tally.add("hidden", outputs["hidden_out"], *expected)
-    for i in attention:
-        for kind, expected, differs in (("key", c.keys, error.keys), ("value", c.values, error.values)):
-            rows = found[-1][f"updated_{kind}_cache.{i}"][:, :, :count]
-            tally.add(f"{kind}s", rows, expected[i], differs[i])
+    return steps, runner.run_chain(graph.file, runs, {f"updated_{name}": name for name in layers})
 
 
 def _error(c: Captured) -> Captured:
@@ -218,8 +233,13 @@ def _head(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, ta
     hidden = c.residuals[bundle.manifest.decoder.num_layers]
     count = hidden.shape[0] * hidden.shape[1]
     index = np.arange(count, dtype=np.int64)[::-3].copy()
-    found = runner.run(graph.file, {"hidden": hidden, "row_index": index})["logits"]
+    found = run_head(runner, graph, hidden, index)
     tally.add("logits", found, *(x.logits.reshape(count, -1)[index] for x in (c, _error(c))))
+
+
+def run_head(runner: GraphRunner, graph: GraphInfo, hidden: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Logits [R, V] of rows of `hidden` [B, N, E], by their index int64 [R] among all."""
+    return runner.run(graph.file, {"hidden": hidden, "row_index": index})["logits"]
 
 
 def _commit(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, tally: Tally) -> None:

@@ -93,24 +93,19 @@ class Language:
     @functools.cached_property
     def embedding(self) -> WeightRef:
         """The embedding table [V, E]."""
-        name = embedding_tensor(
-            self.checkpoint,
-            f"{self.within(self.embed_path)}.weight",
-            f"{self.within('lm_head')}.weight",
-            bool(self.config.tie_word_embeddings),
-        )
+        name = embedding_tensor(self.checkpoint, *self._tables)
         return WeightRef((name,), False, self._table_shape)
 
     @functools.cached_property
     def head(self) -> WeightRef:
         """The LM head's table [V, E]."""
-        name = head_tensor(
-            self.checkpoint,
-            self.embedding.names[0],
-            f"{self.within('lm_head')}.weight",
-            bool(self.config.tie_word_embeddings),
-        )
+        name = head_tensor(self.checkpoint, self.embedding.names[0], *self._tables)
         return WeightRef((name,), False, self._table_shape)
+
+    @property
+    def _tables(self) -> tuple[str, str]:
+        """Parameters of the embedding table and of the LM head."""
+        return f"{self.within(self.embed_path)}.weight", f"{self.within('lm_head')}.weight"
 
     @property
     def _table_shape(self) -> tuple[int, int]:

@@ -1,0 +1,62 @@
+"""Which tensors of a checkpoint are weights: floats of 16, 32 or 64 bits, each of which belongs to a parameter.
+
+Everything else that stands where a weight stands is a quantised model's: integers or floats of 8 bits in a weight's place,
+and scales, zero points and permutations beside it. To read one without the other gives another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...runtime.errors import UnsupportedModelError
+from .names import StoredNames
+from .tensors import TensorFiles
+
+WEIGHT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+REMEDY = "quantized checkpoints are not supported; give the original in float32, float16 or bfloat16"
+
+
+def check_not_quantized(config: Any, architecture: str) -> None:
+    """UnsupportedModelError where the configuration, or that of a part of the model, says how weights were quantised.
+
+    transformers asks the whole model's, at the top of config.json; some publishers write it into a part's.
+    """
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        found = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
+        if found:
+            method = _method(found)
+            raise UnsupportedModelError(f"{architecture}: quantized by {method!r:.80}; {REMEDY}")
+
+
+def _method(described: Any) -> Any:
+    if not isinstance(described, dict):
+        return getattr(described, "quant_method", described)
+    return described.get("quant_method") or described.get("quant_algo") or described
+
+
+def check_weights(tensors: TensorFiles, names: StoredNames) -> None:
+    """UnsupportedModelError that names the first tensor that stands for a parameter and is no weight, or that stands beside
+    a parameter and belongs to none."""
+    for parameter in names.shapes:
+        disk = names.held(parameter)
+        if disk is not None and tensors.dtype(disk) not in WEIGHT_DTYPES:
+            raise UnsupportedModelError(
+                f"{tensors.folder}: tensor {disk} is {tensors.dtype(disk)}, which is no weight: {REMEDY}"
+            )
+    for disk, module in _beside(names.unread, names.modules):
+        raise UnsupportedModelError(
+            f"{tensors.folder}: tensor {disk} stands beside the parameters of {module} and is none of them: {REMEDY}"
+        )
+
+
+def _beside(unread: Iterable[tuple[str, str]], modules: dict[str, bool]) -> Iterator[tuple[str, str]]:
+    """(tensor, module) of those `unread` (parameter's name, tensor) that lie in a module with parameters, or anywhere below
+    one that has no modules of its own (`q_proj.weight.absmax`)."""
+    for name, disk in unread:
+        path = name.split(".")
+        for length in range(len(path) - 1, 0, -1):
+            module = ".".join(path[:length])
+            if module in modules and (modules[module] or length == len(path) - 1):
+                yield disk, module
+                break

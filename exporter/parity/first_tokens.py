@@ -1,0 +1,80 @@
+"""The whole bundle, from pictures and ids to tokens, against the reference: for a model that is too large to generate with.
+
+Each graph is compared with the reference on the reference's own rows; here the rows that a graph gives enter the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...runtime.bundle.folder import Bundle
+from ...runtime.errors import ExportError
+from ..families.base import Family
+from .capture import Captured
+from .compare import run_encoder, run_head, run_layers
+from .generation import NEAR_TIE
+from .runner import GraphRunner
+from .tally import ParityRow
+
+
+def compare_first_tokens(
+    bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, rows: int
+) -> ParityRow:
+    """The token behind each of the last `rows` rows of a captured sequence, as the first of an answer.
+
+    Raises ExportError where one differs without a near-tie.
+    """
+    logits = chained_logits(bundle, runner, family, captured, rows)
+    expected = captured.logits[:, -rows:].reshape(logits.shape)
+    found, best = logits.argmax(-1), expected.argmax(-1)
+    margins = expected.max(-1) - np.take_along_axis(expected, found[:, None], -1)[:, 0]
+    for token, other, margin in zip(found, best, margins, strict=True):
+        if margin >= NEAR_TIE:
+            raise ExportError(
+                f"parity failed: the bundle's first token is {token}, the model's {other} (margin {margin:.3g}), though every "
+                "graph by itself agrees"
+            )
+    return ParityRow("first tokens", "torch", captured.name, len(found), 0.0, 0.0, 0.0)
+
+
+def chained_logits(
+    bundle: Bundle, runner: GraphRunner, family: Family, captured: Captured, rows: int
+) -> np.ndarray:
+    """float32 [B · rows, V]: logits of the last `rows` rows of each sequence by the bundle's graphs alone."""
+    graphs, table = bundle.manifest.graphs, bundle.tensor("embedding_table")
+    by_role = {graph.role: graph for graph in graphs.values()}
+    width = bundle.manifest.decoder.hidden_size
+    pictures = [runner.run(by_role["vision"].file, given)["image_rows"] for given in captured.vision]
+    image_rows = np.concatenate([found.reshape(-1, width) for found in pictures]) if pictures else None
+
+    def embed(ids: np.ndarray) -> np.ndarray:
+        found = runner.run(by_role["embed"].file, {"token_ids": ids, "embedding_table": table})["hidden"]
+        if image_rows is not None and family.image_token_id is not None:
+            found[ids == family.image_token_id] = image_rows
+        return found
+
+    chained = replace(captured, residuals={})
+    if captured.source_ids is not None:
+        chained.encoder_rows = embed(captured.source_ids)
+        chained.encoder_states = run_encoder(bundle, runner, by_role["encoder"], chained)
+    elif family.decoder.cross_attention:
+        assert image_rows is not None
+        chained.encoder_states = image_rows.reshape(len(captured.token_ids), -1, width)
+    if chained.encoder_states is not None:
+        found = runner.run(by_role["cross_kv"].file, {"encoder_states": chained.encoder_states})
+        layers = range(family.decoder.num_layers)
+        chained.cross_keys = [found[f"cross_key.{i}"] for i in layers]
+        chained.cross_values = [found[f"cross_value.{i}"] for i in layers]
+    chained.residuals[0] = embed(captured.token_ids)
+    for graph in graphs.values():
+        if graph.role == "segment":
+            assert graph.layers is not None
+            first, last = graph.layers
+            _, outputs = run_layers(bundle, runner, graph, chained, first, range(first, last))
+            chained.residuals[last] = np.concatenate([each["hidden_out"] for each in outputs], 1)
+    hidden = chained.residuals[family.decoder.num_layers]
+    count = hidden.shape[1]
+    index = np.concatenate([np.arange(count - rows, count) + b * count for b in range(len(hidden))])
+    return run_head(runner, by_role["head"], hidden, index.astype(np.int64))
