@@ -89,7 +89,7 @@ def check_parity(
                 f"parity failed: {row.graph} differs from {row.reference} by {row.max_abs_difference:.3g} "
                 f"({row.relative_difference:.2g} of the largest value, {row.limit:.1e} allowed)"
             )
-    if streamed:
+    if generation and streamed:
         found.append(compare_first_tokens(bundle, runner, family, realistic, min(rows, FIRST_TOKENS)))
     elif generation and runnable:
         if progress:

@@ -51,8 +51,9 @@ def chained_logits(
 
     def embed(ids: np.ndarray) -> np.ndarray:
         found = runner.run(by_role["embed"].file, {"token_ids": ids, "embedding_table": table})["hidden"]
-        if image_rows is not None and family.image_token_id is not None:
-            found[ids == family.image_token_id] = image_rows
+        marks = ids == family.image_token_id
+        if image_rows is not None and marks.any():  # a decoder behind an encoder reads none
+            found[marks] = image_rows
         return found
 
     chained = replace(captured, residuals={})

@@ -13,12 +13,19 @@ import pytest
 import torch
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.cli.tables import parity_table
+from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity import check_parity
+from vlmexport.exporter.parity.capture import capture
 from vlmexport.exporter.parity.exact import float64_arithmetic
+from vlmexport.exporter.parity.first_tokens import chained_logits, compare_first_tokens
 from vlmexport.exporter.parity.generation import first_difference
+from vlmexport.exporter.parity.recorded import compared_inputs
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import FLOOR, SHARE, Tally
+from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
+from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.errors import ExportError
 
 
@@ -94,7 +101,11 @@ def test_graphs_with_other_options_pass(tiny_bundle: Callable, name: str, change
     bundle, checkpoint = tiny_bundle(name, **changes)
     entries = check_parity(bundle, open_checkpoint(checkpoint), memory_limit=memory)
     graphs = json.loads((bundle / "manifest.json").read_text("utf-8"))["graphs"]
-    assert {e["graph"] for e in entries} == {*graphs, "preparation", *(["generation"] if memory else [])}
+    assert {e["graph"] for e in entries} == {
+        *graphs,
+        "preparation",
+        "generation" if memory else "first tokens",
+    }
     assert all(e["values"] > 0 for e in entries)
 
 
@@ -267,3 +278,26 @@ def test_pieces_equal_the_whole_graph(tiny_bundle: Callable) -> None:
         for p in (False, True)
     )
     assert np.abs(whole - pieces).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "blip2-t5", "blip2-opt", "vit-gpt2", "llava", "qwen2.5-vl"])
+def test_the_graphs_one_behind_the_other_give_the_models_first_tokens(
+    tiny_bundle: Callable, name: str
+) -> None:
+    """What layer-by-layer parity compares in place of a generation; a token that differs clearly is refused."""
+    folder, checkpoint_folder = tiny_bundle(name)
+    checkpoint = open_checkpoint(checkpoint_folder)
+    opened = Bundle(folder, Manifest.from_dict(read_manifest(folder / MANIFEST)))
+    bundle = Bundle(folder, widened(opened.manifest))
+    family = family_for(checkpoint)
+    model = load_reference(checkpoint, bundle.manifest.weights_dtype, streamed=True)
+    *_, (kind, inputs) = compared_inputs(family, 12, streamed=True)
+    captured = capture(model, family, kind, bundle.manifest.decoder.cuts, inputs)
+    runner = GraphRunner(folder, piecewise=False)
+    found = chained_logits(bundle, runner, family, captured, 5)
+    np.testing.assert_allclose(found, captured.logits[0, -5:], rtol=1e-3, atol=2e-3)
+    assert compare_first_tokens(bundle, runner, family, captured, 5).values == 5
+    best = captured.logits[0, -3].argmax()
+    captured.logits[0, -3, (best + 1) % captured.logits.shape[-1]] = captured.logits[0, -3, best] + 0.01
+    with pytest.raises(ExportError, match=f"the bundle's first token is {best}"):
+        compare_first_tokens(bundle, runner, family, captured, 5)
