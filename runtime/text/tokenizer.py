@@ -37,7 +37,8 @@ class Tokenizer:
     def open(cls, path: Path | str) -> Tokenizer:
         """Read a `tokenizer.json`. Raises `BundleError` when the file cannot be used."""
         try:
-            found = cls(tokenizers.Tokenizer.from_file(str(path)))
+            # Not `from_file`: it takes no path that the locale cannot write.
+            found = cls(tokenizers.Tokenizer.from_buffer(Path(path).read_bytes()))
         except BaseException as error:  # the library raises bare Exception for any defect
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
