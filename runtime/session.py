@@ -218,7 +218,8 @@ class Session:
         "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); what `encode` gave for one; a list where the model
         reads several. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
         that read videos. `prompt`: text, chat messages, or None for the bundle's default. `images` and `messages` are
-        other words for a list of `image` and a `prompt` of messages. `draft`: a draft of the bundle, by name or kind, or
+        other words for a list of `image` and a `prompt` of messages, whose parts may hold their pictures themselves; what
+        the template would drop of them is refused (docs/models.md). `draft`: a draft of the bundle, by name or kind, or
         "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), not at all

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import BundleError, PromptError
 from ..text.chat import render_chat
-from ..text.messages import check_messages, check_written, readable, texts
+from ..text.messages import check_messages, check_written, parts_of, readable, texts
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prompt, RawPrompt, Source, View
 
@@ -79,6 +79,12 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
             raise BundleError(f"the tokenizer has no {medium.mark}; build the bundle again")
         marks = int(np.count_nonzero(ids == token))
         if marks != count:
+            named = [] if isinstance(turns, str) else parts_of(turns, kind)
+            if len(named) == count:
+                raise PromptError(
+                    f"the chat template writes {marks} {medium.mark} for {count} parts of type {kind!r} "
+                    f"({'; '.join(named):.200}); move them into turns of the user, or leave them out"
+                )
             raise PromptError(
                 f"the prompt has {marks} {medium.mark}, and {count} {medium.name} were given: one for each"
             )

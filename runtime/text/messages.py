@@ -49,18 +49,19 @@ def check_messages(messages: Sequence[Any], kinds: Sequence[str] = ()) -> list[M
 def _checked(name: str, message: Any, kinds: Sequence[str]) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
         raise PromptError(f"{name} is not an object with 'role' and 'content': {message!r:.80}")
-    content, fields = message["content"], {}
-    for field, value in message.items():
-        if field not in ("role", "content") and value is not None:
-            fields[field] = _plain(value, f"{name}: its field {field!r:.40}")
-    message = {"role": message["role"], "content": content, **fields}
+    found = {  # in the order of the caller's, which a template may write
+        field: value if field in ("role", "content") else _plain(value, f"{name}: its field {field!r:.40}")
+        for field, value in message.items()
+        if field == "content" or value is not None
+    }
+    content = message["content"]
     if isinstance(content, str):
-        return message
+        return found
     if not isinstance(content, list | tuple):
         raise PromptError(f"{name}: its content is {type(content).__name__}, not text or a list of parts")
     for number, part in enumerate(content):
         _check_part(f"{name}, part {number}", part, kinds)
-    return {**message, "content": list(content)}
+    return {**found, "content": list(content)}
 
 
 def _check_part(name: str, part: Any, kinds: Sequence[str]) -> None:
@@ -108,6 +109,17 @@ def texts(messages: Sequence[Message]) -> Iterator[Text]:
         for number, part in enumerate(content):
             if part["type"] == "text":
                 yield Text(at, number, role, part["text"])
+
+
+def parts_of(messages: Sequence[Message], kind: str) -> list[str]:
+    """Names of the parts of checked messages that are of this type, in order."""
+    return [
+        f"message {at}, part {number}"
+        for at, message in enumerate(messages)
+        if not isinstance(message["content"], str)
+        for number, part in enumerate(message["content"])
+        if part["type"] == kind
+    ]
 
 
 def readable(template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> list[Message]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import ImageError, PromptError
 from vlmexport.runtime.families import get_family
-from vlmexport.runtime.families.chat import special_tokens
+from vlmexport.runtime.families.chat import Medium, media_ids, special_tokens
 from vlmexport.runtime.families.parts import gathered
 from vlmexport.runtime.images.video import Video
 from vlmexport.runtime.text.chat import render_chat
@@ -162,6 +162,11 @@ def test_answers_may_lose_their_reasoning_and_fields_may_be_read() -> None:
     named = "{% for m in messages %}{{ m.role }}{{ ' ' + m.name if m.name }}:{{ m.content }};{% endfor %}"
     assert laid(named, talk(("user", "one"), name="Ada")) == "user Ada:one;"
     assert laid(named, [{"role": "user", "content": "one", "name": None}]) == "user:one;"
+    assert list(check_messages([{"name": "Ada", "content": "one", "role": "user"}])[0]) == [
+        "name",
+        "content",
+        "role",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +234,31 @@ def test_media_stand_in_one_place_only() -> None:
         check_messages(gathered([], asked)[1], ("image",))  # type: ignore[arg-type]
     assert gathered(["b.png"], "text") == (["b.png"], "text")
     assert gathered([], [3, {"role": "user"}]) == ([], [3, {"role": "user"}])
+
+
+USERS = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
+    "{% elif m.role == 'user' %}<|im_start|>{% endif %}{% endfor %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("roles", "count", "message"),
+    [
+        (["user", "assistant"], 2, r"writes 1 <\|im_start\|> for 2 parts of type 'image' \(message 0, part 1; message 1, part 1\)"),
+        (["user", "user"], 1, r"the prompt has 2 <\|im_start\|>, and 1 pictures were given"),
+        (["user", "user"], 2, None),
+    ],
+)  # fmt: skip
+def test_every_picture_is_written(llama: Bundle, roles: list[str], count: int, message: str | None) -> None:
+    llama.manifest.text.chat_template = USERS
+    media = {"image": Medium("<|im_start|>", "", "pictures")}
+    messages = [{"role": role, "content": [part("a"), {"type": "image"}]} for role in roles]
+    if message is None:
+        media_ids(llama, messages, ["image"] * count, media)
+        return
+    with pytest.raises(PromptError, match=message):
+        media_ids(llama, messages, ["image"] * count, media)
 
 
 # --- special tokens ---
