@@ -271,9 +271,8 @@ def _fail(error: Exception, command: str | None) -> int:
             raise error
         return _complain(str(failure))
     if isinstance(error, MemoryError):
-        return _complain(
-            f"not enough memory ({error or 'out of memory'}); use a smaller model or smaller limits"
-        )
+        reason = f" ({error})" if str(error) else ""
+        return _complain(f"not enough memory{reason}; use a smaller model or smaller limits")
     if isinstance(error, OSError) and error.strerror:  # a full disk, a file that may not be written, …
         return _complain(f"{error.filename or 'the output'}: {error.strerror}")
     # Errors of use (unknown option, missing argument) know how to show themselves.

@@ -10,8 +10,9 @@ from .speculate.stats import Stats
 
 @dataclass(frozen=True)
 class Result:
-    """`tokens` holds every emitted id, the end token included; `text` is their text without special tokens, cut
-    before a stop string. `finish_reason`: eos, length, stop, deadline or cancelled."""
+    """`tokens` holds every emitted id, the end token and those of a stop string included; `text` is their text without
+    special tokens, cut before a stop string, also before one that is or holds a special token. `finish_reason`: eos,
+    length, stop, deadline or cancelled."""
 
     text: str
     tokens: list[int]

@@ -22,6 +22,7 @@ from .decode.passes import Decoder
 from .errors import ImageError, InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
 from .families.base import Prompt, View
+from .families.parts import gathered
 from .options import integer
 from .prefix import Prefix, kept, outside, shared
 from .request import RequestOptions, Settings, request_options, resolve
@@ -217,7 +218,8 @@ class Session:
         "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); what `encode` gave for one; a list where the model
         reads several. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
         that read videos. `prompt`: text, chat messages, or None for the bundle's default. `images` and `messages` are
-        other words for a list of `image` and a `prompt` of messages. `draft`: a draft of the bundle, by name or kind, or
+        other words for a list of `image` and a `prompt` of messages, whose parts may hold their pictures themselves; what
+        the template would drop of them is refused (docs/models.md). `draft`: a draft of the bundle, by name or kind, or
         "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), not at all
@@ -225,7 +227,9 @@ class Session:
         is ("confidence": at most `draft_length` tokens, or 8, until one is less likely than a threshold that follows
         what was accepted, from `confidence_threshold` on; Draft & Verify). `draft_nodes` above the length asks drafts
         that propose trees for so many tokens a cycle, at most `draft_length` of them on one path. `temperature` 0 is greedy. `repetition_penalty` takes the
-        place of the model's own. `seed` None draws one when sampling. `deadline`: seconds from this call, checked
+        place of the model's own. `seed` None draws one when sampling. `stop`: texts before which the answer ends; one that is or
+        holds a special token ("<|im_start|>") is looked for where special tokens are written, any other in the text as it
+        is returned. `deadline`: seconds from this call, checked
         between cycles. `on_text` receives each piece of text when it is certain. `force_acceptance` accepts drafts
         at this rate whatever they are: for timing only, the output is not text. `lossy="typical"` accepts drafts that
         the model finds likely enough (`typical_epsilon`, `typical_delta`; Medusa's typical acceptance): faster at a
@@ -411,7 +415,7 @@ class Session:
         return found
 
     def _prepare(self, about: tuple[list[Any], Prompt], channels: str = "rgb") -> Prepared:
-        media, prompt = about
+        media, prompt = gathered(*about)
         for each in media:
             if isinstance(each, View) and each.model not in (None, self.bundle.manifest.model.fingerprint):
                 raise ImageError(

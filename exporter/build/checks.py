@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers.activations import ACT2CLS, LinearActivation
@@ -17,14 +18,14 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.errors import BundleError, ExportError, PromptError, VlmexportError
 from ...runtime.families import FAMILIES, get_family
-from ...runtime.text.chat import render_chat
+from ...runtime.families.chat import chat_ids
 from ...runtime.text.sandbox import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
-from ..families.samples import SENTENCE, odd_picture
+from ..families.samples import CONVERSATIONS, SENTENCE, odd_picture
 from ..graphs.hollow import signature
 from ..graphs.template import TraceInput, trace
-from .text import core_tokenizer
+from .text import core_tokenizer, template_file
 
 if TYPE_CHECKING:
     from ..families.base import Family
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 SPARE_BYTES = 16 << 20
 """Disk space asked for beyond the weights: graphs, tokenizer, manifest."""
-
-CONVERSATIONS = (("user",), ("system", "user"), ("user", "assistant", "user"))
-"""Roles of the messages that a chat template is tried with."""
-
 
 _accepted: set[tuple] = set()
 """Signatures of activations that were traced in this process."""
@@ -140,21 +137,26 @@ def check_requests(prepared: Prepared) -> None:
         raise ExportError(f"the tokenizer of {folder} cannot be used: {first_line(error)}") from error
 
 
-def check_chat(manifest: Manifest, tokenizer: Tokenizer, folder: Any) -> None:
+def check_chat(manifest: Manifest, tokenizer: Tokenizer, folder: Path) -> None:
     """The runtime renders the chat template within its bounds, whatever conversation it accepts."""
     text = manifest.text
     if not text.chat_template:
         return
-    bos, eos = tokenizer.token(text.bos_token_id), tokenizer.token(next(iter(text.eos_token_ids), None))
-    for roles in CONVERSATIONS:
-        messages = [{"role": role, "content": SENTENCE} for role in roles]
+    for conversation in CONVERSATIONS:
         try:
-            render_chat(text.chat_template, messages, bos_token=bos, eos_token=eos)
+            chat_ids(Sample(manifest, tokenizer), text.chat_template, conversation)
         except (BundleError, TooMuch) as error:
-            reason = str(error).removeprefix("manifest field 'text.chat_template': ")
-            raise ExportError(f"the chat template of {folder} cannot be used: {reason}") from error
-        except PromptError:  # no system messages, say: transformers raises there too
-            continue
+            raise _unusable(text.chat_template, folder, error) from error
+        except PromptError as error:
+            if conversation is CONVERSATIONS[0]:  # what every request without messages is laid out as
+                raise _unusable(text.chat_template, folder, error) from error
+            # No turns of the system, say: the runtime refuses them, in transformers they fail or are dropped.
+
+
+def _unusable(template: str, folder: Path, error: Exception) -> ExportError:
+    """What to say of a chat template that does not serve, with the file that it stands in."""
+    reason = str(error).removeprefix("manifest field 'text.chat_template': ")
+    return ExportError(f"the chat template of {template_file(folder, template)} cannot be used: {reason}")
 
 
 def _try_requests(prepared: Prepared, sample: Sample) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,31 @@ def core_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     return core
 
 
-def end_tokens(checkpoint: Checkpoint) -> list[int]:
-    """Tokens that end a text of the model. Raises UnsupportedModelError when there is none."""
+TEMPLATE_FILES = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+)
+
+
+def template_file(folder: Path, template: str) -> Path:
+    """The file of a checkpoint that holds the chat template; the folder where none does by itself."""
+    for name in TEMPLATE_FILES:
+        try:
+            text = (folder / name).read_text(encoding="utf-8")
+            held = text if name.endswith(".jinja") else json.loads(text)["chat_template"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        several = held if isinstance(held, list) else [{"template": held}]
+        if any(isinstance(each, dict) and each.get("template") == template for each in several):
+            return folder / name
+    return folder
+
+
+def end_tokens(checkpoint: Checkpoint, vocabulary: int | None = None) -> list[int]:
+    """Tokens that end a text of the model, each below `vocabulary`. Raises UnsupportedModelError when there is none, or
+    one that is no such token."""
     found = _special(checkpoint, "eos_token_id")
     ends = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
     if not all(type(end) is int for end in ends):
@@ -37,6 +61,13 @@ def end_tokens(checkpoint: Checkpoint) -> list[int]:
     if not ends:
         raise UnsupportedModelError(
             f"{checkpoint.folder}: no eos_token_id in the configuration; add it to generation_config.json"
+        )
+    beyond = [] if vocabulary is None else [end for end in ends if not 0 <= end < vocabulary]
+    if beyond:
+        own = checkpoint.generation_config.get("eos_token_id") == found
+        file = checkpoint.folder / ("generation_config.json" if own else "config.json")
+        raise UnsupportedModelError(
+            f"{file}: eos_token_id {beyond[0]} is no token of the model, whose vocabulary has {vocabulary}; correct it"
         )
     return ends
 
@@ -50,10 +81,10 @@ def _special(checkpoint: Checkpoint, name: str) -> Any:
 
 def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
     """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
-    ends = end_tokens(checkpoint)
+    vocabulary = family.tensors()["embedding_table"].shape[0]
+    ends = end_tokens(checkpoint, vocabulary)
     pad, bos = _special(checkpoint, "pad_token_id"), _special(checkpoint, "bos_token_id")
     prompt = checkpoint.default_prompt if default_prompt is None else default_prompt
-    vocabulary = family.tensors()["embedding_table"].shape[0]
     return {
         "tokenizer": TOKENIZER_FILE,
         "vocab_size": vocabulary,
@@ -62,5 +93,6 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
         "bos_token_id": bos if isinstance(bos, int) and 0 <= bos < vocabulary else None,
         "chat_template": family.chat_template,
         "default_prompt": prompt,
+        "special_tokens": dict(checkpoint.tokenizer.special_tokens_map),
         **family.text(),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...runtime.errors import InputError
+from ...runtime.text.messages import check_messages, readable
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt
 from .languages import language_for
@@ -27,7 +28,9 @@ class LlamaFamily(Family):
             raise InputError("this model reads text only: leave the image out")
         tokenizer = self.checkpoint.tokenizer
         if getattr(tokenizer, "chat_template", None):
-            turns = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+            template = tokenizer.get_chat_template()  # of several, the default
+            asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+            turns = readable(template, check_messages(asked), tokenizer.special_tokens_map)
             text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:

@@ -9,6 +9,7 @@ from ...runtime.errors import InputError, UnsupportedModelError
 from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
+from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt
 from .languages.llama import LlamaLanguage
@@ -49,13 +50,13 @@ class LlavaFamily(Family):
             processor.vision_feature_select_strategy = self.config.vision_feature_select_strategy
         media = pictures(processor.image_token)
         turns: Sequence[Any] | str = placed(prompt or "", ["image"] * len(images), self.chat_template, media)
-        text = (
-            turns
-            if isinstance(turns, str)
-            else processor.apply_chat_template(
+        if isinstance(turns, str):
+            text = turns
+        else:
+            turns = readable(self.chat_template, turns, processor.tokenizer.special_tokens_map)
+            text = processor.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True
             )
-        )
         special = isinstance(turns, str)
         made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=special)
         ids = tuple(made["input_ids"][0].tolist())

@@ -14,6 +14,7 @@ from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.qwen2_5_vl import Seen, written
 from ...runtime.images.video import Video
+from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
 from .base import Family, Parts, ReferencePrompt
 from .languages import language_for
@@ -63,6 +64,7 @@ class Qwen2_5_VLFamily(Family):
         kinds = ["video" if isinstance(each, Video) else "image" for each in given]
         turns = placed(prompt or "", kinds, self.chat_template, written(*marks))
         if not isinstance(turns, str):
+            turns = readable(self.chat_template, turns, tokenizer.special_tokens_map)
             text = tokenizer.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
             )

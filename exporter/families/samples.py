@@ -10,6 +10,24 @@ SENTENCE = (
     "a small robot puts the red cube on the table next to the blue cup , then it looks at the green ball . "
 )
 
+SAID = {
+    "system": "You are a robot . ",
+    "user": "look at the table , please . ",
+    "assistant": "a red cube is on the table . ",
+}
+"""What each role says in a conversation."""
+
+CONVERSATIONS = tuple(
+    [{"role": role, "content": SAID[role]} for role in roles]
+    for roles in (
+        ("user",),
+        ("system", "user"),
+        ("user", "assistant", "user"),
+        ("system", "user", "assistant", "user", "assistant", "user"),
+    )
+)
+"""Messages that a chat template is tried with: one turn and three, without and with a turn of the system."""
+
 ODD_SIZES = ((61, 83), (97, 45), (33, 33), (240, 317))
 """(height, width) of pictures that fit no vision tower: wide, tall, small and larger than most towers."""
 

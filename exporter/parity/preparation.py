@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 
-from ...runtime.errors import ExportError
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.errors import ExportError, PromptError
 from ...runtime.families import get_family
-from ...runtime.families.base import Source
+from ...runtime.families.base import Prepared, Source
+from ...runtime.text.tokenizer import Tokenizer
 from ..families.base import Family
 from ..families.reference import decoder_prefix
-from ..families.samples import ODD_SIZES, SENTENCE, odd_picture
+from ..families.samples import CONVERSATIONS, ODD_SIZES, SENTENCE, odd_picture
 from .tally import ParityRow, Tally
 
 PIXELS = 1e-5
@@ -17,37 +23,78 @@ PIXELS = 1e-5
 
 
 def compare_preparation(bundle: Source, family: Family) -> ParityRow:
-    """Token ids, decoder ids and inputs of the vision tower for several requests.
+    """Token ids, decoder ids and inputs of the vision tower for several requests, and for conversations where the bundle
+    has a chat template.
 
     Ids must be equal: ExportError names the first that is not. Pixels are compared like the rows of a graph.
     """
-    prepare = get_family(bundle.manifest.model.family).prepare
-    words, tally = SENTENCE.split(), Tally()
+    runtime, tally = get_family(bundle.manifest.model.family), Tally()
+    words = SENTENCE.split()
     for index in range(1 if family.vision is None else len(ODD_SIZES)):
         image = None if family.vision is None else odd_picture(index)
         prompt = " ".join(words[: 2 + index])
-        found, expected = prepare(bundle, image, prompt), family.reference_prompt(image, prompt)
-        decoded = found.token_ids if found.decoder_ids is None else found.decoder_ids
-        for what, ids, wanted in (
-            ("prompt", found.token_ids, expected.input_ids),
-            ("decoder's prompt", decoded, decoder_prefix(expected)),
-        ):
-            if wanted and tuple(ids.tolist()) != wanted:
-                raise ExportError(
-                    f"parity failed: the runtime's {what} of {prompt!r} is {ids.tolist()}, the model's own processor "
-                    f"makes {list(wanted)}"
-                )
-            tally.values += len(wanted)
-        if expected.positions is not None:
-            places = found.positions if found.positions is not None else np.arange(len(found.token_ids))
-            if not np.array_equal(np.broadcast_to(places, expected.positions.shape), expected.positions):
-                raise ExportError(
-                    f"parity failed: the runtime's positions of {prompt!r} and a picture are not the model's own"
-                )
-        if family.vision is None or expected.vision is None:
+        _compare(runtime.prepare(bundle, image, prompt), family, image, prompt, tally)
+    for image, messages in _conversations(bundle, family):
+        try:
+            found = runtime.prepare(_Longer.of(bundle), image, messages)
+        except (
+            PromptError
+        ):  # a template without such turns: the runtime refuses these, and nothing is to compare
             continue
-        runs = family.vision.runs({name: values.numpy() for name, values in expected.vision.items()})
-        for inputs, wanted in zip(found.vision, runs, strict=True):
-            for name, values in wanted.items():
-                tally.add(name, inputs[name], values)
+        _compare(found, family, image, messages, tally)
     return tally.row("preparation", "transformers", "realistic", floor=PIXELS)
+
+
+@dataclass(frozen=True)
+class _Longer:
+    """A bundle whose limit of length no conversation meets."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, bundle: Source) -> _Longer:
+        limits = replace(bundle.manifest.limits, max_length=1 << 20)
+        return cls(replace(bundle.manifest, limits=limits), bundle.tokenizer)
+
+
+def _conversations(bundle: Source, family: Family) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+    """A picture, where the model sees any, and messages; it stands in the user's first turn."""
+    if not bundle.manifest.text.chat_template:
+        return
+    for messages in CONVERSATIONS:
+        if family.vision is None:
+            yield None, messages
+            continue
+        turns = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        first = next(turn for turn in turns if turn["role"] == "user")
+        first["content"].insert(0, {"type": "image"})
+        yield odd_picture(0), turns
+
+
+def _compare(found: Prepared, family: Family, image: Any, prompt: Any, tally: Tally) -> None:
+    """One request as the runtime laid it out, against the model's own processor."""
+    expected = family.reference_prompt(image, prompt)
+    decoded = found.token_ids if found.decoder_ids is None else found.decoder_ids
+    for what, ids, wanted in (
+        ("prompt", found.token_ids, expected.input_ids),
+        ("decoder's prompt", decoded, decoder_prefix(expected)),
+    ):
+        if wanted and tuple(ids.tolist()) != wanted:
+            raise ExportError(
+                f"parity failed: the runtime's {what} of {prompt!r} is {ids.tolist()}, the model's own processor "
+                f"makes {list(wanted)}"
+            )
+        tally.values += len(wanted)
+    if expected.positions is not None:
+        places = found.positions if found.positions is not None else np.arange(len(found.token_ids))
+        if not np.array_equal(np.broadcast_to(places, expected.positions.shape), expected.positions):
+            raise ExportError(
+                f"parity failed: the runtime's positions of {prompt!r} and a picture are not the model's own"
+            )
+    if family.vision is None or expected.vision is None:
+        return
+    runs = family.vision.runs({name: values.numpy() for name, values in expected.vision.items()})
+    for inputs, wanted in zip(found.vision, runs, strict=True):
+        for name, values in wanted.items():
+            tally.add(name, inputs[name], values)

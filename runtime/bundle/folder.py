@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -33,6 +34,10 @@ Check = Literal["size", "sha256", "once"]
 """How much of a bundle is compared when it is opened; see `Bundle.open`."""
 
 _REBUILD = "build it again with `vlmexport build`, or copy the whole folder again"
+_LINKED = (
+    "copy the files in instead of linking them (`cp -rL`; of a bundle on the Hugging Face Hub: `hf download REPO --local-dir "
+    "FOLDER`)"
+)
 _DTYPES: dict[str, str] = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits
 
 
@@ -77,6 +82,12 @@ class Bundle:
         try:
             folder = Path(path)
             found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"
+            str(folder.absolute()).encode()  # as the libraries are given it
+        except UnicodeEncodeError as error:
+            raise BundleError(
+                f"{path!r:.200}: this path has characters that Python's {sys.getfilesystemencoding()} cannot write; set "
+                "PYTHONUTF8=1, or LC_ALL=C.UTF-8, or move the bundle to a path of plain letters"
+            ) from error
         except (OSError, TypeError, ValueError) as error:  # a name that no file can have, or no name at all
             reason = getattr(error, "strerror", None) or error
             raise BundleError(f"{path!r:.80} is not a path ({reason})") from error
@@ -231,9 +242,7 @@ class Bundle:
         except (OSError, RuntimeError) as error:
             raise BundleError(f"{path}: cannot be read ({error})") from error
         if not real.is_relative_to(self.path.resolve()):
-            raise BundleError(
-                f"{path}: leads out of the bundle to {real}; copy the file in instead of linking it"
-            )
+            raise BundleError(f"{path}: leads out of the bundle to {real}; {_LINKED}")
         if not stat.S_ISREG(status.st_mode):
             raise BundleError(f"{path}: is not a regular file; {_REBUILD}")
         if status.st_size != info.bytes:
@@ -320,7 +329,7 @@ def read_manifest(path: Path) -> Any:
     """Parse `manifest.json` strictly: UTF-8, at most 64 MiB, no duplicate names, no NaN or infinity."""
     try:
         if path.is_symlink():
-            raise BundleError(f"{path}: is a link; copy the file in instead of linking it")
+            raise BundleError(f"{path}: is a link; {_LINKED}")
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise BundleError(f"{path}: is not a regular file; {_REBUILD}")

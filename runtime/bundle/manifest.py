@@ -101,7 +101,11 @@ class Limits(Part):
 
 @dataclass(kw_only=True)
 class TextInfo(Part):
-    """Tokenizer file, special tokens and prompt layout; `image_rows` is null where it depends on the picture."""
+    """Tokenizer file, special tokens and prompt layout; `image_rows` is null where it depends on the picture.
+
+    `special_tokens` are the tokenizer's own by name ("eos_token" → "</s>"), which a chat template may write; None in
+    bundles of older versions. They may differ from the ids above, which are the model's.
+    """
 
     tokenizer: str = checked(file_name)
     vocab_size: int = checked(integer(1, 10_000_000))
@@ -113,6 +117,9 @@ class TextInfo(Part):
     image_rows: int | None = checked(optional(integer(0, 1 << 20)), default=None)
     chat_template: str | None = checked(optional(string(1 << 20)), default=None)
     default_prompt: str | None = checked(optional(string(1 << 16)), default=None)
+    special_tokens: dict[str, str] | None = checked(
+        optional(mapping_of(string(1000), string(200), 1000)), default=None
+    )
     extra: dict[str, Any] = field(default_factory=dict)
 
 

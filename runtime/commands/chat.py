@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, PromptError
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -60,11 +60,14 @@ def _turns(prompt: str | None) -> Iterator[str]:
     while True:
         if asks:
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise PromptError(f"standard input is not {error.encoding}: UTF-16? give UTF-8") from error
         if not line:
             return
-        if line.strip():
-            yield line.strip()
+        if words := line.removeprefix("\ufeff").strip():  # a byte order mark, as some shells write
+            yield words
 
 
 def _split(words: str) -> list[str]:

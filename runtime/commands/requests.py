@@ -68,13 +68,13 @@ def check_lossy(lossy: str | None, temperature: float, epsilon: float, delta: fl
 
 
 def read_prompt(prompt: str | None, raw: bool) -> str | None:
-    """The `--prompt` text; `-` reads standard input, which must be UTF-8."""
+    """The `--prompt` text; `-` reads standard input (`from_pipe`)."""
     from ..families import RawPrompt
-    from ..text.prompt import LONGEST, as_text
+    from ..text.prompt import LONGEST, as_text, from_pipe
 
     if prompt is None:
         return None
-    text = as_text(sys.stdin.buffer.read(4 * LONGEST + 1) if prompt == "-" else prompt)
+    text = from_pipe(sys.stdin.buffer.read(4 * LONGEST + 1)) if prompt == "-" else as_text(prompt)
     return RawPrompt(text) if raw else text
 
 

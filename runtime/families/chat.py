@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import BundleError, PromptError
-from ..text.chat import check_messages, render_chat
+from ..text.chat import render_chat
+from ..text.messages import check_messages, check_written, parts_of, readable, texts
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prompt, RawPrompt, Source, View
 
@@ -31,16 +32,28 @@ Media = Mapping[str, Medium]
 def chat_ids(bundle: Source, template: str, messages: list[dict[str, Any]]) -> np.ndarray:
     """int64 [n]: the template's text with the turn of the answer opened. It writes every special token itself.
 
-    Raises `BundleError` for a broken template, `PromptError` for messages that it refuses.
+    Raises `BundleError` for a broken template, `PromptError` for messages that it refuses or of which it drops a part.
+    """
+    special = special_tokens(bundle)
+    turns = readable(template, messages, special)
+    rendered = render_chat(template, turns, special)
+    check_written(rendered, turns)
+    return bundle.tokenizer.encode(as_text(rendered), add_special_tokens=False)
+
+
+def special_tokens(bundle: Source) -> dict[str, str]:
+    """What the chat template of a bundle is given: the tokenizer's own special tokens by name.
+
+    Bundles of older versions do not hold them: then bos and eos are the written forms of the model's.
     """
     text, tokenizer = bundle.manifest.text, bundle.tokenizer
-    rendered = render_chat(
-        template,
-        messages,
-        bos_token=tokenizer.token(text.bos_token_id),
-        eos_token=tokenizer.token(next(iter(text.eos_token_ids), None)),
-    )
-    return tokenizer.encode(as_text(rendered), add_special_tokens=False)
+    if text.special_tokens is not None:
+        return text.special_tokens
+    found = {
+        "bos_token": tokenizer.token(text.bos_token_id),
+        "eos_token": tokenizer.token(next(iter(text.eos_token_ids), None)),
+    }
+    return {name: token for name, token in found.items() if token is not None}
 
 
 def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media) -> np.ndarray:
@@ -66,6 +79,12 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
             raise BundleError(f"the tokenizer has no {medium.mark}; build the bundle again")
         marks = int(np.count_nonzero(ids == token))
         if marks != count:
+            named = [] if isinstance(turns, str) else parts_of(turns, kind)
+            if len(named) == count:
+                raise PromptError(
+                    f"the chat template writes {marks} {medium.mark} for {count} parts of type {kind!r} "
+                    f"({'; '.join(named):.200}); move them into turns of the user, or leave them out"
+                )
             raise PromptError(
                 f"the prompt has {marks} {medium.mark}, and {count} {medium.name} were given: one for each"
             )
@@ -116,9 +135,9 @@ def placed(
     Raises `PromptError` for messages that are none, and for a mark that was typed where the template writes them.
     """
     if not isinstance(prompt, str):
-        messages = check_messages(list(prompt))
-        for words in _words(messages):
-            _refuse_marks(words, media)
+        messages = check_messages(list(prompt), tuple(media))
+        for words in texts(messages):
+            _refuse_marks(words.text, media)
         return messages
     if not template or isinstance(prompt, RawPrompt):
         if any(medium.mark in prompt for medium in media.values()):
@@ -127,16 +146,6 @@ def placed(
     _refuse_marks(prompt, media)
     content = [*({"type": kind} for kind in given), {"type": "text", "text": prompt}]
     return [{"role": "user", "content": content}]
-
-
-def _words(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """Everything in the messages that a template may write as it is."""
-    for message in messages:
-        content = message["content"]
-        for part in content if isinstance(content, list) else [content]:
-            found = part.get("text") if isinstance(part, dict) else part
-            if isinstance(found, str):
-                yield found
 
 
 def _refuse_marks(words: str, media: Media) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import PromptError
-from ..text.chat import check_messages
+from ..text.messages import check_messages
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, RawPrompt, Source, View, image_list, text_only
 from .chat import chat_ids
+from .parts import gathered
 
 
 class Llama:
@@ -23,7 +24,8 @@ class Llama:
     def prepare(self, bundle: Source, image: Any, prompt: Prompt) -> Prepared:
         """Text becomes one user message; a list is a whole conversation; `RawPrompt` skips the template."""
         manifest, tokenizer = bundle.manifest, bundle.tokenizer
-        if image_list(image):
+        media, prompt = gathered(image_list(image), prompt)
+        if media:
             raise text_only()
         if prompt is None:
             prompt = manifest.text.default_prompt

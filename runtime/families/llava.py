@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Prepared, Prompt, Source, View, views_of
+from .base import Prepared, Prompt, Source, View, image_list, views_of
 from .chat import Media, Medium, laid_out
 from .fixed import fixed_view, incomplete
+from .parts import gathered
 
 
 class Llava:
@@ -26,7 +27,8 @@ class Llava:
         mark = bundle.tokenizer.token(bundle.manifest.text.image_token_id)
         if mark is None:
             raise incomplete(self.name, "image", "text.image_token_id")
-        found = laid_out(bundle, prompt, views_of(self, bundle, image), pictures(mark))
+        media, prompt = gathered(image_list(image), prompt)
+        found = laid_out(bundle, prompt, views_of(self, bundle, media), pictures(mark))
         return Prepared(found.ids, found.views, found.slots if found.views else None)
 
 

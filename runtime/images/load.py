@@ -3,7 +3,7 @@
 | input | becomes |
 |---|---|
 | grey, palette, 1-bit, CMYK, YCbCr | converted to RGB |
-| transparency (RGBA, LA, palette with a transparent colour) | laid over white, as transformers' processors do |
+| transparency (RGBA, LA, palette with a transparent colour, PNGs with one of any depth) | laid over white, as transformers' processors do; of 16-bit colour by the upper 8 bits |
 | 16-bit grey (Pillow's modes `I;16` and `I`) | scaled, not clipped: the largest value of its range → 255 (see below) |
 | 16-bit colour | its upper 8 bits, as Pillow reads it: 12-bit values in it come out dark, convert them before |
 | EXIF orientation | applied: the picture stands as a viewer shows it |
@@ -31,6 +31,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import ImageError
 from ..options import check_colour_order
+from .remote import check_local
 
 MAX_PIXELS = 80_000_000
 """Larger images are refused before they are decoded (240 MB as RGB): a small file can claim any size."""
@@ -62,6 +63,7 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
         )
     if isinstance(source, Image.Image):
         return _to_rgb(source, name)
+    check_local(source)
     if isinstance(source, str | os.PathLike):
         if not os.fspath(source):
             raise ImageError(f"{name}: its path is empty")
@@ -138,11 +140,13 @@ def _formats() -> tuple[str, ...]:
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     _check_size(*image.size, name)
-    declared = _declared_range(image)
+    declared, transparent = _declared_range(image), _transparent(image)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's notes on odd metadata: the picture itself is good
             image.load()
+            if transparent is not None:
+                image.info["transparency"] = transparent
             image = _upright(image)
     except Exception as error:  # truncated or damaged data: each decoder raises its own kind
         raise ImageError(f"{name}: the image data is truncated or damaged ({_reason(error)})") from error
@@ -180,6 +184,18 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
+def _transparent(image: Image.Image) -> Any:
+    """The transparent value of an image that is not read yet, None where it has none, as its pixels will be: Pillow
+    stretches grey of 2 and 4 bits and cuts colours of 16, and leaves the value that a PNG writes."""
+    value, tiles = image.info.get("transparency"), getattr(image, "tile", ())
+    depth = tiles[0][3] if tiles and image.format == "PNG" else None
+    if isinstance(value, int) and depth in ("L;2", "L;4"):
+        return value * (85 if depth == "L;2" else 17)
+    if isinstance(value, tuple) and depth == "RGB;16B":
+        return tuple(part >> 8 for part in value)
+    return value
+
+
 RANGES = (255, 1023, 4095, 16383, 65535)
 """Largest values of the depths that cameras have."""
 
@@ -203,8 +219,12 @@ def _from_16_bit(image: Image.Image, name: str, declared: int | None) -> Image.I
         raise ImageError(
             f"{name}: grey values {low}..{high} are outside 16 bits; save it as 8-bit PNG or JPEG"
         )
+    transparent = image.info.get("transparency")
+    white = np.equal(pixels, transparent if isinstance(transparent, int) else -1)
+    high = int(pixels.max(initial=0, where=~white))
     full = next(value for value in (declared or 0, *RANGES) if value >= max(high, 1))
     grey = ((pixels.astype(np.uint32) * 255 + full // 2) // full).astype(np.uint8)
+    grey[white] = 255
     return Image.fromarray(grey).convert("RGB")
 
 

@@ -24,6 +24,7 @@ from ..errors import ImageError
 from ..extras import need_extra
 from ..options import check_colour_order, number
 from .load import FORMATS, load_image
+from .remote import check_local
 
 SLOWEST, FASTEST = 1e-4, 1000.0
 """Frames per second: one in three hours, and a rate above which it is a mistake."""
@@ -73,6 +74,7 @@ class Clip(Protocol):
 def open_video(video: Video) -> Clip:
     """What `video.frames` holds. Raises `ImageError` naming it and what is wrong, `OptionError` without PyAV."""
     source = video.frames
+    check_local(source)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if video.channels != "rgb":

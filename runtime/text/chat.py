@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -21,12 +23,15 @@ LONGEST_TEMPLATE = 100_000
 def render_chat(
     template: str,
     messages: list[dict[str, Any]],
+    special_tokens: Mapping[str, str] = MappingProxyType({}),
     *,
-    bos_token: str | None = None,
-    eos_token: str | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
     """The text of a conversation.
+
+    Args:
+        special_tokens: name of a variable ("eos_token") → what it holds. As in transformers, the others are undefined
+            and render as nothing.
 
     The template comes with the bundle and is untrusted: it runs in a sandbox that bounds its work and its output.
     Raises `BundleError` when the template itself is broken, `PromptError` when it refuses the messages.
@@ -35,17 +40,15 @@ def render_chat(
         raise BundleError(
             f"manifest field 'text.chat_template': {len(template)} characters; the limit is {LONGEST_TEMPLATE}"
         )
-    # transformers passes the special tokens that exist; the others stay undefined and render as nothing.
-    special = {"bos_token": bos_token, "eos_token": eos_token}
     try:
         return render(
             _compile(template),
             {
+                **special_tokens,
                 "messages": messages,
                 "add_generation_prompt": add_generation_prompt,
                 "tools": None,
                 "documents": None,
-                **{name: value for name, value in special.items() if value is not None},
             },
         )
     except jinja2.TemplateSyntaxError as error:
@@ -58,20 +61,6 @@ def render_chat(
         raise PromptError(f"the chat template refuses these messages: {error}") from error
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         raise PromptError(f"the chat template fails on these messages: {error}") from error
-
-
-def check_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Messages must be objects with a `role` and a `content`. Raises `PromptError`."""
-    for at, message in enumerate(messages):
-        if (
-            not isinstance(message, dict)
-            or not isinstance(message.get("role"), str)
-            or "content" not in message
-        ):
-            raise PromptError(f"message {at} is not an object with 'role' and 'content': {message!r:.80}")
-    if not messages:
-        raise PromptError("the list of messages is empty; give at least one")
-    return messages
 
 
 def _raise_exception(message: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 
+from .stop import StopStrings
 from .tokenizer import Tokenizer
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -15,30 +17,48 @@ class IncrementalDetokenizer:
     Held back until certain: the bytes of an unfinished character, a run of byte-fallback tokens (one bad byte
     at its end turns the whole run into replacement characters), and a tail that may become a stop string.
     Each step decodes a window of two pieces, never the whole output: the cost per token is constant.
+
+    A stop string that is or holds a special token is looked for in the text with special tokens, as transformers'
+    `StopStringCriteria` does, any other in the text that is handed out.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), skip_special_tokens: bool = True):
         self._tokenizer, self._byte_ids = tokenizer, tokenizer.byte_ids
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._stop = tuple(text for text in stop if text)
+        self._hidden = tokenizer.special_tokens if skip_special_tokens else {}
+        self._stop = StopStrings(stop, self._hidden.values())
+        self._waiting = ""  # special tokens behind a character that is not finished
         self._ids: list[int] = []  # tokens of the window: a piece handed out, then the undecided ones
         self._read = 0  # how many of them are already in `_prefix`
         self._prefix = ""  # decoding of `_ids[:_read]`
-        self._tail = ""  # certain text, held back as a possible beginning of a stop string
         self.stopped = False
         """True once a stop string was completed; later tokens give no text."""
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text that has become certain, often an empty string."""
-        if self.stopped or token_id in self._hidden:
+        if self.stopped:
             return ""
+        if token_id in self._hidden:
+            return self._push_special(self._hidden[token_id]) if self._stop.special else ""
         self._ids.append(int(token_id))
         if token_id in self._byte_ids:
             return ""
         text = self._tokenizer.backend.decode(self._ids, skip_special_tokens=False)
         if text.endswith(_UNKNOWN) or not text.startswith(self._prefix):
             return ""
-        return self._release(self._advance(text), final=False)
+        return self._release(self._advance(text))
+
+    def _push_special(self, token: str) -> str:
+        """It ends a run of byte tokens, and stands behind a character that is not finished."""
+        self._waiting += token
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
+        if not text.endswith(_UNKNOWN) and text.startswith(self._prefix):
+            return self._release(self._advance(text))
+        ended = copy(self._stop)  # were this the end
+        found = ended.take(text[len(self._prefix) :]) + ended.take(self._waiting, hidden=True)
+        if not ended.found:
+            return ""
+        self._stop, self.stopped = ended, True
+        return found
 
     def hold(self, token_id: int) -> str:
         """Take one token whose text nobody waits for: `finish` gives all of it. Not with stop strings."""
@@ -51,7 +71,8 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
-        return self._release(text[len(self._prefix) :], final=True)
+        found = self._release(text[len(self._prefix) :])
+        return found if self.stopped else found + self._stop.rest()
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._prefix) :]
@@ -66,26 +87,12 @@ class IncrementalDetokenizer:
         self._read = len(self._ids)
         return piece
 
-    def _release(self, piece: str, final: bool) -> str:
-        if not self._stop:
+    def _release(self, piece: str) -> str:
+        if not self._stop.texts:
             return piece
-        text = self._tail + piece
-        # The one completed first wins: that does not depend on where tokens begin and end.
-        ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if ends:
-            self.stopped, self._tail = True, ""
-            return text[: min(ends)[1]]
-        keep = 0 if final else self._possible_stop(text)
-        cut = len(text) - keep
-        self._tail = text[cut:]
-        return text[:cut]
-
-    def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = 0
-        for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+        found = self._stop.take(piece)
+        if self._waiting:
+            found += self._stop.take(self._waiting, hidden=True)
+            self._waiting = ""
+        self.stopped = self._stop.found
+        return found

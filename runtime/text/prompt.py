@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import numpy as np
 
 from ..errors import PromptError
@@ -32,6 +34,34 @@ def as_text(prompt: object) -> str:
                 "(bytes that are not UTF-8?)"
             )
     return prompt
+
+
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
+"""Byte order mark → encoding; the mark of UTF-32 begins with that of UTF-16."""
+
+
+def from_pipe(data: bytes) -> str:
+    """A prompt that a pipe or a file gives: without the byte order mark, which may say UTF-16 or UTF-32, and without one
+    line end, which shells and editors put behind a text. Raises `PromptError` for what is not text."""
+    encoding = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
+    if encoding in ("utf-16", "utf-32"):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise PromptError(
+                f"the prompt is not {encoding.upper()}, as its byte order mark says: position {error.start}; save it as UTF-8"
+            ) from error
+    else:
+        text = as_text(data.removeprefix(codecs.BOM_UTF8))
+    if "\0" in text:
+        raise PromptError(
+            f"the prompt has a NUL character at position {text.index(chr(0))}: UTF-16 without a byte order mark? save it as "
+            "UTF-8"
+        )
+    return as_text(text.removesuffix("\n").removesuffix("\r"))
 
 
 def check_length(token_ids: np.ndarray, limit: int, what: str) -> None:

@@ -22,7 +22,11 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         added = backend.get_added_tokens_decoder()
-        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens: dict[int, str] = {
+            i: token.content for i, token in added.items() if token.special
+        }
+        """Id → written form."""
+        self.special_ids = frozenset(self.special_tokens)
         # Not `to_str()`: it counts from 0 to the highest id, which may be any number, and takes memory for every gap.
         self.post_processor: Any = _state(backend.post_processor)
         """What `tokenizer.json` says of it, or None."""
@@ -33,7 +37,8 @@ class Tokenizer:
     def open(cls, path: Path | str) -> Tokenizer:
         """Read a `tokenizer.json`. Raises `BundleError` when the file cannot be used."""
         try:
-            found = cls(tokenizers.Tokenizer.from_file(str(path)))
+            # Not `from_file`: it takes no path that the locale cannot write.
+            found = cls(tokenizers.Tokenizer.from_buffer(Path(path).read_bytes()))
         except BaseException as error:  # the library raises bare Exception for any defect
             if not isinstance(error, Exception) and not is_panic(error):
                 raise

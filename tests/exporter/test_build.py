@@ -36,7 +36,6 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import (
-    BundleError,
     ExportError,
     OptionError,
     UnsupportedModelError,
@@ -366,6 +365,11 @@ def test_an_activation_that_the_runtime_cannot_run_is_refused_before_anything_is
     [
         ("generation_config.json", "[]", "holds list, not an object"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id 'x' is not a token id"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": [2, 5000]}',
+            "generation_config.json: eos_token_id 5000 is no token",
+        ),
         ("tokenizer_config.json", "3", "no tokenizer can be read"),
         ("tokenizer.json", "null", "no tokenizer can be read"),
     ],
@@ -380,6 +384,13 @@ def test_damaged_files_are_named_before_anything_is_written(
     assert "\n" not in str(caught.value)
 
 
+def test_an_end_token_of_the_configuration_is_looked_for_there(changed: Callable[..., Path]) -> None:
+    folder = changed(eos_token_id=5000)
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"[^_]config\.json: eos_token_id 5000 is no token"):
+        describe_before_writing(folder)
+
+
 def describe_before_writing(folder: Path) -> None:
     """What `build` checks before it traces."""
     prepare_module.prepare(BuildRequest(model=str(folder), output=Path("x")), write=False)
@@ -391,7 +402,7 @@ def test_a_manifest_that_no_runtime_reads_is_refused_before_a_graph_is_traced(
     folder = changed()
     (folder / "generation_config.json").write_text('{"eos_token_id": 99999}')
     monkeypatch.setattr(build_module, "export", lambda *_: pytest.fail("a graph was traced"))
-    with pytest.raises(BundleError, match=r"text\.eos_token_ids\[0\]': 99999 is not below"):
+    with pytest.raises(UnsupportedModelError, match="eos_token_id 99999 is no token of the model"):
         build(folder, tmp_path / "bundle", draft_layer=1)
 
 
@@ -629,8 +640,8 @@ def _wide(folder: Path) -> None:
         (_tokenizer(_nearly_empty), "is it the model's own"),
         (_tokenizer(_unknown_token), "puts the special token '<nope>' around texts"),
         (_words, "bad_words_ids holds 99999"),
-        (_template, "chat template of .*model cannot be used: line 1"),
-        (_late_loop, "chat template of .*model cannot be used: "),
+        (_template, r"chat template of .*model/chat_template\.jinja cannot be used: line 1"),
+        (_late_loop, r"chat template of .*model/chat_template\.jinja cannot be used: "),
         (_lost, r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"),
         (_wide, r"has shape .* not \(1000000000000000, 96\)"),
         (lambda folder: None, "allows 7: shorten it"),

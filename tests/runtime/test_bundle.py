@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,7 +137,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         ),
         r"plans/x\.plan: not listed",
     ),
-    "link out of the bundle": (_link_outside, r"head\.onnx: leads out of the bundle"),
+    "link out of the bundle": (
+        _link_outside,
+        r"head\.onnx: leads out of the bundle .*`hf download REPO --local-dir FOLDER`",
+    ),
     "folder instead of a file": (_folder_instead_of_file, "not a regular file"),
     "manifest is a pipe": (_pipe_instead_of_manifest, r"manifest\.json: is not a regular file"),
     "link to a folder": (_link_to_a_folder, r"plans: is a link to a folder; copy the files in"),
@@ -240,3 +245,26 @@ def test_unknown_graph_and_tensor_are_named(folder: Path) -> None:
         opened.graph_path("segment.9")
     with pytest.raises(BundleError, match="no tensor 'x'; there are embedding_table"):
         opened.tensor("x")
+
+
+def test_a_path_that_the_locale_cannot_write_is_told_so(tmp_path: Path) -> None:
+    """Python then stands bytes in for letters, which no library takes: the tokenizer's said to build the bundle again."""
+    folder = handmade_bundle.write_bundle(tmp_path / "größe")
+    code = (
+        "import sys; from vlmexport.runtime.bundle.folder import Bundle; from vlmexport.runtime.errors import BundleError\n"
+        "try: Bundle.open(sys.argv[1]).tokenizer; print('opened')\n"
+        "except BundleError as error: print(ascii(str(error)))"
+    )
+    said = {}
+    for name, setting in {"ascii": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "utf-8": {"LC_ALL": "C.UTF-8"}}.items():  # fmt: skip
+        environment = {**os.environ, **setting}
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said[name] = done.stdout.strip()
+    assert said["utf-8"] == "opened"
+    assert "set PYTHONUTF8=1" in said["ascii"] and "build" not in said["ascii"]

@@ -164,6 +164,9 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def no_memory() -> None:
+        raise MemoryError
+
     def memory() -> None:
         raise MemoryError("8 TiB asked for")
 
@@ -171,7 +174,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     actions = {
-        "good": lambda: print("built"), "full": full, "memory": memory, "fail": fail, "interrupt": interrupt, "leave": leave,
+        "good": lambda: print("built"), "full": full, "memory": memory, "no memory": no_memory, "fail": fail, "interrupt": interrupt, "leave": leave,
         "torch": lambda: need("torch.nn"), "plot": lambda: need("matplotlib"), "bug": lambda: need("numpyy"),
         "ctrl-c": lambda: signalled(signal.SIGINT), "term": lambda: signalled(signal.SIGTERM),
         "in a callback": in_a_callback, "swallowed": swallowed,
@@ -193,6 +196,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         ("leave", 1, ""),
         ("full", 2, "vlmexport: the output: No space left on device\n"),
         ("memory", 2, "vlmexport: not enough memory (8 TiB asked for); use a smaller model or smaller limits\n"),
+        ("no memory", 2, "vlmexport: not enough memory; use a smaller model or smaller limits\n"),
         ("torch", 2, "vlmexport: `vlmexport build` needs the extra [export] (torch is missing): "
                      f"{install_command('export')}\n"),
         ("plot", 2, "vlmexport: `vlmexport build` needs the extra [eval] (matplotlib is missing): "

@@ -264,6 +264,7 @@ def test_run_reads_the_prompt_from_standard_input(
         return json.loads(capsys.readouterr().out)["tokens"]
 
     assert tokens("-", "größer".encode()) == tokens("größer") != tokens("the cup")
+    assert tokens("-", "größer\r\n".encode("utf-8-sig")) == tokens("größer")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     assert main("run", tiny_bundle("llama").path, "--prompt", "-") == 2
     assert "not UTF-8" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from vlmexport.runtime.bundle.manifest import ImageInfo
 from vlmexport.runtime.errors import BundleError, ImageError
 from vlmexport.runtime.images import load as load_module
 from vlmexport.runtime.images.load import load_image
-from vlmexport.runtime.images.processors import preprocess
+from vlmexport.runtime.images.processors import crop, preprocess
+from vlmexport.runtime.images.processors.window import resized_window
+from vlmexport.runtime.images.video import Video, open_video
 
 SETTINGS = ImageInfo(
     processor="blip", height=48, width=64, resample="bicubic", rescale_factor=1 / 255,
@@ -218,16 +221,43 @@ def test_an_order_of_colours_that_means_nothing_is_refused(tmp_path: Path) -> No
             load_image(source, channels="bgr")
 
 
-def _sixteen_bit_colour(values: np.ndarray) -> bytes:
-    """A 16-bit RGB PNG, which Pillow reads but cannot write."""
+def _png(
+    size: tuple[int, int], depth: int, colour: int, rows: list[bytes], transparent: bytes = b""
+) -> bytes:
+    """A PNG of a kind that Pillow reads but cannot write; `colour` 0 is grey, 2 RGB."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, colour, 0, 0, 0))
+    header += chunk(b"tRNS", transparent) if transparent else b""
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def _sixteen_bit_colour(values: np.ndarray) -> bytes:
     height, width, _ = values.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return _png((width, height), 16, 2, [row.astype(">u2").tobytes() for row in values])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("transparent", [0, 1])
+def test_a_transparent_grey_is_laid_over_white_at_every_depth(depth: int, transparent: int) -> None:
+    most = 2**depth - 1
+    values = [0, 1, most]
+    packed = sum(value << depth * (7 - at) for at, value in enumerate(values)).to_bytes(depth, "big")
+    found = load_image(_png((3, 1), depth, 0, [packed[: -(-3 * depth // 8)]], struct.pack(">H", transparent)))
+    wanted = [255 if value == transparent else round(value * 255 / most) for value in values]
+    assert np.asarray(found)[0].tolist() == [[value] * 3 for value in wanted]
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_a_transparent_colour_is_laid_over_white_at_every_depth(depth: int) -> None:
+    form, scale = (">9B", 1) if depth == 8 else (">9H", 256)
+    colours = [3 * scale, 4 * scale, 5 * scale, 3 * scale, 4 * scale, 6 * scale, 3, 4, 250 * scale]
+    transparent = struct.pack(">3H", *colours[:3])
+    found = load_image(_png((3, 1), depth, 2, [struct.pack(form, *colours)], transparent))
+    assert np.asarray(found)[0].tolist() == [[255] * 3, [3, 4, 6], [3 // scale, 4 // scale, 250]]
 
 
 def test_16_bit_colour_keeps_its_range(tmp_path: Path) -> None:
@@ -317,6 +347,48 @@ def test_other_sources_are_refused(source: object) -> None:
         load_image(source)
 
 
+REMOTE = {
+    "http://x/y.png": "is a URL, and nothing is downloaded: save it",
+    "https://x/a//b.png": "is a URL, and nothing is downloaded: save it",
+    "s3://bucket/y.png": "is a URL, and nothing is downloaded: save it",
+    "file:///a/b%20c.png": "is a URL: give the path alone, /a/b c.png",
+    "data:image/png;base64,iVBO": "give the bytes, base64",
+    "rtsp://camera/1": "is a camera or a stream",
+    "/dev/video0": "is a camera or a stream",
+    "0": "is a camera or a stream",
+    0: "is a camera or a stream",
+}
+
+
+@pytest.mark.parametrize("source", REMOTE)
+@pytest.mark.parametrize(
+    "read", [load_image, lambda source: open_video(Video(source))], ids=["image", "video"]
+)
+def test_urls_and_cameras_are_told_what_to_do_instead(
+    read: Callable[[object], object], source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in (source, Path(source)) if isinstance(source, str) else (source,):
+        with pytest.raises(ImageError) as caught:
+            read(given)
+        message = str(caught.value)
+        assert REMOTE[source] in message and "\n" not in message
+        if "//b" not in str(source) or given is source:
+            assert message.startswith(f"{source}: "), "kept as typed, also where `Path` loses a slash"
+
+
+@pytest.mark.parametrize("name", ["a:b.png", "http.png", "C:/a.png", "video0", "12345.png"])
+def test_ordinary_names_are_no_urls(name: str) -> None:
+    with pytest.raises(ImageError, match="no such image file"):
+        load_image(name)
+
+
+def test_a_file_may_be_called_like_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture().save("0", format="PNG")
+    assert same(load_image("0"), picture())
+
+
 def test_pixel_values_by_hand() -> None:
     white = preprocess(Image.new("RGB", (10, 10), (255, 0, 51)), SETTINGS)
     assert white.shape == (1, 3, 48, 64)
@@ -389,3 +461,48 @@ def test_difference_to_the_torchvision_backend(
     record_property("largest_difference", difference)
     print(f"{size}: largest difference {difference:.3g}")
     assert difference < 0.2  # one grey level is 0.015
+
+
+# --- thin pictures ---
+
+
+@pytest.mark.parametrize("resample", ["BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS"])
+def test_a_window_of_a_resized_picture_is_that_of_the_whole(resample: str) -> None:
+    random, filter_ = np.random.default_rng(0), Image.Resampling[resample]
+    for turn in range(80):
+        short = int(random.integers(1, 40))
+        long = int(short * random.uniform(1, 40))
+        shape = (long, short) if turn % 2 else (short, long)
+        image = Image.fromarray(random.integers(0, 256, (*shape, 3), dtype=np.uint8))
+        side = int(random.integers(short, 60))
+        longer = int(side * long / short)
+        if longer < long:
+            continue
+        size = (side, longer) if turn % 2 else (longer, side)
+        count = int(random.integers(1, longer + 1))
+        start = int(random.integers(0, longer - count + 1))
+        whole = np.asarray(image.resize(size, filter_))
+        wanted = whole[start : start + count] if turn % 2 else whole[:, start : start + count]
+        found = resized_window(image, size, 0 if turn % 2 else 1, start, count, filter_)
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (3, 9_001), (7_000, 2)], ids=str)
+def test_of_a_thin_picture_only_the_middle_is_made(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ImageInfo(**{**SETTINGS.to_dict(), "processor": "clip", "height": 32, "width": 32})
+    settings.extra = {"shortest_edge": 32}
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+    resize, made = Image.Image.resize, []
+
+    def counted(self: Image.Image, *arguments: Any, **options: Any) -> Image.Image:
+        found = resize(self, *arguments, **options)
+        made.append(found.width * found.height)
+        return found
+
+    monkeypatch.setattr(Image.Image, "resize", counted)
+    found = preprocess(image, settings)
+    assert max(made) <= size[0] * size[1] + 32 * 64
+    monkeypatch.setattr(crop, "THIN", 1 << 30)
+    np.testing.assert_array_equal(found, preprocess(image, settings))

@@ -77,6 +77,44 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     assert len(prepared.row_slots) == 3 * rows
 
 
+def test_pictures_in_parts_are_those_beside_the_messages(tiny: TinyBundle, tmp_path: Path) -> None:
+    PICTURES[1].save(tmp_path / "b.png")
+    held: list[Any] = [PICTURES[0], str(tmp_path / "b.png"), np.asarray(PICTURES[2])]
+    places = iter(zip(("image", "path", "image"), held, strict=True))
+    messages = [
+        {**turn, "content": [part | dict([next(places)]) if part["type"] == "image" else part for part in turn["content"]]}
+        for turn in TALK
+    ]  # fmt: skip
+    found = get_family("llava").prepare(tiny.bundle, None, messages)
+    want = get_family("llava").prepare(tiny.bundle, PICTURES, TALK)
+    assert found.token_ids.tolist() == want.token_ids.tolist()
+    for one, other in zip(found.vision, want.vision, strict=True):
+        np.testing.assert_array_equal(one["pixel_values"], other["pixel_values"])
+    with Session.load(tiny.path) as session:
+        plain = session.generate(images=PICTURES, messages=TALK, max_new_tokens=8)
+        assert session.generate(messages=messages, max_new_tokens=8).tokens == plain.tokens
+        swapped = [np.asarray(PICTURES[0])[:, :, ::-1], *held[1:]]
+        assert session.generate(messages=[{"role": "user", "content": [{"type": "image", "image": swapped[0]}, {"type": "text", "text": "cup"}]}], channels="bgr", max_new_tokens=8).tokens == session.generate(PICTURES[0], "cup", max_new_tokens=8).tokens  # fmt: skip
+        bad = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
+        outcomes = session.generate_many([{"prompt": "cup", "max_new_tokens": 2}, bad])
+        assert [isinstance(outcome, PromptError) for _, outcome in sorted(outcomes, key=lambda each: each[0])] == [False, True]  # fmt: skip
+
+
+def test_a_conversation_of_a_template_for_text_is_held(tiny: TinyBundle, tmp_path: Path) -> None:
+    """`Session.chat` writes contents in parts, which this template would print as Python does."""
+    from vlmexport.runtime.bundle.folder import Bundle
+
+    bundle = Bundle.open(shutil.copytree(tiny.path, tmp_path / "bundle"))
+    bundle.manifest.text.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    with Session.load(bundle) as session:
+        chat = session.chat("the table")
+        chat.say("red cup", max_new_tokens=4)
+        prompt = get_family("llava").prepare(bundle, None, chat.messages[:2])
+        assert bundle.tokenizer.decode(prompt.token_ids).split()[-4:] == ["table", "user:", "red", "cup"]
+        with pytest.raises(PromptError, match="does not write message 0"):
+            chat.say("blue cup", PICTURES[0])
+
+
 def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: Any) -> None:
     text = "USER: the <image> and <image>\nwhere is it ASSISTANT:"
     prepared = get_family("llava").prepare(tiny.bundle, PICTURES[:2], RawPrompt(text))

@@ -47,7 +47,7 @@ def test_manifests_and_inspect_output_are_valid(tmp_path: Path, family: str) -> 
 WRONG = {
     "limits/max_length": 0, "limits/max_width": "8", "format": "zip", "schema_version": 3, "decoder/head_dim": -1,
     "decoder/position": "alibi", "graphs/head/role": 7, "graphs/head/file": "../head.onnx", "drafts": {},
-    "weights/bytes": -1, "text/eos_token_ids": None, "image/mean": [1.0], "verify_width": 0, "model": None,
+    "weights/bytes": -1, "text/eos_token_ids": None, "text/special_tokens": {"eos_token": 1}, "image/mean": [1.0], "verify_width": 0, "model": None,
     "plans": [{"lowering": "rows"}],
 }  # fmt: skip
 

@@ -238,6 +238,28 @@ def test_stop_string_cuts_the_text(sessions: Callable[[str], Session]) -> None:
         assert result.tokens == whole.tokens[: len(result.tokens)]
 
 
+def test_a_special_token_stops_every_kind_of_request(sessions: Callable[[str], Session]) -> None:
+    session = sessions("llama")
+    special = session.bundle.tokenizer.special_tokens
+
+    def asked(seed: int) -> dict[str, Any]:
+        return {"prompt": "x", "temperature": 60.0, "seed": seed, "max_new_tokens": 60, "ignore_eos": True}
+
+    for seed in range(100):
+        whole = session.generate(**asked(seed)).tokens
+        at = next((n for n, token in enumerate(whole) if token in special and n), 60)
+        if at < 50:
+            break
+    request = asked(seed) | {"stop": [special[whole[at]]]}
+    results = [session.generate(**request), *session.generate_batch([request, asked(seed)])]
+    stream = session.stream(**request)
+    text = "".join(stream)
+    for result in (results[0], results[1], stream.result):
+        assert (result.finish_reason, result.tokens) == ("stop", whole[: at + 1])
+        assert result.text == text == session.bundle.tokenizer.decode(whole[:at])
+    assert results[2].tokens == whole
+
+
 def test_a_stop_string_may_be_complete_only_at_the_end(sessions: Callable[[str], Session]) -> None:
     """An unfinished character is held back until no token can finish it."""
     session, unknown = sessions("llama"), "\N{REPLACEMENT CHARACTER}"

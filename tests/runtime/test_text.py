@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 from vlmexport.runtime.errors import BundleError, PromptError
 from vlmexport.runtime.text.chat import render_chat
-from vlmexport.runtime.text.prompt import as_text, check_ids, check_length
+from vlmexport.runtime.text.prompt import as_text, check_ids, check_length, from_pipe
 from vlmexport.runtime.text.tokenizer import Tokenizer
 
 
@@ -124,6 +124,37 @@ def test_bad_prompts_are_refused_with_the_reason(prompt: object, message: str) -
         as_text(prompt)
 
 
+PIPED = "describe größe"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be with a mark", "utf-32"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r"])
+def test_a_piped_prompt_is_its_text(encoding: str, end: str) -> None:
+    name, _, mark = encoding.partition(" ")
+    data = (("\ufeff" if mark else "") + PIPED + end).encode(name)
+    assert from_pipe(data) == PIPED
+
+
+def test_a_piped_prompt_keeps_the_rest() -> None:
+    assert from_pipe(b" a \n\n") == " a \n"
+    assert from_pipe(b"a\r\n\r\n") == "a\r\n"
+    assert from_pipe(b"") == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("cup".encode("utf-16-le"), "a NUL character at position 1: UTF-16 without a byte order mark"),
+        (b"\xff\xfea", "is not UTF-16, as its byte order mark says"),
+        (b"a\xff", "is not UTF-8: byte 0xff at position 1"),
+        (b"x" * 4_000_001, "4000001 bytes; the limit"),
+    ],
+)
+def test_what_a_pipe_may_not_give(data: bytes, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        from_pipe(data)
+
+
 def test_limits_are_named() -> None:
     check_length(np.zeros(5, np.int64), 5, "max_length (6) less one")
     with pytest.raises(PromptError, match=r"has 6 tokens; max_length \(6\) less one allows 5"):
@@ -187,7 +218,7 @@ def test_rendered_as_transformers_does(template: str, add_generation_prompt: boo
         **special,
     )
     assert (
-        render_chat(template, messages, add_generation_prompt=add_generation_prompt, **special) == expected[0]
+        render_chat(template, messages, special, add_generation_prompt=add_generation_prompt) == expected[0]
     )
 
 
@@ -271,7 +302,7 @@ def test_long_conversations_are_within_the_bound() -> None:
     assert len(render_chat(CHATML, turns)) > 500_000
     assert render_chat(FEATURES, turns).startswith("#USER: 0 word")
     long = [{"role": "user", "content": "word " * 180_000}]
-    assert len(render_chat(LLAMA, long, eos_token="</s>")) > 800_000
+    assert len(render_chat(LLAMA, long, {"eos_token": "</s>"})) > 800_000
     assert len(render_chat(BLOCKS, long)) > 1_800_000
 
 

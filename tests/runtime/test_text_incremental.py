@@ -133,3 +133,83 @@ def test_cost_per_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [tokenizer.special_ids and 3, 4, 5] * 300
     stream(tokenizer, ids)
     assert longest <= 3
+
+
+# --- stop strings that are or hold special tokens ---
+
+SPECIAL = {"metaspace": ["<image>", "</s>"], "byte level": ["<|im_start|>", "<|im_end|>"], "byte fallback": ["<s>", "</s>"]}  # fmt: skip
+
+
+def stopped_at(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str]) -> tuple[int | None, str]:
+    """(the first token behind which the text has ended, None where it has not; the text)."""
+    detokenizer, joined = IncrementalDetokenizer(tokenizer, stop), ""
+    for at, token in enumerate(ids):
+        joined += detokenizer.push(token)
+        if detokenizer.stopped:
+            return at, joined
+    return None, joined + detokenizer.finish()
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_tokens_in_stop_strings_stop_as_in_transformers(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    criteria = transformers.generation.stopping_criteria.StopStringCriteria
+    tokenizer, (one, other) = TOKENIZERS[name], SPECIAL[name]
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend)
+    words = [
+        tokenizer.encode(word, add_special_tokens=False).tolist()[-1] for word in ("a", "the", "b", " the")
+    ]
+    drawn = [*words, tokenizer.id(one), tokenizer.id(other)]
+
+    @settings(max_examples=60, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        ids = [words[0], *data.draw(st.lists(st.sampled_from(drawn), max_size=9))]
+        piece = st.sampled_from([one, other, "a", "b", "the", " the"])
+        stop = "".join(data.draw(st.lists(piece, min_size=1, max_size=3).filter({one, other}.intersection)))
+        judge = criteria(reference, stop)
+        ends = [bool(judge(torch.tensor([ids[: end + 1]]), None)[0]) for end in range(len(ids))]
+        at, text = stopped_at(tokenizer, ids, [stop])
+        assert at == (ends.index(True) if any(ends) else None), (stop, ids)
+        if at is not None:
+            before = stop[: min(place for token in (one, other) if (place := stop.find(token)) >= 0)]
+            whole = tokenizer.decode(ids[: at + 1])
+            assert whole.startswith(text)
+            assert whole[len(text) :].startswith(before), "the text ends before the stop string"
+        else:
+            assert text == tokenizer.decode(ids)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "at"),
+    [
+        (["<|im_end|>"], "a€", 4),
+        (["a€<|im_end|>"], "", 4),
+        (["€<|im_end|>b"], "a", 5),
+        (["<|im_end|>b<|im_start|>"], "a€", 6),
+        (["€b"], "a", 5),  # without a special token: what is shown
+        (["<|im_end|>", "€"], "a", 3),
+        (["<|im_end|>a"], "a€b", None),
+        (["im_end"], "a€b", None),
+    ],
+)
+def test_where_a_special_token_stops_the_text(stop: list[str], text: str, at: int | None) -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    end, start = tokenizer.id("<|im_end|>"), tokenizer.id("<|im_start|>")
+    ids = [*tokenizer.encode("a€").tolist(), end, *tokenizer.encode("b").tolist(), start]
+    assert stopped_at(tokenizer, ids, stop) == (at, text)
+
+
+def test_a_special_token_ends_what_is_not_finished() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    euro, end = tokenizer.encode("€").tolist(), tokenizer.id("<|im_end|>")
+    assert stopped_at(tokenizer, [*euro[:2], end], ["<|im_end|>"]) == (2, "\ufffd")
+    assert stopped_at(tokenizer, [*euro[:2], end, euro[2]], ["<|im_end|>x"]) == (None, "€")
+    fallback = TOKENIZERS["byte fallback"]
+    line, close = fallback.id("<0x0A>"), fallback.id("</s>")
+    ids = [fallback.id("a"), line, close, line, fallback.id("b")]
+    assert stopped_at(fallback, ids, ["\n</s>\n"]) == (4, "a")
+    assert stopped_at(fallback, ids, ["\n</s>"]) == (2, "a")

@@ -324,7 +324,9 @@ def test_a_conversation_on_the_command_line(
     tiny: TinyBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     PICTURE.save(tmp_path / "a picture.png")
-    turns = f"red\n\n/image '{tmp_path / 'a picture.png'}'\n/image nowhere.png\n/what\ncup\n/quit\nnever\n"
+    turns = (
+        f"\ufeffred\n\n/image '{tmp_path / 'a picture.png'}'\n/image nowhere.png\n/what\ncup\n/quit\nnever\n"
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
     assert cli.main(["run", str(tiny.path), "--chat", "--prompt", "cup", "--max-new-tokens", "3"]) == 0
     shown = capsys.readouterr()

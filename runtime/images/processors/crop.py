@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 from PIL import Image
+from PIL.Image import Resampling
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
 from .normal import normalized
 from .resample import resampling
+from .window import resized_window
+
+THIN = 8
+"""From this ratio on of a resized picture's longer side to what is kept of it, only that is made."""
 
 
 def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
@@ -22,8 +27,20 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
     width, height = image.size
     longer = int(short * max(width, height) / min(width, height))
     size = (short, longer) if width <= height else (longer, short)
-    resized = np.asarray(image.resize(size, resample=resampling(settings.resample)))
+    resized = _resized(image, size, settings.height, settings.width, resampling(settings.resample))
     return normalized(_middle(resized, settings.height, settings.width), settings)
+
+
+def _resized(
+    image: Image.Image, size: tuple[int, int], height: int, width: int, resample: Resampling
+) -> np.ndarray:
+    """uint8 [H, W, 3] of an RGB image that is resized to `size` (width, height). Where that is much longer than the middle,
+    and than the picture itself, only the middle of its longer side, so that a thin picture takes no more than its area."""
+    axis = 0 if size[1] >= size[0] else 1
+    longer, keep = size[1 - axis], (height, width)[axis]
+    if longer <= max(THIN * keep, max(image.size)) or resample == Resampling.NEAREST:
+        return np.asarray(image.resize(size, resample=resample))
+    return resized_window(image, size, axis, (longer - keep) // 2, keep, resample)
 
 
 def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
