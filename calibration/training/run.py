@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from accelerate import PartialState
 
 from ...exporter.disk import full_disk_in
 from ...exporter.drafts.base import Draft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
+from ..processes import first_process_first, join_processes, wait_for_all
 from ..targets.target import Target, Texts
 from .cache_folder import check_cache_dtype
 from .features import CachedFeatures, FeatureSource, LiveFeatures, Source, build_cache
@@ -159,8 +159,9 @@ def text_source(
 @contextmanager
 def first_alone(target: Target, cache: Path) -> Iterator[None]:
     """One process makes what the others then find complete."""
-    PartialState(cpu=target.device.type == "cpu").wait_for_everyone()
-    with PartialState().main_process_first(), full_disk_in(cache):
+    join_processes(cpu=target.device.type == "cpu")
+    wait_for_all()
+    with first_process_first(), full_disk_in(cache):
         yield
 
 
