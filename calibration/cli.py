@@ -321,7 +321,7 @@ def evaluate(
         str,
         typer.Option(
             "--task",
-            help="Judge the answers too: captions, vqa, choices, exact, yes-no; auto: what the data is for; none.",
+            help="Judge the answers too: captions, vqa, choices, exact, yes-no; auto: what fits the data; none.",
         ),
     ] = "none",
     bundle: Annotated[
@@ -364,18 +364,20 @@ def evaluate(
         need_extra("eval", "--plot")
         if not draft:
             raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
-    _quiet()
-    _use_threads(threads)
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
-    from .evaluation import report as reports
-    from .evaluation.run import evaluate as run
     from .evaluation.speed import Machine
-    from .targets.target import load_target
+    from .evaluation.task import chosen_task
 
     machine = None if bundle is None else Machine(Bundle.open(bundle))
     records = load_records(data, strict, prompt, limit)
-    judged = reports.chosen_task(task, records, bool(draft), answers)
+    judged = chosen_task(task, records, bool(draft), answers, _say)
+    _quiet()
+    _use_threads(threads)
+    from .evaluation import report as reports
+    from .evaluation.run import evaluate as run
+    from .targets.target import load_target
+
     target = load_target(model, device)
     if machine is not None:
         machine.bundle.check_model(target.name, target.fingerprint)
