@@ -94,7 +94,8 @@ def join_processes(cpu: bool) -> PartialState:
 def described(state: PartialState) -> str:
     """Such as `2 processes on cpu (gloo)`."""
     backend = f" ({state.backend})" if state.num_processes > 1 else ""
-    return f"{state.num_processes} process{'es' * (state.num_processes > 1)} on {state.device.type}{backend}"
+    device = str(state.device).partition(":")[0]  # each has a GPU of another number
+    return f"{state.num_processes} process{'es' * (state.num_processes > 1)} on {device}{backend}"
 
 
 @contextlib.contextmanager

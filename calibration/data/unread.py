@@ -62,7 +62,8 @@ class Unread:
         more = f" and {len(self._fields) - _SHOWN} more" if len(self._fields) > _SHOWN else ""
         several = len(self._fields) > 1
         said = f"{self._path}: field{'s' * several} {', '.join(names)}{more} {'are' if several else 'is'} not read"
-        guessed = {part: field for part in self._missing if (field := self._guess(part)) is not None}
+        lacks = [part for part in WORDS if part in self._missing]
+        guessed = {part: field for part in lacks if (field := self._guess(part)) is not None}
         if not guessed:
             return said
         lacking = ", ".join(f"{self._missing[part]} records have no {part}" for part in guessed)

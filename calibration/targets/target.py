@@ -405,7 +405,7 @@ def find_device(device: str | torch.device) -> torch.device:
     """
     if device == "auto":
         cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-        return torch.device(join_processes(cpu=cpu).device)
+        return torch.device(join_processes(cpu=cpu).device or "cpu")
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -424,7 +424,9 @@ def find_device(device: str | torch.device) -> torch.device:
         raise OptionError(
             f"--device {device} is one GPU for all processes of the training; --device cuda gives each its own"
         )
-    return torch.device(join_processes(cpu=False).device) if several and found.type == "cuda" else found
+    if several and found.type == "cuda":
+        return torch.device(join_processes(cpu=False).device or found)
+    return found
 
 
 def _keep(store: dict[int, Tensor], layer: int) -> Callable[..., None]:
