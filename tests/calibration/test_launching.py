@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,6 +30,7 @@ from vlmexport.calibration.lock import only_one
 from vlmexport.calibration.processes import (
     RANKS,
     SIZES,
+    check_shared,
     join_processes,
     launched_processes,
     run_alone,
@@ -35,7 +38,9 @@ from vlmexport.calibration.processes import (
     together,
 )
 from vlmexport.calibration.targets.target import find_device
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.objectives import objective_for
+from vlmexport.calibration.training.run import source_for, train_draft
+from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.files import read_document
 from vlmexport.runtime.errors import LostProcessError, OptionError
@@ -152,6 +157,37 @@ def test_a_process_that_is_lost_is_one_line(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer\nmore")
     with pytest.raises(torch.OutOfMemoryError), together():
         raise torch.OutOfMemoryError("12 GB")
+
+
+def test_a_folder_that_machines_do_not_share_is_refused(tmp_path: Path):
+    (tmp_path / "lock").touch()
+    check_shared(tmp_path, "lock")
+    with pytest.raises(OptionError, match="does not see what the first one writes to"):
+        check_shared(tmp_path / "elsewhere", "lock")
+
+
+def test_every_process_and_step_draws_numbers_of_its_own(tmp_path: Path):
+    """Whatever was drawn before, so that a run that is continued draws what it would have drawn."""
+    target = make_target("llama", tmp_path / "model")
+    records = load_records(str(make_jsonl(tmp_path / "data.jsonl", 4, images=False)))
+    own, loop = options(2, steps=4, batch_size=2)
+    source = source_for(target, records, own)
+    made = Trainer(partial(objective_for, own), loop, target, source, source, "data", tmp_path / "out")
+    real, drawn = made.accelerator, {}
+    for count in (2, 1):
+        for rank in range(count):
+            made.accelerator = SimpleNamespace(num_processes=count, process_index=rank)  # type: ignore[assignment]
+            for made.step in (0, 1):
+                for state in (1, 2):
+                    torch.manual_seed(state)
+                    made._draw_apart()
+                    drawn[count, rank, made.step, state] = torch.rand(()).item()
+    made.accelerator = real
+    two = {key: value for key, value in drawn.items() if key[0] == 2}
+    assert len(set(two.values())) == 4 and all(two[2, r, s, 1] == two[2, r, s, 2] for _, r, s, _ in two)
+    assert drawn[1, 0, 0, 1] == drawn[1, 0, 1, 1] != drawn[1, 0, 0, 2], (
+        "one process goes on from its own state"
+    )
 
 
 def test_others_than_the_first_process_say_nothing(capsys: pytest.CaptureFixture[str]):

@@ -190,3 +190,24 @@ def test_nothing_that_can_be_used(tmp_path: Path, capsys):
     with pytest.raises(OptionError, match=r"no usable record \(2 were bad\)"):
         read(tmp_path, *[{"query": "?"}] * 2)
     assert "did you mean --data fields:" in capsys.readouterr().err
+
+
+def test_the_documented_lines_are_read_as_they_stand(tmp_path: Path, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
+    block = text.partition("### Your own data")[2].partition("```json\n")[2].partition("```")[0]
+    (tmp_path / "pictures").mkdir()
+    for name in ("1.png", "2.png"):
+        Image.new("RGB", (8, 6)).save(tmp_path / "pictures" / name)
+    (tmp_path / "own.jsonl").write_text(block)
+    found = load_records(str(tmp_path / "own.jsonl"), strict=True)
+    assert [(r.prompt, shown(r), r.references) for r in found] == [
+        ("describe the table", "1.png", ()),
+        ("how many cups are there?", "1.png", ("two",)),
+        ("what colour is the box?", "2.png", ("blue", "light blue")),
+        ("what is it?", "2.png", ("a box",)),
+    ]
+    (line,) = [one for one in text.splitlines() if one.startswith("``q.jsonl: field")]
+    write(tmp_path, *[{"query": "?", "image": "a.png", "answer": "no"}] * 60)
+    load_records(str(tmp_path / "q.jsonl"))
+    said = capsys.readouterr().err.strip().replace(str(tmp_path / "q.jsonl"), "q.jsonl")
+    assert line.startswith(f"``{said}``")

@@ -28,6 +28,7 @@ from vlmexport.runtime.cli import main
 folder, count = Path(sys.argv[1]), int(sys.argv[3])
 given = ["--model", folder / "model", "--data", folder / "data.jsonl", "--validation", folder / "data.jsonl"]
 options = ["--draft-layer", 2, "--steps", 6, "--batch-size", 5, "--lr", "3e-3", "--warmup", 2]
+options += ["--cache-features", folder / f"cache-{count}"]  # which the first makes for all
 assert main([str(word) for word in ["train", "-v", *given, *options, "-o", folder / f"command-{count}"]]) == 0
 
 from accelerate import PartialState
