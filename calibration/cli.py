@@ -354,7 +354,12 @@ def evaluate(
     prompt: Prompt = "",
     strict: Strict = False,
     device: Device = "auto",
-    threads: Threads = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="CPU threads (default: one for small models, else torch's choice)."
+        ),
+    ] = None,
 ) -> None:
     """Measure how many drafted tokens a target accepts on held-out data, and what its answers are worth."""
     need_extra("train", "`vlmexport eval`")
@@ -373,19 +378,29 @@ def evaluate(
     records = load_records(data, strict, prompt, limit)
     judged = chosen_task(task, records, bool(draft), answers, _say)
     _quiet()
-    _use_threads(threads)
     from .evaluation import report as reports
     from .evaluation.run import evaluate as run
     from .targets.target import load_target
+    from .targets.threads import with_threads
 
     target = load_target(model, device)
     if machine is not None:
         machine.bundle.check_model(target.name, target.fingerprint)
     limit_of_answers = None if given_text else max_new_tokens
     kept = answers is not None
-    found = run(
-        target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say, kept, batch_size
-    )
+    with with_threads(target, threads):
+        found = run(
+            target,
+            records,
+            draft or [],
+            draft_length,
+            limit_of_answers,
+            judged,
+            machine,
+            _say,
+            kept,
+            batch_size,
+        )
     if plot is not None:
         from .evaluation.plot import plot_all
 

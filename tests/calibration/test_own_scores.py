@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from training_targets import make_target
 from typer.testing import CliRunner
@@ -16,6 +17,8 @@ from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.records import Record
 from vlmexport.calibration.evaluation.task import chosen_task, fitting_task
+from vlmexport.calibration.targets.threads import with_threads
+from vlmexport.runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
 from vlmexport.runtime.errors import OptionError
 
 LONG = "there is a red cup on the left of the table"
@@ -161,4 +164,24 @@ def test_own_questions_are_measured_and_scored(tmp_path: Path):
             assert f"--task auto: exact, by the answers of {path}" in said
         else:
             assert found["score"] is None and "the score is left out, the drafts are measured" in said
+        assert "answering 2 records, 6 tokens at most, on cpu with 1 thread\n" in said
         assert said.index("answering 2 records") < said.index("answered 2/2 records")
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "threads"),
+    [(None, SINGLE_THREAD_BYTES, 1), (None, 0, 2), (2, SINGLE_THREAD_BYTES, 2), (1, 0, 1)],
+)
+def test_a_small_model_is_measured_by_one_thread(
+    asked: int | None, least: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target = make_target("llama", tmp_path / "model")
+    monkeypatch.setattr("vlmexport.calibration.targets.threads.SINGLE_THREAD_BYTES", least)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with with_threads(target, asked):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 2, "others keep theirs"
+    finally:
+        torch.set_num_threads(before)
