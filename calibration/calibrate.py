@@ -11,6 +11,7 @@ from ..runtime.commands import options
 from ..runtime.measure.calibration import MINUTES
 from ..runtime.speculate.choice import LEAST
 from . import forms
+from .processes import run_alone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,6 +74,7 @@ def calibrate(
     from ..runtime.measure.calibration import merge as merged
     from ..runtime.session import Session
 
+    run_alone("vlmexport calibrate")
     opened = Bundle.open(bundle)
     manifest = opened.manifest
     if not dry_run:

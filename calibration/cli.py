@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -17,9 +18,12 @@ from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
 from . import forms
 from .calibrate import calibrate
+from .processes import described, join_processes, launched_processes, run_alone, said_once
 from .search import KINDS as SEARCHED
 from .training.flags import read_flags, with_option_flags
 from .training.objectives import KINDS
+
+log = logging.getLogger(__name__)
 
 Model = Annotated[str, typer.Option("--model", help="Alias, folder or hub id of the target.")]
 Data = Annotated[list[str], typer.Option("--data", help=f"{forms.DATA}. Repeatable.")]
@@ -94,32 +98,39 @@ def train(
             raise OptionError(f"--search tries shapes of imitation networks, not of --draft {draft}")
     use_large_pages()
     own, loop = read_flags(draft, options, preset)
-    _quiet(threads)
+    launched_processes()  # refused before anything is loaded
+    _quiet()
     from ..exporter.drafts.files import MODEL
     from .data import load_records
-    from .targets.target import load_target
+    from .targets.target import find_device, load_target
     from .training.run import train_draft
 
-    target = load_target(model, device)
-    records = load_records(data, strict, prompt, limit)
-    held = load_records(validation, strict, prompt, limit) if validation else None
+    place = find_device(device)
+    state = join_processes(cpu=place.type == "cpu")
+    _use_threads(threads)  # accelerate chooses a number for several processes
     start = time.monotonic()
     how = {
         "cache": cache_features, "cache_dtype": cache_dtype, "eval_every": eval_every, "save_every": save_every,
         "restart": restart,
     }  # fmt: skip
-    if search is not None:
-        _search(target, records, own, loop, options, search, out, held, how, as_json)
+    with said_once(state):
+        log.debug("%s", described(state))
+        records = load_records(data, strict, prompt, limit)
+        held = load_records(validation, strict, prompt, limit) if validation else None
+        target = load_target(model, place)
+        if search is not None:
+            document = _search(target, records, own, loop, options, search, out, held, how)
+        else:
+            found = train_draft(target, records, own, loop, out, held, **how)
+    if not state.is_main_process:
         return
-    found = train_draft(target, records, own, loop, out, held, **how)
+    if search is not None:
+        _print_search(document, out, as_json)
+        return
     if as_json:
-        from accelerate import PartialState
-
         from .report import training_report
 
         seconds = round(time.monotonic() - start, 2)
-        if not PartialState().is_main_process:
-            return
         print_json(training_report(target, records, held, found, out / "best", loop.steps, seconds))
         return
     typer.echo(f"draft: {out / 'best'}")
@@ -137,17 +148,17 @@ def _search(
     out: Path,
     held: Any,
     how: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """`train --search`: prints the front of shapes."""
-    from accelerate import PartialState
-
-    from .training.imitation_search import FILE, SPACE, search_shapes, table
+) -> dict[str, Any]:
+    """`train --search`: the front of shapes."""
+    from .training.imitation_search import SPACE, search_shapes
 
     fixed = {name: given[name] for name in SPACE if given[name] is not None}
-    document = search_shapes(target, records, own, loop, fixed, trials, out, held, **how)
-    if not PartialState().is_main_process:
-        return
+    return search_shapes(target, records, own, loop, fixed, trials, out, held, **how)
+
+
+def _print_search(document: dict[str, Any], out: Path, as_json: bool) -> None:
+    from .training.imitation_search import FILE, table
+
     if as_json:
         print_json(document)
         return
@@ -190,8 +201,10 @@ def search(
 ) -> None:
     """Search a draft out of what a target has: the sublayers that it can leave out."""
     need_extra("search", "`vlmexport search`")
+    run_alone("vlmexport search")
     use_large_pages()
-    _quiet(threads)
+    _quiet()
+    _use_threads(threads)
     from .data import load_records
     from .evaluation.run import answered
     from .report import search_report
@@ -276,8 +289,10 @@ def generate_data(
 ) -> None:
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     need_extra("train", "`vlmexport generate-data`")
+    run_alone("vlmexport generate-data")
     use_large_pages()
-    _quiet(threads)
+    _quiet()
+    _use_threads(threads)
     from .data import load_records
     from .generation.answers import GenerationOptions
     from .generation.engine import open_answers
@@ -306,7 +321,7 @@ def evaluate(
         str,
         typer.Option(
             "--task",
-            help="Judge the answers too: captions, vqa, choices, exact, yes-no; auto: what the data is for; none.",
+            help="Judge the answers too: captions, vqa, choices, exact, yes-no; auto: what fits the data; none.",
         ),
     ] = "none",
     bundle: Annotated[
@@ -339,34 +354,53 @@ def evaluate(
     prompt: Prompt = "",
     strict: Strict = False,
     device: Device = "auto",
-    threads: Threads = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="CPU threads (default: one for small models, else torch's choice)."
+        ),
+    ] = None,
 ) -> None:
     """Measure how many drafted tokens a target accepts on held-out data, and what its answers are worth."""
     need_extra("train", "`vlmexport eval`")
+    run_alone("vlmexport eval")
     use_large_pages()
     if plot is not None:
         need_extra("eval", "--plot")
         if not draft:
             raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
-    _quiet(threads)
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
-    from .evaluation import report as reports
-    from .evaluation.run import evaluate as run
     from .evaluation.speed import Machine
-    from .targets.target import load_target
+    from .evaluation.task import chosen_task
 
     machine = None if bundle is None else Machine(Bundle.open(bundle))
     records = load_records(data, strict, prompt, limit)
-    judged = reports.chosen_task(task, records, bool(draft), answers)
+    judged = chosen_task(task, records, bool(draft), answers, _say)
+    _quiet()
+    from .evaluation import report as reports
+    from .evaluation.run import evaluate as run
+    from .targets.target import load_target
+    from .targets.threads import with_threads
+
     target = load_target(model, device)
     if machine is not None:
         machine.bundle.check_model(target.name, target.fingerprint)
     limit_of_answers = None if given_text else max_new_tokens
     kept = answers is not None
-    found = run(
-        target, records, draft or [], draft_length, limit_of_answers, judged, machine, _say, kept, batch_size
-    )
+    with with_threads(target, threads):
+        found = run(
+            target,
+            records,
+            draft or [],
+            draft_length,
+            limit_of_answers,
+            judged,
+            machine,
+            _say,
+            kept,
+            batch_size,
+        )
     if plot is not None:
         from .evaluation.plot import plot_all
 
@@ -393,14 +427,17 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _quiet(threads: int | None) -> None:
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
+def _quiet() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def _use_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -31,6 +31,10 @@ class DivergedError(OptionError):
     """The loss of a training is no number any more: its learning rate is too high."""
 
 
+class LostProcessError(VlmexportError):
+    """One of the processes that train together ended, or cannot be reached."""
+
+
 class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 

@@ -136,7 +136,7 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
             yield f"{path}:{number}", (number, value)
         return
     if path.suffix in (".csv", ".tsv"):
-        yield from _separated(path, "\t" if path.suffix == ".tsv" else ",")
+        yield from _separated(path, "\t" if path.suffix == ".tsv" else ",", problems)
         return
     found = inside(read_json(path), rows)
     if isinstance(found, list):
@@ -149,14 +149,20 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
         )
 
 
-def _separated(path: Path, mark: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _separated(path: Path, mark: str, problems: Problems) -> Iterator[tuple[str, tuple[Any, Any]]]:
     csv.field_size_limit(1 << 27)  # pictures in base64, as some tables hold
     try:
         with path.open(encoding=MARKED, newline="") as lines:
             table = csv.DictReader(lines, delimiter=mark)
             for number, row in enumerate(table, 1):
-                row.pop(None, None)  # type: ignore[call-overload]
-                yield f"{path}:{table.line_num}", (number, row)
+                where, beyond = f"{path}:{table.line_num}", row.pop(None, None)  # type: ignore[call-overload]
+                if any(beyond or ()):  # separators at a line's end are no values
+                    problems.report(
+                        where,
+                        f"{len(beyond)} value(s) more than the header has names; quote texts that hold {mark!r}",
+                    )
+                    continue
+                yield where, (number, row)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:

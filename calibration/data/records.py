@@ -165,6 +165,7 @@ class RecordSet(Sequence[Record]):
     problems: list[str] = field(default_factory=list)
     generated_by: dict[str, str] | None = None  # name and fingerprint of the target that wrote the tokens
     task: str | None = None  # what its answers are judged by, a name of evaluation/quality
+    mixed: bool = False  # of several sets that are judged by different tasks
 
     def __len__(self) -> int:
         return len(self.records)
@@ -192,8 +193,17 @@ class RecordSet(Sequence[Record]):
             raise InputError(f"{self.name} has {len(self)} usable record(s); training needs at least 2")
         last = min(len(self) - 1, max(1, round(len(self) * fraction)))
         return (
-            RecordSet(self.name, self.records[:-last], self.problems, self.generated_by, self.task),
-            RecordSet(f"{self.name} (last {last})", self.records[-last:], [], self.generated_by, self.task),
+            RecordSet(
+                self.name, self.records[:-last], self.problems, self.generated_by, self.task, self.mixed
+            ),
+            RecordSet(
+                f"{self.name} (last {last})",
+                self.records[-last:],
+                [],
+                self.generated_by,
+                self.task,
+                self.mixed,
+            ),
         )
 
     def identity(self) -> str:
@@ -221,6 +231,12 @@ class Problems:
             raise InputError(f"{line} (without --strict it would be skipped)")
         self.found.append(line)
         print(f"skipped {line}", file=sys.stderr)
+
+    def tell(self, line: str) -> None:
+        """Says what is left out of records that are good. Raises InputError when strict."""
+        if self.strict:
+            raise InputError(f"{line} (without --strict it would be left out)")
+        print(line, file=sys.stderr)
 
 
 def image_problem(path: Path) -> str | None:

@@ -7,28 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OptionError
 from ...runtime.files import replacing
 from ..data.records import RecordSet
-from .quality import names, open_task
 from .run import Evaluation
-
-
-def chosen_task(asked: str, records: RecordSet, drafts: bool, answers: Path | None) -> str | None:
-    """The task that `--task` means. Raises OptionError for an unknown one, for `auto` where the data is for none, and
-    where there is nothing to do."""
-    found = {"none": None, "auto": records.task}.get(asked, asked)
-    if asked == "auto" and found is None:
-        raise OptionError(
-            f"--task auto: nothing says what {records.name} is for; give one of {', '.join(names())}"
-        )
-    if found is not None:
-        open_task(found)
-    if found is None and not drafts:
-        raise OptionError("nothing to measure; give --draft, or --task to judge the answers")
-    if found is None and answers is not None:
-        raise OptionError(f"--answers {answers}: answers are written where they are judged; give --task")
-    return found
 
 
 def document(found: Evaluation, model: str, data: Sequence[str], machine: str | None) -> dict[str, Any]:

@@ -154,6 +154,8 @@ def _measured(
                 for measured in by_record:
                     measured.add(text)
 
+    if drafts:
+        say(f"measuring {len(drafts)} draft(s) on {len(records)} answers, {placed(target.device)}")
     for places, _ in Batches(batch_size, say).over(records.records if drafts else [], measure):
         say(f"measured {places.stop}/{len(records)} answers")
     return {name: _with_speed(target, measured, machine) for name, measured in drafts.items()}
@@ -182,6 +184,8 @@ def answered(
     """The records with the target's own greedy answers; those that have tokens already keep them."""
     answers, options = TorchAnswers(target, batch_size, report), GenerationOptions(max_new_tokens)
     open_ = [i for i, record in enumerate(records) if record.tokens is None]
+    if open_:
+        report(f"answering {len(open_)} records, {max_new_tokens} tokens at most, {placed(target.device)}")
     told, cut = list(records), 0
     for done, (place, found) in enumerate(answers.answer([records[i] for i in open_], options), 1):
         if isinstance(found, InputError):
@@ -194,6 +198,12 @@ def answered(
     if cut:
         report(f"{cut} of {len(open_)} answers were cut at --max-new-tokens {max_new_tokens}")
     return replace(records, records=told)
+
+
+def placed(device: torch.device) -> str:
+    """Where the target runs: `on cuda:0`, or `on cpu with 1 thread`."""
+    threads = torch.get_num_threads()
+    return f"on {device}" + (f" with {threads} thread{'s' * (threads != 1)}" if device.type == "cpu" else "")
 
 
 class Measured(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 
 from ...exporter.build.generation import describe_generation
@@ -23,6 +23,7 @@ from ...runtime.errors import InputError, OptionError
 from ...runtime.images.video import Video
 from ..data.layout import asked
 from ..data.records import Record
+from ..processes import join_processes, launched_processes
 from .changing import ChangingDecoder
 
 FUSED = 4  # how many last residuals FastVLM fuses
@@ -396,12 +397,15 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """What `--device` names; `auto` is this process's GPU where there is one, else the CPU.
+    """What `--device` names; `auto` is this process's GPU where there is one, else the CPU. Of several processes each has
+    a GPU of its own, also for `cuda`.
 
-    Raises OptionError for a name that is none, and for a GPU that PyTorch does not find.
+    Raises OptionError for a name that is none, for a GPU that PyTorch does not find, for one that several processes
+    would share, and as `join_processes`.
     """
     if device == "auto":
-        return torch.device(PartialState().device or "cpu")
+        cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+        return torch.device(join_processes(cpu=cpu).device or "cpu")
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -415,6 +419,13 @@ def find_device(device: str | torch.device) -> torch.device:
             f"--device {device}: PyTorch {torch.__version__} finds {have} here; give --device cpu, or install a PyTorch "
             "for this machine's GPU"
         )
+    several = (launched_processes() or 1) > 1
+    if several and found.type == "cuda" and found.index is not None:
+        raise OptionError(
+            f"--device {device} is one GPU for all processes of the training; --device cuda gives each its own"
+        )
+    if several and found.type == "cuda":
+        return torch.device(join_processes(cpu=False).device or found)
     return found
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from accelerate import PartialState
 
 from ...exporter.disk import full_disk_in
 from ...exporter.drafts.base import Draft
 from ...runtime.errors import InputError, OptionError
 from ..data.records import RecordSet
+from ..processes import first_process_first, join_processes, wait_for_all
 from ..targets.target import Target, Texts
 from .cache_folder import check_cache_dtype
 from .features import CachedFeatures, FeatureSource, LiveFeatures, Source, build_cache
@@ -27,6 +27,9 @@ from .options import LoopOptions, Options
 from .text_cache import CachedTexts, build_text_cache
 from .texts import TextFeatures
 from .trainer import Trainer
+
+FEW_RECORDS, FEW_TOKENS = 20, 50
+"""Of validation data: below these the draft that looks best may be one by chance."""
 
 
 def train_draft(
@@ -66,6 +69,8 @@ def train_draft(
         if validation is None:
             records, validation = records.split(0.05)
         records, validation = (usable_records(target, part) for part in (records, validation))
+        if said := few_validation(validation, sum(len(target.answer(r)) - 1 for r in validation)):
+            print(said, file=sys.stderr)
         trainer = Trainer(
             partial(
                 objective_for,
@@ -83,6 +88,16 @@ def train_draft(
             device=target.device,
         )
         return trainer.train(restart)
+
+
+def few_validation(records: RecordSet, tokens: int) -> str | None:
+    """One line where so few records, or judged tokens of them, choose the best draft; else None."""
+    if len(records) >= FEW_RECORDS and tokens >= FEW_TOKENS:
+        return None
+    return (
+        f"the best draft is chosen by {len(records)} record(s) and {tokens} judged token(s), of {records.name}: fewer than "
+        f"{FEW_RECORDS} or {FEW_TOKENS} say little; give --validation, or more data"
+    )
 
 
 def token_counts(texts: Iterable[npt.ArrayLike], vocabulary: int) -> torch.Tensor:
@@ -159,8 +174,9 @@ def text_source(
 @contextmanager
 def first_alone(target: Target, cache: Path) -> Iterator[None]:
     """One process makes what the others then find complete."""
-    PartialState(cpu=target.device.type == "cpu").wait_for_everyone()
-    with PartialState().main_process_first(), full_disk_in(cache):
+    join_processes(cpu=target.device.type == "cpu")
+    wait_for_all()
+    with first_process_first(), full_disk_in(cache):
         yield
 
 

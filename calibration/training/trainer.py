@@ -10,8 +10,9 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,16 @@ from accelerate import Accelerator
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
 from ...runtime.errors import DivergedError
+from ..lock import only_one
+from ..processes import all_summed, check_shared, join_processes, wait_for_all
 from .features import Source, in_batches
 from .objectives.base import LearnedTarget, Objective
 from .options import LoopOptions
 from .provenance import provenance
 from .state import load_state, save_state
+
+LOCK = "lock"
+"""A file of a run's folder, held by the process that writes there."""
 
 
 def learning_rate(
@@ -86,7 +92,9 @@ class Trainer:
         self.source, self.validation = source, validation
         self.eval_every, self.save_every, self.log_every = eval_every, save_every, log_every
         self.report = report or (lambda line: print(line, file=sys.stderr, flush=True))
-        self.accelerator = Accelerator(cpu=torch.device(device).type == "cpu")
+        cpu = torch.device(device).type == "cpu"
+        join_processes(cpu)
+        self.accelerator = Accelerator(cpu=cpu)
         torch.manual_seed(options.seed)
         self.objective = build(target).to(self.accelerator.device)
         self.options = options.with_rate(self.objective.learning_rate(target.hidden_size))
@@ -97,8 +105,19 @@ class Trainer:
         self.step, self.best = 0, -math.inf
 
     def train(self, restart: bool = False, stop_after: int | None = None) -> Draft:
-        """Runs to the last step, or `stop_after` steps from here (as a kill would); returns the best draft."""
+        """Runs to the last step, or `stop_after` steps from here (as a kill would); returns the best draft.
+
+        Raises:
+            OptionError: another run writes to the folder, it holds one with other options, or the processes do not
+                share it.
+            DivergedError: the loss is no number any more. LostProcessError: another process of this run ended.
+        """
         self.out.mkdir(parents=True, exist_ok=True)
+        with only_one(self.out / LOCK) if self.accelerator.is_main_process else nullcontext():
+            return self._train(restart, stop_after)
+
+    def _train(self, restart: bool, stop_after: int | None) -> Draft:
+        check_shared(self.out, LOCK)
         options = self.options
         optimizer: Any = torch.optim.AdamW(
             self.objective.groups(), lr=options.lr or 0.0, weight_decay=options.weight_decay
@@ -133,7 +152,7 @@ class Trainer:
                 self._save(optimizer)
         if board is not None:
             board.close()
-        self.accelerator.wait_for_everyone()
+        wait_for_all()
         if self.step < options.steps:
             return self._draft({})
         self.objective.restore(self.out / "best")
@@ -141,7 +160,7 @@ class Trainer:
         found = self.objective.finished(best, self.validation, self.target)
         if found is not best and self.accelerator.is_main_process:
             found.save(self.out / "best")
-        self.accelerator.wait_for_everyone()
+        wait_for_all()
         return found
 
     def _one_step(self, optimizer: Any) -> tuple[dict[str, float], int]:
@@ -158,6 +177,7 @@ class Trainer:
             group["lr"] = learning_rate(self.step, options, *place)
             rates[group.get("rate", "lr")] = group["lr"]
         self.objective.begin(self.step)
+        self._draw_apart()
         indices = batch_indices(self.step, len(self.source), options)
         mine = indices[self.accelerator.process_index :: self.accelerator.num_processes]
         rows = self.source.rows(mine) if mine else []
@@ -181,6 +201,13 @@ class Trainer:
         found = {k: v.item() for k, v in parts.items()}
         return (found | rates if found else {}), count
 
+    def _draw_apart(self) -> None:
+        """Lets each of several processes draw numbers of its own (noise on what is learned from), those of this step
+        whatever was drawn before: a run that is continued draws the same. One process goes on from its stored state."""
+        if self.accelerator.num_processes > 1:
+            place = [self.options.seed, self.step, self.accelerator.process_index]
+            torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
     def _check_loss(self, loss: float) -> None:
         """DivergedError where a number was lost: nothing that follows would bring it back."""
         if not math.isfinite(loss):
@@ -193,14 +220,13 @@ class Trainer:
         """Over all processes."""
         if self.accelerator.num_processes == 1:
             return rows
-        return int(self.accelerator.reduce(torch.tensor(rows, device=self.accelerator.device), "sum").item())  # type: ignore[union-attr]
+        return int(all_summed(torch.tensor(rows, device=self.accelerator.device)).item())
 
     def _sum_gradients(self) -> None:
         """Let every process have the sum of all gradients, also one whose own batch was empty."""
         learned = [p for p in self.objective.parameters() if p.requires_grad]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in learned])
-        flat = cast(torch.Tensor, self.accelerator.reduce(flat, "sum"))
-        for p, grad in zip(learned, flat.split([p.numel() for p in learned]), strict=True):
+        for p, grad in zip(learned, all_summed(flat).split([p.numel() for p in learned]), strict=True):
             p.grad = grad.view_as(p).clone()
 
     @torch.no_grad()
@@ -247,7 +273,8 @@ class Trainer:
         self.objective.save(self._draft({"step": self.step}), self.out / "last")
 
     def _draft(self, evaluation: dict[str, Any]) -> Draft:
-        return self.objective.draft(provenance() | {"options": self.all_options}, evaluation)
+        made = {"options": self.all_options, "processes": self.accelerator.num_processes}
+        return self.objective.draft(provenance() | made, evaluation)
 
     def _line(self, parts: dict[str, float], rate: float, left: float) -> str:
         minutes, seconds = divmod(round(left), 60)

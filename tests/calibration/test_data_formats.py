@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from training_targets import make_target
-from vlmexport.calibration.data import ImageRef, Record, RecordSet, entries, jsonl, load_records, records
+from vlmexport.calibration.data import ImageRef, Record, RecordSet, entries, load_records, records
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
 from vlmexport.runtime.errors import ImageError, InputError, OptionError
@@ -750,8 +750,7 @@ def test_nothing_behind_the_limit_is_opened(name: str, tmp_path: Path, monkeypat
     """A file may have 200,000 questions; every picture's header was opened before the first few were kept."""
     opened: list[str] = []
     problem = records.image_problem
-    for module in (entries, jsonl):
-        monkeypatch.setattr(module, "image_problem", lambda path: opened.append(path.name) or problem(path))
+    monkeypatch.setattr(entries, "image_problem", lambda path: opened.append(path.name) or problem(path))
     row = {"question": "what?", "prompt": "what?", "answer": "x", "sentences": [{"raw": "x"}]}
     rows = [{**row, "imagename": f"{n}.jpg", "image": f"{n}.jpg", "image_id": n, "question_id": n, "filename": f"{n}.jpg"}
             for n in range(4)]  # fmt: skip

@@ -405,8 +405,6 @@ def test_eval_judges_measures_and_draws(target: Target, tmp_path: Path, capsys: 
     shown = call(*words, *drafts[:2], "--task", "exact", "--batch-size", 2)
     assert "measured 2/3 answers" in capsys.readouterr().err
     assert "early-exit@2" in shown and "exact, 3 of 3 answers" in shown and "speed-up" in shown
-    with pytest.raises(OptionError, match=r"--task auto: nothing says.*give one of captions, choices"):
-        call(*words, "--task", "auto")
     with pytest.raises(OptionError, match="nothing to measure"):
         call(*words)
     with pytest.raises(OptionError, match="--task 'taste' is none of auto, none, captions"):

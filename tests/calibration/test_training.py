@@ -13,6 +13,7 @@ import torch
 from every_kind import learns_and_resumes
 from training_targets import KINDS, TRAINED, make_records, make_target, options, own_answers
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.data.records import Record
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import losses, objectives
 from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures, build_cache
@@ -21,7 +22,7 @@ from vlmexport.calibration.training.objectives.imitation import ImitationObjecti
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.training.run import train_draft
+from vlmexport.calibration.training.run import few_validation, train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.errors import ExportError, InputError, OptionError
@@ -381,6 +382,29 @@ def test_texts_of_one_token_teach_nothing_and_break_nothing(
     assert "3 text(s) of one token are left out of mixed" in capsys.readouterr().err
     with pytest.raises(InputError, match="short: no text has two tokens"):
         train_draft(target, RecordSet("short", short), *options(LAYER, steps=2), tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("count", "tokens", "few"), [(20, 50, False), (19, 5000, True), (300, 49, True), (1, 3, True)]
+)
+def test_few_that_choose_the_best_draft_are_said(count: int, tokens: int, few: bool):
+    chosen = RecordSet("own", [Record(str(i), "?") for i in range(count)])
+    said = few_validation(chosen, tokens)
+    assert (said is not None) == few
+    if said:
+        assert f"{count} record(s) and {tokens} judged token(s), of own" in said and "--validation" in said
+
+
+def test_a_run_says_how_few_chose(
+    target: Target, records: RecordSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The last 5 % of twelve records are one."""
+    train_draft(target, records, *options(LAYER, steps=1, batch_size=2), tmp_path / "few")
+    judged = len(target.answer(records[-1])) - 1
+    assert f"is chosen by 1 record(s) and {judged} judged token(s)" in capsys.readouterr().err
+    many = replace(records, records=[replace(r, key=f"{n}-{r.key}") for n in range(2) for r in records])
+    train_draft(target, records, *options(LAYER, steps=1, batch_size=2), tmp_path / "many", validation=many)
+    assert "is chosen by" not in capsys.readouterr().err
 
 
 def test_gradients_are_cut_by_value_too(target: Target, records: RecordSet, tmp_path: Path):

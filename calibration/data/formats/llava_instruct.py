@@ -27,4 +27,4 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     def picture_of(entry: Any) -> ImageRef | None:
         return None if fields(entry).get("image") is None else picture(folder / text(entry, "image"))
 
-    return load_conversations(arguments, problems, "LLaVA-instruct", picture_of)
+    return load_conversations(arguments, problems, "LLaVA-instruct", picture_of, ["image"])

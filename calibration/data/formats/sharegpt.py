@@ -12,4 +12,4 @@ TASK = None
 
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     """One record per answer, or per conversation with `turns=first`. Raises OptionError for a file of another layout."""
-    return load_conversations(arguments, problems, "ShareGPT", lambda entry: None)
+    return load_conversations(arguments, problems, "ShareGPT", lambda entry: None, [])
