@@ -92,14 +92,14 @@ def profile(
         if isinstance(found, list)
         else reported(*found)
     )
-    if html is not None:
-        write_page(report, html)
     if as_json:
         print_json(report)
-        return
-    show(report, console())
-    if html is not None:
-        console().print(f"Page: {html}", markup=False)
+    else:
+        show(report, console())
+    if html is not None:  # behind what was measured: a page that cannot be written takes none of that away
+        write_page(report, html)
+        if not as_json:
+            console().print(f"Page: {html}", markup=False)
 
 
 def register(app: typer.Typer) -> None:
@@ -123,6 +123,7 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
 
 
 def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Sequence[int], path: Path) -> int:
+    from ..files import write_file
     from ..profiling.commands import choose_plans, runs, script, write_inputs
     from ..profiling.points import points
 
@@ -130,7 +131,7 @@ def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Seque
     found = runs(bundle.manifest, plans, points(bundle, widths))
     inputs = f"{path.stem}-inputs"
     write_inputs(found, path.parent / inputs)
-    path.write_text(script(found, inputs, bundle.path), "utf-8")
+    write_file(path, script(found, inputs, bundle.path))
     path.chmod(0o755)
     return len(found)
 

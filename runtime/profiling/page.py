@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..extras import need_extra
+from ..files import check_folder, write_file
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -67,14 +68,13 @@ def check_page(path: Path) -> None:
     """Raise `OptionError` when the page cannot be written; called before anything is timed."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise OptionError(f"--html {path}: the name must end in .html")
-    if not path.parent.is_dir():
-        raise OptionError(f"--html {path}: the folder {path.parent} does not exist")
+    check_folder("--html", path)
     need_extra("eval", "--html")
 
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
-    """Writes the page of a report of `report.build_report`."""
-    path.write_text(page(report), "utf-8")
+    """Write the page of a report of `report.build_report`, as a whole or not at all."""
+    write_file(path, page(report))
 
 
 def page(report: Mapping[str, Any]) -> str:
