@@ -46,16 +46,18 @@ def bench(
     threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
+    report_file: Path = typer.Option(None, "--report", metavar="FILE", help="Write what --json prints into a file."),
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from ..bundle.folder import Bundle, check_writable, store_costs
     from ..errors import OptionError
     from ..families import get_family
+    from ..files import check_folder, write_file
     from ..measure.benchmark import measure
     from ..request import request_options
     from ..session import Session
-    from .output import console, print_json
+    from .output import as_text, console, print_json
     from .plot import check_plot, write_plot
     from .progress import showing
     from .requests import check_lossy, draft_options
@@ -75,6 +77,8 @@ def bench(
     check_lossy(lossy, temperature, typical_epsilon, typical_delta)
     if plot is not None:
         check_plot(plot)
+    if report_file is not None:
+        check_folder("--report", report_file)
     begin = time.perf_counter()
     opened = Bundle.open(bundle)
     tell_bundle(opened, "size", time.perf_counter() - begin)
@@ -107,18 +111,21 @@ def bench(
         )
     if save:
         store_costs(opened.path, [report["costs"]])
-    if plot is not None:
-        write_plot(report, plot)
     if as_json:
         print_json(report)
-        return
-    show(report, console())
+    else:
+        show(report, console())
+        if save:
+            console().print(
+                f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
+            )
+    # Behind what was measured: a file that cannot be written takes none of that away.
+    if report_file is not None:
+        write_file(report_file, as_text(report))
     if plot is not None:
-        console().print(f"Plot: {plot}", markup=False)
-    if save:
-        console().print(
-            f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
-        )
+        write_plot(report, plot)
+        if not as_json:
+            console().print(f"Plot: {plot}", markup=False)
 
 
 def register(app: typer.Typer) -> None:
@@ -157,6 +164,7 @@ def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
     from rich.table import Table
 
+    from ..measure.headline import headline
     from ..measure.machine import BUSY, busy
 
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
@@ -185,8 +193,7 @@ def show(report: dict[str, Any], out: Console) -> None:
         )
     out.print(table)
     out.print(
-        f"\nSpeed-up      {speedup['decode']:.2f} × decoding ({speedup['decode_min']:.2f} – "
-        f"{speedup['decode_max']:.2f}), {speedup['end_to_end']:.2f} × with image and prompt",
+        f"\nDecoding      {headline(report)}; {speedup['end_to_end']:.2f} times with image and prompt",
         style="bold",
     )
     out.print(_acceptance(report))
