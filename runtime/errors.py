@@ -31,6 +31,10 @@ class DivergedError(OptionError):
     """The loss of a training is no number any more: its learning rate is too high."""
 
 
+class BusyError(VlmexportError):
+    """A session serves another request just now, or a stream another thread: drop this request, or ask again later."""
+
+
 class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 

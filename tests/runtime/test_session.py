@@ -22,7 +22,14 @@ pytest.importorskip("onnxruntime", reason="sessions on a CPU need [onnxruntime]"
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.errors import (
+    BundleError,
+    BusyError,
+    CapacityError,
+    OptionError,
+    PromptError,
+    VlmexportError,
+)
 from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.request import RequestOptions, resolve
 from vlmexport.runtime.session import Session
@@ -255,14 +262,14 @@ def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
     request = request_for(session) | {"max_new_tokens": 20, "ignore_eos": True}
     stream = session.stream(**request)
     first = next(piece for piece in stream if piece)
-    with pytest.raises(VlmexportError, match="busy"):
+    with pytest.raises(BusyError, match="busy"):
         session.generate(**request)
     errors: list[BaseException] = []
 
     def other() -> None:
         try:
             session.generate(**request)
-        except VlmexportError as error:
+        except BusyError as error:
             errors.append(error)
 
     thread = threading.Thread(target=other)
