@@ -62,7 +62,7 @@ class Arm:
         self.tokens.append(sum(len(result.tokens) - 1 for result in results))
         self.first_seconds.append(first)
         self.decode_seconds.append(sum(seconds) - first)
-        self.engine_seconds.append(sum(result.stats.engine_seconds for result in results))
+        self.engine_seconds.append(sum(result.stats.engine_seconds or 0.0 for result in results))
 
     @property
     def rates(self) -> list[float]:
@@ -217,7 +217,7 @@ def _report(
         "precision": manifest.weights_dtype,
         "note": session.note,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
-        "draft_length": results[0].stats.draft_length or None,  # None: the controller's choice
+        "draft_length": results[0].stats.draft_length or None,
         "lossy": total.lossy,
         "temperature": options.get("temperature", 0.0),
         "max_new_tokens": options["max_new_tokens"],

@@ -219,6 +219,23 @@ def test_seconds_inside_the_engine_are_a_part_of_the_cycles(
     assert stats.engine_seconds == seconds.draft + seconds.verify + seconds.head >= stats.cycles > 0
 
 
+def test_what_did_not_happen_is_no_zero(sessions: Callable[[str], Session]) -> None:
+    """No cycle ran: its seconds are not known. A controller decides: there is no length."""
+    session = sessions("llama")
+    request = request_for(session) | {"ignore_eos": True}
+
+    def stats(tokens: int, **options: Any) -> dict[str, Any]:
+        return session.generate(**request, max_new_tokens=tokens, **options).stats.to_dict()
+
+    one, some = stats(1), stats(9)
+    assert one["cycles"] == 0 and one["engine_seconds"] is None and one["seconds"]["prefill"] > 0
+    assert some["cycles"] > 0 and 0 < some["engine_seconds"] <= some["decode_seconds"]
+    lengths = [
+        stats(9, **options)["draft_length"] for options in ({}, {"draft_length": 3}, {"draft": "none"})
+    ]
+    assert lengths == [None, 3, 0]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_stream_is_the_text(sessions: Callable[[str], Session], name: str) -> None:
     session = sessions(name)
