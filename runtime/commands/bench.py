@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from ..measure.benchmark import Request
 
 
+WORDS = (
+    "alpha: accepted of the drafted tokens that were judged; tau: tokens per cycle, the one that verification gives itself "
+    "included; bound: what the times of the graphs alone allow at that tau. A repeat decodes plainly, then with the draft: one "
+    "pair. The speed-up is the median of the pairs' quotients."
+)
+"""Behind the options on the help page."""
+
+
 def bench(
     bundle: options.Bundle,
     image: list[Path] = typer.Option([], "--image", help="Image file; repeat for several. Default: a made-up one."),
@@ -35,7 +43,7 @@ def bench(
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
     ),
     temperature: options.Temperature = 0.0,
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of sampling, for both arms."),
+    seed: int = typer.Option(None, "--seed", min=0, help="Seed of sampling, for both arms. Default: 0."),
     draft_sampling: options.DraftSampling = None,
     lossy: options.Lossy = None,
     typical_epsilon: options.TypicalEpsilon = TYPICAL_EPSILON,
@@ -60,12 +68,13 @@ def bench(
     from .output import as_text, console, print_json
     from .plot import check_plot, write_plot
     from .progress import showing
-    from .requests import check_lossy, draft_options
+    from .requests import check_lossy, draft_options, tell_idle
     from .telling import tell_bundle, tell_draft, tell_request, tell_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
-    sampling = {"temperature": temperature, "seed": seed} if temperature else {}
+    tell_idle(temperature, {"--seed": seed})
+    sampling = {"temperature": temperature, "seed": seed or 0} if temperature else {}
     accepting: dict[str, Any] = {}
     if lossy is not None:
         accepting = {"lossy": lossy, "typical_epsilon": typical_epsilon, "typical_delta": typical_delta}
@@ -130,7 +139,7 @@ def bench(
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("bench")(bench)
+    app.command("bench", epilog=WORDS)(bench)
 
 
 def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:

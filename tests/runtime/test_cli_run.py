@@ -71,7 +71,21 @@ def test_run_prints_the_text_and_one_line(tiny_bundle: Bundles, picture: Path, c
     assert shown.err.count("\n") == 1
     assert shown.err.startswith(f"{len(expected.tokens)} tokens, ")
     assert "plain decoding" not in shown.err
-    assert f"draft {expected.stats.draft}" in shown.err
+    stats = expected.stats
+    assert stats.alpha is not None
+    said = f"; {stats.tau:.1f} tokens per pass, {100 * stats.alpha:.0f} % of drafted accepted; draft {stats.draft}, as many"
+    assert said in shown.err
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_help_says_what_the_figures_of_speculation_are(
+    command: str, columns: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(command, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tau" in shown and "alpha" in shown and "drafted tokens that were judged" in shown
 
 
 def test_run_json_is_valid_and_the_draft_changes_nothing(
@@ -222,6 +236,113 @@ def test_run_reads_the_image_from_standard_input(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         assert main("run", path, "--image", "-") == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of three pictures, one of them damaged, and a file that is none."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, side in ((2, 40), (10, 60)):
+        Image.fromarray(synthetic_image(side, 50)).save(folder / f"frame{number}.png")
+    (folder / "frame3.png").write_bytes(b"no picture")
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+def test_run_answers_every_picture_of_a_folder(tiny_bundle: Bundles, pictures: Path, capsys: Capture) -> None:
+    path = tiny_bundle("t5").path
+    with Session.load(path) as session:
+        want = {
+            name: session.generate(pictures / name, "describe", max_new_tokens=8)
+            for name in ("frame2.png", "frame10.png")
+        }
+    capsys.readouterr()
+    words = ["--image", pictures, "--prompt", "describe", "--max-new-tokens", 8]
+    for as_json in ([], ["--json"]):
+        assert main("run", path, *words, *as_json) == 2
+        shown = capsys.readouterr()
+        lines = shown.out.splitlines()
+        if as_json:
+            found = [json.loads(line) for line in lines]
+            for each in found:
+                check("run-1", each)
+            assert [(Path(each["image"]).name, each["text"]) for each in found] == [
+                (name, result.text) for name, result in want.items()
+            ]
+        else:
+            assert lines == [f"{name}\t{' '.join(result.text.split())}" for name, result in want.items()]
+        first, last = shown.err.splitlines()
+        assert "frame3.png: not an image" in first
+        assert last == "vlmexport: 1 of 3 pictures could not be read; the others were answered"
+    (pictures / "frame3.png").unlink()
+    assert main("run", path, *words) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2 and shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--image", "a.png"],
+            "a folder is answered picture by picture; give it alone, or each picture by --image FILE",
+        ),
+        (["--chat"], "give it alone"),
+        (["--video", "a.mp4"], "give it alone"),
+    ],
+)
+def test_a_folder_of_pictures_is_given_alone(
+    pictures: Path, capsys: Capture, more: list[str], message: str
+) -> None:
+    assert main("run", "nowhere", "--image", pictures, *more) == 2
+    shown = capsys.readouterr().err
+    assert f"--image {pictures}: " in shown and message in shown and shown.count("\n") == 1
+
+
+def test_a_folder_without_pictures_and_one_of_none_that_can_be_read(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_bundle("t5").path
+    capsys.readouterr()
+    monkeypatch.setattr(Session, "load", lambda *_, **__: pytest.fail("loaded a model for nothing"))
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.txt").touch()
+    assert main("run", path, "--image", tmp_path / "none") == 2
+    assert capsys.readouterr().err == f"vlmexport: {tmp_path / 'none'}: the folder has no picture files\n"
+    (tmp_path / "none" / "a.png").touch()
+    assert main("run", path, "--image", tmp_path / "none") == 2
+    assert "a.png: the image file is empty" in capsys.readouterr().err
+
+
+SAMPLING = {"--top-p": 0.9, "--top-k": 5, "--min-p": 0.1, "--seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        *(("run", [flag]) for flag in SAMPLING),
+        ("run", ["--top-p", "--seed"]),
+        ("run", []),
+        ("bench", ["--seed"]),
+    ],
+)
+def test_an_option_of_sampling_at_temperature_0_is_told_of(
+    capsys: Capture, command: str, given: list[str]
+) -> None:
+    options = [word for flag in given for word in (flag, SAMPLING[flag])]
+    assert main(command, "nowhere", *options) == 2
+    told = capsys.readouterr().err.splitlines()[:-1]
+    flags = ", ".join(f"{flag} {SAMPLING[flag]:g}" for flag in given)
+    assert told == (
+        [
+            f"{flags}: without effect, at temperature 0 the likeliest token is taken; give a --temperature above 0"
+        ]
+        if given
+        else []
+    )
+    assert main(command, "nowhere", *options, "--temperature", 1) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["run"], ["bench"], ["verify", "--model", "tiny-blip2-flant5"]])
