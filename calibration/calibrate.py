@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..runtime.bundle.combination import FIRST, SIGN
 from ..runtime.commands import options
 from ..runtime.measure.calibration import MINUTES
 from ..runtime.speculate.choice import LEAST
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..runtime.bundle.manifest import Manifest
+
+LONG, SHORT = f"{FIRST}{SIGN}", f"pl{SIGN}"
+"""How names of combinations begin, and what a table shows of that."""
 
 LIMIT = 48
 """Requests that are decoded: what they accept differs from request to request, and half of them judge the choice."""
@@ -128,7 +132,7 @@ def show(report: dict[str, Any], out: Console) -> None:
         "tokens per cycle",
         "pays above",
     ):
-        table.add_column(name, justify="left" if name == "draft" else "right")
+        table.add_column(name, justify="left" if name == "draft" else "right", no_wrap=name == "draft")
     for row in report["predictions"]:
         shape = (
             f"{row['nodes']}"
@@ -136,13 +140,15 @@ def show(report: dict[str, Any], out: Console) -> None:
             else f"tree of {row['nodes']}, {row['depth']} deep"
         )
         table.add_row(
-            row["draft"], shape, f"{row['speedup']:.2f} ×", "" if row["measured"] is None else f"{row['measured']:.2f} ×",
+            short_name(row["draft"]), shape, f"{row['speedup']:.2f} ×", "" if row["measured"] is None else f"{row['measured']:.2f} ×",
             f"{row['tokens_per_cycle']:.2f}", f"{row['break_even']:.2f}",
         )  # fmt: skip
     out.print(table)
+    if any(short_name(row["draft"]) != row["draft"] for row in report["predictions"]):
+        out.print(f"{SHORT}: {LONG}", style="dim", markup=False)
     choice = report["costs"]["choice"]
     if choice["draft"] is None:
-        out.print(f"\nChosen: plain decoding, nothing reaches {report['least']:g} ×", style="bold")
+        out.print(f"\nChosen: plain decoding; {_not_chosen(report)}", style="bold", markup=False)
     else:
         tree = "" if choice["draft_nodes"] is None else f", trees of {choice['draft_nodes']}"
         out.print(
@@ -158,6 +164,24 @@ def show(report: dict[str, Any], out: Console) -> None:
         )
     if busy(report["machine"]):
         out.print(BUSY, style="yellow")
+
+
+def short_name(draft: str) -> str:
+    """A combination's name for a column of a table, where its second part is what tells it from others."""
+    return SHORT + draft.removeprefix(LONG) if draft.startswith(LONG) else draft
+
+
+def _not_chosen(report: dict[str, Any]) -> str:
+    """Why nothing was chosen: what came next, and whether that was seen or only predicted."""
+    rows = report["predictions"]
+    needed = f"{report['least']:.2f} × is needed"
+    if not rows:
+        return f"nothing is predicted, {needed}"
+    best = max(rows, key=lambda row: -1 if row["measured"] is None else row["measured"])
+    said = f"{best['draft']} was predicted {best['speedup']:.2f} ×"
+    if best["measured"] is not None:
+        said += f", but decoded beside plain: {best['measured']:.2f} ×"
+    return f"{said}; {needed}"
 
 
 def _expected(choice: dict[str, Any]) -> str:

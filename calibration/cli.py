@@ -14,6 +14,7 @@ import typer
 
 from ..exporter.memory import use_large_pages
 from ..runtime.commands.output import print_json
+from ..runtime.commands.plot import check_plot
 from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
 from . import forms
@@ -366,9 +367,9 @@ def evaluate(
     run_alone("vlmexport eval")
     use_large_pages()
     if plot is not None:
-        need_extra("eval", "--plot")
         if not draft:
             raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
+        check_plot(plot)
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
     from .evaluation.speed import Machine
@@ -401,17 +402,18 @@ def evaluate(
             kept,
             batch_size,
         )
+    if as_json:
+        print_json(reports.document(found, target.name, data, None if machine is None else machine.name))
+    else:
+        for line in reports.table(found):
+            typer.echo(line)
+    # Behind what was measured: a file that cannot be written takes none of that away.
+    if answers is not None:
+        reports.write_answers(found, records, answers)
     if plot is not None:
         from .evaluation.plot import plot_all
 
         plot_all(found.drafts, plot)
-    if answers is not None:
-        reports.write_answers(found, records, answers)
-    if as_json:
-        print_json(reports.document(found, target.name, data, None if machine is None else machine.name))
-        return
-    for line in reports.table(found):
-        typer.echo(line)
 
 
 def register(app: typer.Typer) -> None:

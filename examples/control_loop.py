@@ -12,8 +12,7 @@ import argparse
 import sys
 import time
 
-from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime import Session, VlmexportError
 
 
 def main() -> None:

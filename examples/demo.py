@@ -11,9 +11,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, tell
+from vlmexport.runtime.measure.headline import headline
 
 BUNDLED = "tiny-blip2-flant5"
 CLI = [sys.executable, "-m", "vlmexport.runtime.cli"]
@@ -47,24 +49,20 @@ def main() -> None:
     command("build", "--model", options.model, *layer, "-o", str(bundle), "--force")
     command("run", str(bundle), "--image", str(picture))
     print(f"\nThe same scene in one author's words: {tell(scene).text}")
-    command("bench", str(bundle), "--image", str(picture), "--plot", str(options.output / "bench.png"))
-
-    report = subprocess.run(
-        [*CLI, "bench", str(bundle), "--image", str(picture), "--json"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    bench = json.loads(report.stdout)
-    (options.output / "bench.json").write_text(report.stdout)
-    alpha = bench["alpha"]
+    plot, report = options.output / "bench.png", options.output / "bench.json"
+    command("bench", str(bundle), "--image", str(picture), "--plot", str(plot), "--report", str(report))
     why = " (its wording is open on purpose: docs/tiny-models.md)" if options.model == BUNDLED else ""
-    print(
-        f"\nSame tokens, {bench['speedup']['decode']:.2f} times faster decoding on this machine "
-        f"({bench['plain']['tokens_per_second']:.0f} → {bench['speculative']['tokens_per_second']:.0f} tokens/s, "
-        f"{bench['tau']:.1f} tokens per verification).\nAcceptance decides it: the model took "
-        f"{'none' if alpha is None else f'{alpha:.0%}'} of the drafted tokens that it looked at{why}.\n"
-        f"Look at {picture} and {options.output / 'bench.png'}."
+    print(f"\n{summary(json.loads(report.read_text('utf-8')), why)}\nLook at {picture} and {plot}.")
+
+
+def summary(bench: dict[str, Any], why: str) -> str:
+    """What a report of `vlmexport bench` says, in two lines; `why`: what is behind the acceptance."""
+    rates = [bench[arm]["tokens_per_second"] for arm in ("plain", "speculative")]
+    alpha = "none" if bench["alpha"] is None else f"{bench['alpha']:.0%}"
+    same = "Same tokens" if bench["identical"] else "Not the same tokens"
+    return (
+        f"{same}, decoding {headline(bench)} ({rates[0]:.0f} → {rates[1]:.0f} tokens/s, {bench['tau']:.1f} tokens per "
+        f"verification).\nAcceptance decides it: the model took {alpha} of the drafted tokens that it looked at{why}."
     )
 
 

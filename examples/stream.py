@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime import Session, VlmexportError
 
 
 def main() -> None:

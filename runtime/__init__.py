@@ -17,33 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bundle.folder import Bundle as Bundle
     from .bundle.manifest import Manifest as Manifest
-    from .errors import (
-        BundleError as BundleError,
-    )
-    from .errors import (
-        CapacityError as CapacityError,
-    )
-    from .errors import (
-        ExportError as ExportError,
-    )
-    from .errors import (
-        ImageError as ImageError,
-    )
-    from .errors import (
-        InputError as InputError,
-    )
-    from .errors import (
-        OptionError as OptionError,
-    )
-    from .errors import (
-        PromptError as PromptError,
-    )
-    from .errors import (
-        UnsupportedModelError as UnsupportedModelError,
-    )
-    from .errors import (
-        VlmexportError as VlmexportError,
-    )
+    from .errors import BundleError as BundleError
+    from .errors import BusyError as BusyError
+    from .errors import CapacityError as CapacityError
+    from .errors import DeviceError as DeviceError
+    from .errors import DivergedError as DivergedError
+    from .errors import ExportError as ExportError
+    from .errors import ImageError as ImageError
+    from .errors import InputError as InputError
+    from .errors import NumericsError as NumericsError
+    from .errors import OptionError as OptionError
+    from .errors import PromptError as PromptError
+    from .errors import UnsupportedModelError as UnsupportedModelError
+    from .errors import VlmexportError as VlmexportError
     from .images.video import Video as Video
     from .result import Result as Result
     from .session import Session as Session
@@ -69,10 +55,14 @@ _HOMES = {
     **dict.fromkeys(
         (
             "BundleError",
+            "BusyError",
             "CapacityError",
+            "DeviceError",
+            "DivergedError",
             "ExportError",
             "ImageError",
             "InputError",
+            "NumericsError",
             "OptionError",
             "PromptError",
             "UnsupportedModelError",

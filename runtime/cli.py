@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from .commands.suggestions import suggestion
 from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
 from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
 from .images.quiet import quiet_log
@@ -279,6 +280,9 @@ def _fail(error: Exception, command: str | None) -> int:
     show = getattr(error, "show", None)
     if show is None:
         raise error
+    said = suggestion(error)
+    if said is not None:
+        return _complain(said)
     show()
     return int(getattr(error, "exit_code", 2))
 

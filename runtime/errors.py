@@ -35,6 +35,10 @@ class LostProcessError(VlmexportError):
     """One of the processes that train together ended, or cannot be reached."""
 
 
+class BusyError(VlmexportError):
+    """A session serves another request just now, or a stream another thread: drop this request, or ask again later."""
+
+
 class CapacityError(VlmexportError):
     """A pass would write beyond the key/value buffers."""
 

@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from .errors import OptionError
+
 
 @contextlib.contextmanager
 def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """A file that takes the place of `path`, synced, when the block ends without an exception; else nothing is left of
-    it. A kill leaves the old file or the new one, and perhaps `scratch` (default: `path` with `.new` behind it)."""
+    it. A kill leaves the old file or the new one, and perhaps `scratch` (default: `path` with `.new` behind it).
+
+    Raises `OSError` that names `path`: that of a full disk names nothing.
+    """
     scratch = path.with_name(path.name + ".new") if scratch is None else scratch
     try:
         with scratch.open("wb") as out:
@@ -20,9 +25,25 @@ def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
             out.flush()
             os.fsync(out.fileno())
         scratch.replace(path)
-    except BaseException:
+    except BaseException as error:
         scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(scratch)):
+            error.filename = str(path)
         raise
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a whole file (text: UTF-8), or leave what was there. Raises `OSError` naming `path`."""
+    with replacing(path) as out:
+        out.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Raise `OptionError` where `path`, which `option` names, has no folder to be written in: before anything is measured."""
+    if path.is_dir():
+        raise OptionError(f"{option} {path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise OptionError(f"{option} {path}: the folder {path.parent} does not exist")
 
 
 def cache_folder() -> Path:

@@ -121,8 +121,8 @@ class Settings:
     draft_sampling: str = "match"
     """One of `drawing.WAYS`; at temperature 0 always match."""
     draft: DraftInfo | None = None
-    draft_length: int = 0
-    """Tokens of a proposal; 0 where the controller or a policy of the caller's decides."""
+    draft_length: int | None = 0
+    """Tokens of a proposal; None where the controller or a policy of the caller's decides."""
     policy: DraftPolicy | None = None
     reuse_prompt: bool = False
     """Whether rows of the request before may serve this one, and this one's the next."""
@@ -168,21 +168,21 @@ def resolve(
         threshold = defaults.confidence_threshold
     learn = options.adaptive or ("off" if options.force_acceptance is not None else defaults.adaptive)
     if options.policy is not None:
-        return Settings(**request, draft=chosen, policy=options.policy)
+        return Settings(**request, draft=chosen, draft_length=None, policy=options.policy)
     if options.adaptive == "confidence" and nodes is not None:
         raise OptionError(
             f'draft_nodes: {nodes} asks for trees, adaptive "confidence" ends chains; choose one'
         )
     if length is None and nodes is None and learn == "logistic":
         by_place = LogisticLength.of(options.max_new_tokens, widest - 1, threshold)
-        return Settings(**request, draft=chosen, policy=by_place)
+        return Settings(**request, draft=chosen, draft_length=None, policy=by_place)
     if learn == "confidence" and nodes is None and (length is None or options.adaptive is not None):
         longest = min(LONGEST if length is None else length, widest - 1)
         first = FIRST if sampling.greedy else FIRST_SAMPLED
         policy = AdaptiveThreshold(longest, first if threshold is None else threshold)
-        return Settings(**request, draft=chosen, policy=policy)
+        return Settings(**request, draft=chosen, draft_length=None, policy=policy)
     if length is None and nodes is None and learn not in ("off", "confidence"):
-        return Settings(**request, draft=chosen, policy=controller(learn, threshold))
+        return Settings(**request, draft=chosen, draft_length=None, policy=controller(learn, threshold))
     if length is None and nodes is None and chosen.name == defaults.draft:
         nodes = None if defaults.draft_nodes is None else min(defaults.draft_nodes, widest - 1)
     if length is None:

@@ -19,7 +19,7 @@ from .asked import NAMES, asked
 from .bundle.folder import Bundle, Check
 from .conversation import Conversation
 from .decode.passes import Decoder
-from .errors import ImageError, InputError, NumericsError, OptionError, PromptError, VlmexportError
+from .errors import BusyError, ImageError, InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
 from .families.base import Prompt, View
 from .families.parts import gathered
@@ -67,7 +67,7 @@ class Stream:
         return self
 
     def __next__(self) -> str:
-        """The next piece. Raises `VlmexportError` while another thread waits for it, and what ended the request."""
+        """The next piece. Raises `BusyError` while another thread waits for it, and what ended the request."""
         try:  # no context manager: it costs a microsecond a piece, and the end of an iteration would pass through it
             return next(self._pieces)
         except ValueError as error:
@@ -75,7 +75,7 @@ class Stream:
             raise
 
     def close(self) -> None:
-        """End the request now. Raises `VlmexportError` while another thread waits for a piece."""
+        """End the request now. Raises `BusyError` while another thread waits for a piece."""
         try:
             self._pieces.close()
         except ValueError as error:
@@ -93,9 +93,9 @@ class Stream:
 
 
 def _refuse_second_reader(error: ValueError) -> None:
-    """`VlmexportError` for what Python says of a generator that two threads run."""
+    """`BusyError` for what Python says of a generator that two threads run."""
     if str(error) == "generator already executing":
-        raise VlmexportError(
+        raise BusyError(
             "another thread is waiting for the next piece of this stream; end the request with Session.cancel"
         ) from None
 
@@ -104,8 +104,8 @@ class Session:
     """One bundle on one device: weights, K/V arena, buffers. Construct with `Session.load`.
 
     A session serves one call at a time: a request, or a batch of them decoded together. A second call, from another
-    thread or from inside a running stream, raises `VlmexportError` at once instead of waiting; load a second session
-    (weights are then held twice) or queue. `cancel` may be called from any thread.
+    thread or from inside a running stream, raises `BusyError` at once instead of waiting; drop it, queue it, or load a
+    second session (weights are then held twice). `cancel` may be called from any thread.
     """
 
     def __init__(self, bundle: Bundle, decoder: Decoder, threads: int | None):
@@ -239,7 +239,7 @@ class Session:
         `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
         whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
         text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
-        Raises `InputError` for the request, `OptionError` for an option.
+        Raises `InputError` for the request, `OptionError` for an option, `BusyError` while the session serves another.
         """
         options = RequestOptions(
             max_new_tokens=max_new_tokens, draft=draft, speculative=speculative, draft_length=draft_length,
@@ -466,7 +466,7 @@ class Session:
     ) -> Callable[[list[Result]], Generator[_Piece, None, None]]:
         def run(found: list[Result]) -> Generator[_Piece, None, None]:
             if not self._busy.acquire(blocking=False):
-                raise VlmexportError(
+                raise BusyError(
                     "this session is busy with another request; wait for it, close its stream, or load a second session"
                 )
             try:

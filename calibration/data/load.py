@@ -23,6 +23,7 @@ from ...runtime.errors import OptionError
 from .. import forms
 from .arguments import read_arguments
 from .formats import names, open_format
+from .formats.images import folder_of_pictures
 from .generated import load_generated
 from .jsonl import load_jsonl
 from .records import Problems, Record, RecordSet
@@ -90,6 +91,8 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None) -> RecordSet:
         records = load_jsonl(Path(data), own, problems)
     elif (Path(data) / "generated.json").is_file():
         records, generated_by = load_generated(Path(data), problems)
+    elif (folder := folder_of_pictures(Path(data))) is not None:
+        raise OptionError(f"--data {data!r} is given as images:{folder}")
     else:
         raise OptionError(f"--data {data!r} names no data; give {forms.DATA}. Names: {', '.join(names())}")
     if limit is not None:

@@ -8,6 +8,7 @@ from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from ..memory import return_large_buffers
 from ..output import check_space, describe_files, replaced_folder, write_manifest
 from .checks import SPARE_BYTES
+from .example import write_example
 from .export import Exported, export
 from .links import linked_shards
 from .prepare import Prepared, identify, prepare
@@ -40,6 +41,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
             with linked_shards(exported.store.shards, folder):
                 write_graphs(folder, exported.graphs, progress)
             write_tokenizer(prepared.checkpoint, folder)
+            write_example(prepared.checkpoint, folder)
         bundle = Bundle(folder, manifest)
         if request.parity:
             with stages("parity"):

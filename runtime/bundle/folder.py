@@ -93,7 +93,7 @@ class Bundle:
             raise BundleError(f"{path!r:.80} is not a path ({reason})") from error
         if found != "folder":
             what = "is a file, not a bundle folder" if found == "file" else "does not exist"
-            raise BundleError(f"{folder}: {what}; give the folder that `vlmexport build -o` wrote")
+            raise BundleError(f"{folder}: {what}; {_give(folder)}")
         document = read_manifest(folder / MANIFEST)
         manifest = Manifest.from_dict(document)
         check_seal(document, folder / MANIFEST, needed=check != "size")
@@ -325,6 +325,15 @@ def _replace(bundle: Path, document: Any) -> None:
         raise _not_writable(bundle, error.strerror) from error
 
 
+def _give(folder: Path) -> str:
+    """What to give in place of a folder that is no bundle: one in it, where there is one."""
+    try:
+        inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    except OSError:
+        inside = []
+    return f"give {inside[0]}" if inside else "give the folder that `vlmexport build -o` wrote"
+
+
 def read_manifest(path: Path) -> Any:
     """Parse `manifest.json` strictly: UTF-8, at most 64 MiB, no duplicate names, no NaN or infinity."""
     try:
@@ -340,8 +349,7 @@ def read_manifest(path: Path) -> Any:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
     except FileNotFoundError:
         raise BundleError(
-            f"{path.parent}: holds no {MANIFEST}, so it is not a bundle; give the folder that "
-            "`vlmexport build -o` wrote"
+            f"{path.parent}: holds no {MANIFEST}, so it is not a bundle; {_give(path.parent)}"
         ) from None
     except (UnicodeDecodeError, ValueError, RecursionError, OSError) as error:
         raise BundleError(f"{path}: not a readable manifest ({error}); {_REBUILD}") from error

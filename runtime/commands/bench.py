@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from ..measure.benchmark import Request
 
 
+WORDS = (
+    "alpha: accepted of the drafted tokens that were judged; tau: tokens per cycle, the one that verification gives itself "
+    "included; bound: what the times of the graphs alone allow at that tau. A repeat decodes plainly, then with the draft: one "
+    "pair. The speed-up is the median of the pairs' quotients."
+)
+"""Behind the options on the help page."""
+
+
 def bench(
     bundle: options.Bundle,
     image: list[Path] = typer.Option([], "--image", help="Image file; repeat for several. Default: a made-up one."),
@@ -35,7 +43,7 @@ def bench(
         help="Accept drafts with this probability, for models with random weights: their output is no text.",
     ),
     temperature: options.Temperature = 0.0,
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of sampling, for both arms."),
+    seed: int = typer.Option(None, "--seed", min=0, help="Seed of sampling, for both arms. Default: 0."),
     draft_sampling: options.DraftSampling = None,
     lossy: options.Lossy = None,
     typical_epsilon: options.TypicalEpsilon = TYPICAL_EPSILON,
@@ -46,24 +54,27 @@ def bench(
     threads: options.Threads = None,
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a plot: .png, .svg or .pdf."),
     save: bool = typer.Option(False, "--save", help="Time every draft's passes and store them in the bundle for this machine."),
+    report_file: Path = typer.Option(None, "--report", metavar="FILE", help="Write what --json prints into a file."),
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from ..bundle.folder import Bundle, check_writable, store_costs
     from ..errors import OptionError
     from ..families import get_family
+    from ..files import check_folder, write_file
     from ..measure.benchmark import measure
     from ..request import request_options
     from ..session import Session
-    from .output import console, print_json
+    from .output import as_text, console, print_json
     from .plot import check_plot, write_plot
     from .progress import showing
-    from .requests import check_lossy, draft_options
+    from .requests import check_lossy, draft_options, tell_idle
     from .telling import tell_bundle, tell_draft, tell_request, tell_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
-    sampling = {"temperature": temperature, "seed": seed} if temperature else {}
+    tell_idle(temperature, {"--seed": seed})
+    sampling = {"temperature": temperature, "seed": seed or 0} if temperature else {}
     accepting: dict[str, Any] = {}
     if lossy is not None:
         accepting = {"lossy": lossy, "typical_epsilon": typical_epsilon, "typical_delta": typical_delta}
@@ -75,6 +86,8 @@ def bench(
     check_lossy(lossy, temperature, typical_epsilon, typical_delta)
     if plot is not None:
         check_plot(plot)
+    if report_file is not None:
+        check_folder("--report", report_file)
     begin = time.perf_counter()
     opened = Bundle.open(bundle)
     tell_bundle(opened, "size", time.perf_counter() - begin)
@@ -107,23 +120,26 @@ def bench(
         )
     if save:
         store_costs(opened.path, [report["costs"]])
-    if plot is not None:
-        write_plot(report, plot)
     if as_json:
         print_json(report)
-        return
-    show(report, console())
+    else:
+        show(report, console())
+        if save:
+            console().print(
+                f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
+            )
+    # Behind what was measured: a file that cannot be written takes none of that away.
+    if report_file is not None:
+        write_file(report_file, as_text(report))
     if plot is not None:
-        console().print(f"Plot: {plot}", markup=False)
-    if save:
-        console().print(
-            f"Stored the pass times of this machine in {opened.path / 'manifest.json'}", markup=False
-        )
+        write_plot(report, plot)
+        if not as_json:
+            console().print(f"Plot: {plot}", markup=False)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("bench")(bench)
+    app.command("bench", epilog=WORDS)(bench)
 
 
 def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], raw: bool) -> list[Request]:
@@ -157,6 +173,7 @@ def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
     from rich.table import Table
 
+    from ..measure.headline import headline
     from ..measure.machine import BUSY, busy
 
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
@@ -185,8 +202,7 @@ def show(report: dict[str, Any], out: Console) -> None:
         )
     out.print(table)
     out.print(
-        f"\nSpeed-up      {speedup['decode']:.2f} × decoding ({speedup['decode_min']:.2f} – "
-        f"{speedup['decode_max']:.2f}), {speedup['end_to_end']:.2f} × with image and prompt",
+        f"\nDecoding      {headline(report)}; {speedup['end_to_end']:.2f} times with image and prompt",
         style="bold",
     )
     out.print(_acceptance(report))

@@ -12,8 +12,13 @@ if TYPE_CHECKING:
 
 def print_json(value: dict[str, Any]) -> None:
     """Write one JSON object and a newline to stdout; nothing else may be written there."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(as_text(value))
     sys.stdout.flush()
+
+
+def as_text(value: dict[str, Any]) -> str:
+    """A JSON object as the commands print it, with a newline behind it."""
+    return json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def console(stderr: bool = False) -> Console:

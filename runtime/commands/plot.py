@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from ..extras import need_extra
+from ..files import check_folder, write_file
+from ..measure.headline import headline
 from ..measure.machine import BUSY, busy
 
 SUFFIXES = (".png", ".svg", ".pdf")
+LINES = "lines: slowest and fastest run of plain decoding; smallest and largest quotient of a pair"
 _PLAIN, _DRAFT = "#8a8f98", "#1f77b4"
 
 
@@ -17,14 +21,15 @@ def check_plot(path: Path) -> None:
     """Raise `OptionError` when the plot cannot be written; called before anything is measured."""
     if path.suffix.lower() not in SUFFIXES:
         raise OptionError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise OptionError(f"--plot {path}: the folder {path.parent} does not exist")
+    check_folder("--plot", path)
     need_extra("eval", "--plot")
 
 
 def write_plot(report: dict[str, Any], path: Path) -> None:
-    """Draw a report of `benchmark.measure` into `path`."""
-    drawn(report).savefig(path, dpi=150)
+    """Draw a report of `benchmark.measure` into `path`, as a whole or not at all."""
+    content = io.BytesIO()
+    drawn(report).savefig(content, format=path.suffix[1:].lower(), dpi=150)
+    write_file(path, content.getvalue())
 
 
 def drawn(report: dict[str, Any]) -> Any:
@@ -32,23 +37,23 @@ def drawn(report: dict[str, Any]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
     figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))  # type: ignore[union-attr]  # below: the machine
     FigureCanvasAgg(figure)
     speed, depth, width = figure.subplots(1, 3)
     _speed(speed, report)
     _depth(depth, report)
     _width(width, report)
-    title = f"{report['model']}: {report['speedup']['decode']:.2f} × decoding with {report['draft']['name']}"
+    title = f"{report['model']} with {report['draft']['name']}\ndecoding {headline(report)}"
     if not report["output_is_text"]:
         title += f" (acceptance forced to {report['forced_acceptance']:g}: not text)"
     if report["lossy"] is not None:
         title += f" (LOSSY: {report['lossy']} acceptance)"
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize=11)
     machine = report["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores"
     figure.text(0.995, 0.012, where, ha="right", va="bottom", fontsize=7, color=_PLAIN)
-    note, colour = ("lines: slowest and fastest run", _PLAIN) if not busy(machine) else (BUSY, "#b26a00")
+    note, colour = (LINES, _PLAIN) if not busy(machine) else (BUSY, "#b26a00")
     figure.text(0.005, 0.012, note, ha="left", va="bottom", fontsize=7, color=colour)
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     TimeCycles = Callable[[str | None, int], Cycles | None]
 
+
+log = logging.getLogger(__name__)
 
 APPENDED = (
     "portable plans: appending the new rows to the caches, one copy after each pass, is not in these times"
@@ -88,18 +91,18 @@ def profile(
         opened, target, backend, trtexec, engine or device != "cpu", wanted, iterations, import_results
     )
     report = (
-        _here(opened, wanted, device, threads, found, reported)
+        _here(opened, wanted, device, threads, found, reported, as_json)
         if isinstance(found, list)
         else reported(*found)
     )
-    if html is not None:
-        write_page(report, html)
     if as_json:
         print_json(report)
-        return
-    show(report, console())
-    if html is not None:
-        console().print(f"Page: {html}", markup=False)
+    else:
+        show(report, console())
+    if html is not None:  # behind what was measured: a page that cannot be written takes none of that away
+        write_page(report, html)
+        if not as_json:
+            console().print(f"Page: {html}", markup=False)
 
 
 def register(app: typer.Typer) -> None:
@@ -123,6 +126,7 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
 
 
 def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Sequence[int], path: Path) -> int:
+    from ..files import write_file
     from ..profiling.commands import choose_plans, runs, script, write_inputs
     from ..profiling.points import points
 
@@ -130,7 +134,7 @@ def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Seque
     found = runs(bundle.manifest, plans, points(bundle, widths))
     inputs = f"{path.stem}-inputs"
     write_inputs(found, path.parent / inputs)
-    path.write_text(script(found, inputs, bundle.path), "utf-8")
+    write_file(path, script(found, inputs, bundle.path))
     path.chmod(0o755)
     return len(found)
 
@@ -192,6 +196,7 @@ def _here(
     threads: int | None,
     notes: list[str],
     reported: Callable[[list[Timing], dict[str, Any], bool, TimeCycles], dict[str, Any]],
+    as_json: bool,
 ) -> dict[str, Any]:
     """The report of the engine of a device."""
     from ..bundle.interfaces import CHANGING
@@ -200,13 +205,19 @@ def _here(
     from ..profiling.local import time_here
     from ..profiling.points import points
     from ..session import Session
+    from .progress import showing
 
     found, rows = points(bundle, widths), bundle.manifest.limits.max_length // 2
     with Session.load(bundle, device, threads=threads) as session:
         engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
         if engine.host_memory:  # the decoder reads embedding rows from the table, and makes masks itself
             found = [point for point in found if point.graph not in ("embed", "mask", *CHANGING)]
-        timings = time_here(session, found, rows)
+        if not as_json:
+            log.info("timing graphs on the engine %s: %d sizes, taking turns", engine.name, len(found))
+        with showing(as_json) as progress:
+            timings = time_here(
+                session, found, rows, progress=lambda done, total: progress("timing graphs", done, total)
+            )
         where = machine.describe()
         if machine.busy(where):
             notes = [*notes, machine.BUSY]
@@ -223,7 +234,7 @@ def show(report: dict[str, Any], out: Console) -> None:
     """Print a report for people."""
     from rich.table import Table
 
-    from ..profiling.page import about_line, warnings
+    from ..profiling.page import about_line, measured_line, warnings
 
     graphs = Table(title=f"{report['model']}: {about_line(report)}")
     for name in ("graph", "profile"):
@@ -249,6 +260,10 @@ def show(report: dict[str, Any], out: Console) -> None:
         )
     if report["drafts"]:
         out.print(drafts)
+        out.print(measured_line(report), markup=False)
+    costs = ", ".join(f"T({q}) {cost:.2f}" for q, cost in report["width_cost"].items() if q != "1")
+    if costs:
+        out.print(f"Width cost: {costs} × T(1)", markup=False)
     request = report["request"]
     every = sum(ms for ms in request["ms"].values() if ms)
     parts = ", ".join(f"{part} {100 * ms / every:.0f} %" for part, ms in request["ms"].items() if ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..bundle.manifest import Manifest
+
+
+log = logging.getLogger(__name__)
 
 
 def draft_options(
@@ -64,6 +68,16 @@ def check_lossy(lossy: str | None, temperature: float, epsilon: float, delta: fl
     if lossy is not None and temperature == 0:
         raise OptionError(
             f"--lossy {lossy}: at temperature 0 it is greedy decoding; give a --temperature above 0, or leave it out"
+        )
+
+
+def tell_idle(temperature: float, of_sampling: Mapping[str, Any]) -> None:
+    """Say in one line which options do nothing at temperature 0: options by their flags, None where they are not given."""
+    idle = [f"{flag} {value:g}" for flag, value in of_sampling.items() if value is not None]
+    if temperature == 0 and idle:
+        log.warning(
+            "%s: without effect, at temperature 0 the likeliest token is taken; give a --temperature above 0",
+            ", ".join(idle),
         )
 
 

@@ -15,6 +15,14 @@ from . import options
 
 if TYPE_CHECKING:
     from ..session import Result
+    from ..speculate.stats import Stats
+
+SPECULATION = (
+    'What speculation did stands in one line behind the text: "4.1 tokens per pass" (tau: the accepted tokens and the one '
+    'that verification gives itself; plain decoding has 1), "92 % of drafted accepted" (alpha: of the drafted tokens that '
+    "were judged; those behind a wrong one are not)."
+)
+"""Behind the options on the help page."""
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +32,9 @@ def run(
     image: list[Path] = typer.Option(
         [],
         "--image",
-        help="Image file: JPEG, PNG, WebP, …; - reads standard input. Repeat for several, where the model reads several.",
+        metavar="FILE|DIR",
+        help="Image file: JPEG, PNG, WebP, …; - reads standard input; a folder: a line for each of its pictures. Repeat for "
+        "several, where the model reads several.",
     ),
     video: list[Path] = typer.Option(
         [],
@@ -101,8 +111,9 @@ def run(
     from ..session import Session
     from ..speculate.sampling import Sampling
     from .chat import converse
+    from .each import answer_each, first_readable, the_folder
     from .output import print_json
-    from .requests import check_lossy, check_plain, draft_options, read_media, read_prompt
+    from .requests import check_lossy, check_plain, draft_options, read_media, read_prompt, tell_idle
     from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
@@ -114,6 +125,15 @@ def run(
     request_options(asked)
     Sampling(temperature, top_k, top_p, 0 if seed is None else seed, min_p)
     check_lossy(lossy, temperature, typical_epsilon, typical_delta)
+    tell_idle(
+        temperature,
+        {
+            "--top-k": top_k or None,
+            "--top-p": top_p if top_p != 1 else None,
+            "--min-p": min_p or None,
+            "--seed": seed,
+        },
+    )
     check_plain(
         draft,
         {
@@ -129,6 +149,7 @@ def run(
         raise OptionError(
             "--image - and --prompt -: standard input holds one of them; give the other by name"
         )
+    pictures = the_folder(image, alone=not (video or chat))
     begin, how = time.perf_counter(), "sha256" if check else "once" if check_once else "size"
     opened = Bundle.open(bundle, how)
     tell_bundle(opened, how, time.perf_counter() - begin)
@@ -136,14 +157,15 @@ def run(
         opened = opened.with_verify_width(verify_width)
     text = read_prompt(prompt, raw)
     begin = time.perf_counter()
-    media = read_media(image, video, video_fps if video or not chat else None)
+    shown = image if pictures is None else [first_readable(pictures)]
+    media = read_media(shown, video, video_fps if video or not chat else None)
     read = time.perf_counter() - begin
     family = get_family(opened.manifest.model.family)
     views = views_of(family, opened, media)
     if text is not None or not chat:
         # A request that cannot be served is refused before a large model is loaded for nothing.
         prepared = family.prepare(opened, views, text)
-        tell_request(prepared, media[: len(image)], read)
+        tell_request(prepared, media[: len(shown)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
@@ -153,6 +175,9 @@ def run(
         tell_session(session, time.perf_counter() - begin)
         if chat:
             converse(session, text, views, asked, video_fps)
+            return
+        if pictures is not None:
+            answer_each(session, pictures, text, asked, str(bundle) if as_json else None)
             return
         stream = session.stream(image=views, prompt=text, **asked)
         for piece in stream:
@@ -174,7 +199,7 @@ def run(
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("run")(run)
+    app.command("run", epilog=SPECULATION)(run)
 
 
 def report(
@@ -201,6 +226,16 @@ def _names(paths: list[Path]) -> str | list[str] | None:
     return [str(path) for path in paths] if len(paths) > 1 else str(paths[0]) if paths else None
 
 
+def told(stats: Stats) -> str:
+    """What drafting did, in the words of `SPECULATION`."""
+    judged = (
+        "none of the drafted judged"
+        if stats.alpha is None
+        else f"{100 * stats.alpha:.0f} % of drafted accepted"
+    )
+    return f"{stats.tau:.1f} tokens per pass, {judged}"
+
+
 def summary(result: Result) -> str:
     """One line: tokens, speed, and what speculation did."""
     stats = result.stats
@@ -211,5 +246,6 @@ def summary(result: Result) -> str:
     line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason}){kept}"
     if not stats.proposed:
         return f"{line}; plain decoding"
-    line += f"; tau {stats.tau:.2f}, alpha {stats.alpha:.2f}, draft {stats.draft} × {stats.draft_length or 'adaptive'}"
+    length = "as many as pay" if stats.draft_length is None else f"{stats.draft_length}"
+    line += f"; {told(stats)}; draft {stats.draft}, {length} tokens a pass"
     return line if result.lossy is None else f"{line}; LOSSY ({result.lossy} acceptance)"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from PIL import Image
 from ..errors import ImageError
 from ..extras import need_extra
 from ..options import check_colour_order, number
-from .load import FORMATS, load_image
+from .folder import picture_files
+from .load import load_image
 from .remote import check_local
 
 SLOWEST, FASTEST = 1e-4, 1000.0
@@ -83,7 +83,7 @@ def open_video(video: Video) -> Clip:
                 "leave it out for a file or a folder"
             )
         if path.is_dir():
-            return _folder(path, video.fps)
+            return _Frames(str(path), picture_files(path), video.fps)
         if path.is_file():
             return _File(path, video.fps)
         raise ImageError(f"{path}: {'is no video file' if path.exists() else 'no such video file or folder'}")
@@ -133,22 +133,6 @@ class _Frames:
             ],
             self.name,
         )
-
-
-def _folder(path: Path, fps: float | None) -> _Frames:
-    Image.init()
-    suffixes = {suffix for suffix, kind in Image.EXTENSION.items() if kind in FORMATS}
-    names = [entry for entry in os.scandir(path) if Path(entry.name).suffix.lower() in suffixes]
-    found = sorted((Path(entry.path) for entry in names), key=lambda file: _natural(file.name))
-    if not found:
-        raise ImageError(f"{path}: the folder has no picture files")
-    return _Frames(str(path), found, fps)
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts numbers in names by their value."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 class _File:

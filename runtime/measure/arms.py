@@ -85,7 +85,7 @@ class Arm:
     def cycle_seconds(self) -> tuple[float, float]:
         """(seconds of a cycle, those of them inside the engine; the latter 0 on an engine that does not count them)."""
         total = Stats.total(self.decoded)
-        return total.decode_seconds / total.cycles, total.engine_seconds / total.cycles
+        return total.decode_seconds / total.cycles, (total.engine_seconds or 0.0) / total.cycles
 
     @property
     def requests(self) -> int:

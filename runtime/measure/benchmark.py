@@ -62,7 +62,7 @@ class Arm:
         self.tokens.append(sum(len(result.tokens) - 1 for result in results))
         self.first_seconds.append(first)
         self.decode_seconds.append(sum(seconds) - first)
-        self.engine_seconds.append(sum(result.stats.engine_seconds for result in results))
+        self.engine_seconds.append(sum(result.stats.engine_seconds or 0.0 for result in results))
 
     @property
     def rates(self) -> list[float]:
@@ -202,12 +202,11 @@ def _report(
     manifest = session.bundle.manifest
     total = Stats.total(result.stats for result in results)
     costs = table.drafts.get(draft.name, FREE)
-    decode = _ratios(speculative.rates, plain.rates)
-    end_to_end = _ratios(plain.totals, speculative.totals)
+    arms = side_by_side(plain, speculative)
     bound = _bound(table, draft.name, total)
     unpredicted = _unpredicted(options)
     predicted = predicted_speedup(session, draft, options) if unpredicted is None else None
-    achieved = statistics.median(decode)
+    achieved = arms["speedup"]["decode"]
     inside = None
     if plain.host_share is not None and speculative.host_share is not None:
         inside = statistics.median(_ratios(speculative.engine_rates, plain.engine_rates))
@@ -218,7 +217,7 @@ def _report(
         "precision": manifest.weights_dtype,
         "note": session.note,
         "draft": {"name": draft.name, "kind": draft.kind, "layer": draft.layer, "trained": draft.trained},
-        "draft_length": results[0].stats.draft_length or None,  # None: the controller's choice
+        "draft_length": results[0].stats.draft_length or None,
         "lossy": total.lossy,
         "temperature": options.get("temperature", 0.0),
         "max_new_tokens": options["max_new_tokens"],
@@ -227,14 +226,7 @@ def _report(
             {"name": request.name, "tokens": len(result.tokens), "finish_reason": result.finish_reason}
             for request, result in zip(requests, results, strict=True)
         ],
-        "plain": plain.report(),
-        "speculative": speculative.report(),
-        "speedup": {
-            "decode": achieved,
-            "decode_min": min(decode),
-            "decode_max": max(decode),
-            "end_to_end": statistics.median(end_to_end),
-        },
+        **arms,
         "tau": total.tau if total.cycles else None,
         "alpha": total.alpha,
         "alpha_by_depth": [alpha for alpha in total.alpha_by_depth if alpha is not None],
@@ -253,6 +245,40 @@ def _report(
         "predicted": predicted,
         "unpredicted": unpredicted,
         "machine": machine.describe(_engine(session).machine),
+    }
+
+
+def side_by_side(plain: Arm, speculative: Arm) -> dict[str, Any]:
+    """The report's figures of both arms, and its speed-ups: medians over the pairs of their quotients.
+
+    Quotients of medians differ from the median of quotients. So that a report has one speed-up, whatever two figures of it
+    a reader divides, the speculative arm is shown by what it was beside plain decoding: plain decoding's median, times the
+    pairs' quotients. `pairs` has what was measured.
+    """
+    decode = _ratios(speculative.rates, plain.rates)
+    speedup = {
+        "decode": statistics.median(decode),
+        "decode_min": min(decode),
+        "decode_max": max(decode),
+        "end_to_end": statistics.median(_ratios(plain.totals, speculative.totals)),
+    }
+    base = plain.report()
+    beside = {
+        "tokens_per_second" + end: base["tokens_per_second"] * speedup["decode" + end]
+        for end in ("", "_min", "_max")
+    }
+    return {
+        "plain": base,
+        "speculative": {
+            **speculative.report(),
+            **beside,
+            "seconds": base["seconds"] / speedup["end_to_end"],
+        },
+        "pairs": [
+            {"plain": before, "speculative": after}
+            for before, after in zip(plain.rates, speculative.rates, strict=True)
+        ],
+        "speedup": speedup,
     }
 
 

@@ -145,11 +145,12 @@ def sampled_seconds(
     budget: float = BUDGET,
     most: int = 40,
     wait: Callable[[], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[Arm, list[float]]:
     """Seconds of running each arm's calls in order, several times, until `wait` returns.
 
     The arms take turns, so that a machine that slows down slows all of them; 2 rounds of `BLOCK` runs warm up, then 3 to
-    `most` rounds are measured within the budget.
+    `most` rounds are measured within the budget. `progress` is told the rounds done, and how many there will be.
     """
     seconds: dict[Arm, list[float]] = {arm: [] for arm in arms}
 
@@ -169,6 +170,7 @@ def sampled_seconds(
     rounds = max(3, min(most, int(budget / max(round_seconds(), 1e-9))))
     for taken in seconds.values():
         taken.clear()
-    for _ in range(rounds):
+    for done in range(rounds):
+        progress(done, rounds)
         round_seconds()
     return seconds

@@ -41,7 +41,7 @@ def time_cycles(session: Session, draft: str | None, length: int) -> Cycles | No
             return None
         if number and stats.cycles:
             whole.append(stats.decode_seconds / stats.cycles)
-            inside.append(stats.engine_seconds / stats.cycles)
+            inside.append((stats.engine_seconds or 0.0) / stats.cycles)
     if not whole:
         return None
     return Cycles(statistics.median(whole), statistics.median(inside) if all(inside) else None)

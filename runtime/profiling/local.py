@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..measure.timing import BUDGET, GraphTimer, sampled_seconds
 from ..session import Session
@@ -10,9 +10,15 @@ from .points import Point
 from .results import Timing
 
 
-def time_here(session: Session, points: Sequence[Point], cache: int, budget: float = BUDGET) -> list[Timing]:
+def time_here(
+    session: Session,
+    points: Sequence[Point],
+    cache: int,
+    budget: float = BUDGET,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Timing]:
     """Every point on the session's engine, with `cache` key/value rows in use, taking turns within `budget` seconds (at
-    least 15 runs each); graphs that the engine has not are left out."""
+    least 15 runs each); graphs that the engine has not are left out. `progress` as for `sampled_seconds`."""
     engine = session.decoder.engine  # pyright: ignore[reportOptionalMemberAccess]
     source = points[0].sizes["source"] if points else 1
     points = [point for point in points if point.graph in engine.graphs]
@@ -25,5 +31,5 @@ def time_here(session: Session, points: Sequence[Point], cache: int, budget: flo
     }
     return [
         Timing(point.graph, point.profile, point.width, [1e3 * second for second in taken])
-        for point, taken in sampled_seconds(arms, budget, wait=timer.wait).items()
+        for point, taken in sampled_seconds(arms, budget, wait=timer.wait, progress=progress).items()
     ]

@@ -9,6 +9,7 @@ from ..errors import InputError
 from ..measure.passes import cost_table, passes
 from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable, expected_tokens
+from ..speculate.stored_acceptance import stored_acceptance
 from .results import Timing
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def build_report(
         **about,
         "graphs": [each.report() for each in timings],
         "passes": {str(width): 1e3 * seconds for width, seconds in table.plain.measured.items()},
+        "width_cost": {str(width): seconds / token for width, seconds in table.plain.measured.items()},
         "tokens_per_second": 1 / token,
         "drafts": {
             name: {
@@ -97,8 +99,23 @@ def build_report(
             for name, costs in sorted(table.drafts.items())
         },
         "predictions": predicted,
+        "measured": measured(manifest, table, longest),
         "request": split(manifest, timings, table, tokens=tokens, alpha=alpha, longest=longest, timed=cycles),
     }  # fmt: skip
+
+
+def measured(manifest: Manifest, table: CostTable, longest: Mapping[str, int]) -> dict[str, Any]:
+    """Of every draft whose acceptance the bundle knows (`vlmexport calibrate`, decoding chains): the prediction for that."""
+    found: dict[str, Any] = {}
+    for entry in stored_acceptance(manifest):
+        seen, draft = entry.observed, entry.draft
+        if draft in table.drafts and seen.is_chain and sum(seen.evaluated):
+            length, speedup = best_length(table, draft, seen.alpha, longest[draft])
+            found[draft] = {
+                "acceptance": seen.alpha, "draft_length": length, "speedup": speedup,
+                "tokens_per_second": speedup / table.token_seconds(), "data": entry.data,
+            }  # fmt: skip
+    return dict(sorted(found.items()))
 
 
 def split(

@@ -95,7 +95,7 @@ class Cycle:
         inside = decoder.engine.busy - busy
         for sequence in sequences:
             sequence.stats.seconds.add(*taken)
-            sequence.stats.engine_seconds += inside
+            sequence.stats.count_inside(inside)
         return emitted
 
     def _judge(self, sequence: Sequence, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:

@@ -31,7 +31,7 @@ class Seconds:
 
 _SUMMED = (
     "prompt_tokens", "reused_tokens", "tokens", "cycles", "proposed", "evaluated", "accepted", "discarded",
-    "engine_seconds", "time_to_first_token", "total_seconds",
+    "time_to_first_token", "total_seconds",
 )  # fmt: skip
 
 
@@ -52,7 +52,8 @@ class Stats:
     accepted: int = 0
     discarded: int = 0
     draft: str | None = None
-    draft_length: int = 0
+    draft_length: int | None = 0
+    """Tokens of a proposal; None where a controller, or a policy of the caller's, decided from cycle to cycle."""
     forced: bool = False
     """True when acceptance was forced for a measurement: the output is not text."""
     lossy: str | None = None
@@ -64,8 +65,9 @@ class Stats:
     ranks: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     """Of trees, not of chains: judged nodes by (depth, children, which of them was right), see `acceptance.ranks`."""
     seconds: Seconds = field(default_factory=Seconds)
-    engine_seconds: float = 0.0
-    """Of the cycles' seconds, those inside the engine's calls; 0 on an engine that does not count them."""
+    engine_seconds: float | None = None
+    """Of the cycles' seconds, those inside the engine's calls; 0 on an engine that does not count them, None where no cycle
+    ran: a request of one token has it from prefill, whose seconds are under `seconds`."""
     time_to_first_token: float = 0.0
     total_seconds: float = 0.0
 
@@ -98,6 +100,10 @@ class Stats:
             if self.tokens > self.requests and self.decode_seconds > 0
             else None
         )
+
+    def count_inside(self, seconds: float) -> None:
+        """Add a cycle's seconds inside the engine's calls."""
+        self.engine_seconds = (self.engine_seconds or 0.0) + seconds
 
     def count(self, proposed: int, accepted: int, evaluated: int, depth: int | None = None) -> None:
         """Add one cycle; `depth` of the verified tree, by default a chain's."""
@@ -133,6 +139,9 @@ class Stats:
         out = cls(requests=0)
         for name in ("requests", *_SUMMED):
             setattr(out, name, sum(getattr(entry, name) for entry in found))
+        for entry in found:
+            if entry.engine_seconds is not None:
+                out.count_inside(entry.engine_seconds)
         for name in ("draft", "draft_length", "forced"):
             values = {getattr(entry, name) for entry in found}
             if len(values) == 1:

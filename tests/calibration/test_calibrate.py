@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import jsonschema
 import pytest
 import vlmexport.runtime
 from PIL import Image
+from rich.console import Console
+from vlmexport.calibration import calibrate as calibrate_command
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.bundle.combination import combinations
 from vlmexport.runtime.images.synthetic import synthetic_image
@@ -254,6 +257,53 @@ def test_people_are_told_what_was_chosen_and_that_it_is_for_greedy_decoding(
     shown = " ".join(capsys.readouterr().out.split())
     assert "predicted here for greedy decoding, by" in shown and "Chosen: " in shown
     assert "Written" not in shown
+
+
+SECOND = ("medusa", "eagle", "vispec")
+
+
+def printed(columns: int, rows: dict[str, tuple[float, float | None]]) -> str:
+    """What people are shown where nothing was chosen; `rows`: draft → (predicted, decoded beside plain)."""
+    predictions = [
+        {
+            "draft": name, "nodes": 16, "depth": 4, "speedup": speedup, "measured": measured,
+            "tokens_per_cycle": 2.5, "break_even": 1.9,
+        }
+        for name, (speedup, measured) in rows.items()
+    ]  # fmt: skip
+    report = {
+        "model": "tiny", "plain_tokens_per_second": 100.0, "data": None, "predictions": predictions, "least": 1.05,
+        "costs": {"choice": {"draft": None}}, "uncertain": None, "machine": {"cores": 2, "load": 0.0, "cpu": "x"},
+    }  # fmt: skip
+    out = io.StringIO()
+    calibrate_command.show(report, Console(file=out, width=columns))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_rows_of_the_table_are_told_apart_at_every_width(columns: int) -> None:
+    rows = {"prompt-lookup": (1.2, None), **{f"prompt-lookup+{name}": (1.1, None) for name in SECOND}}
+    shown = printed(columns, rows)
+    starts = [line.split()[0] for line in shown.splitlines() if " × " in line and line[:2] in ("pl", "pr")]
+    assert starts == ["prompt-lookup", "pl+medusa", "pl+eagle", "pl+vispec"]
+    assert "pl+: prompt-lookup+" in shown and "pl+" not in printed(columns, {"medusa": (0.9, None)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (
+            {"medusa": (1.31, 0.97), "prompt-lookup+eagle": (1.26, 0.99), "eagle": (1.2, None)},
+            "prompt-lookup+eagle was predicted 1.26 ×, but decoded beside plain: 0.99 ×; 1.05 × is needed",
+        ),
+        ({"medusa": (0.97, None), "eagle": (0.9, None)}, "medusa was predicted 0.97 ×; 1.05 × is needed"),
+        ({}, "nothing is predicted, 1.05 × is needed"),
+    ],
+)
+def test_plain_decoding_is_chosen_with_a_reason(
+    rows: dict[str, tuple[float, float | None]], why: str
+) -> None:
+    assert f"Chosen: plain decoding; {why}\n" in printed(200, rows)
 
 
 def test_merging_refuses_another_model_and_what_is_no_report(

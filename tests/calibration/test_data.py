@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -256,3 +257,10 @@ def test_pictures_are_read_as_the_runtime_reads_them(tmp_path: Path):
     assert ImageRef(file=str(tmp_path / "turned.jpg")).load().size == (6, 8)
     Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(tmp_path / "clear.png")
     assert ImageRef(file=str(tmp_path / "clear.png")).load().getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("given", ["", "a.png"])
+def test_pictures_without_a_form_are_told_their_form(given: str, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(OptionError, match=f"^--data '.*' is given as images:{re.escape(str(tmp_path))}$"):
+        load_records(str(tmp_path / given))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,24 +130,58 @@ def test_figures_agree_with_each_other(target: Target, told: RecordSet, draft: P
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_of_few_answers_says_so():
-    """In place of an empty panel; and what it shows of many is agreement, whatever a chain would have asked for."""
-    pytest.importorskip("matplotlib").use("Agg")
-    from matplotlib import pyplot
+def acceptance(answers: int, heads: int = 1, longer: int = 3) -> Acceptance:
+    """Of a draft that `answers` answers judged at the first place of everything, and `longer` at the second."""
+    points = [(1, 0.5, answers), (2, 0.25, longer)]
+    return Acceptance(4, 8, 6, 3, 4, 7, 0.5, 0.4, points, points, [[0.5, 0.6, 0.7]] * heads)
 
-    few, many = (
-        Acceptance(4, 8, 6, 3, 4, 7, 0.5, 0.4, [(1, 0.5, answers), (2, 0.25, 3)], [])
-        for answers in (plot._LEAST - 1, plot._LEAST)
+
+@pytest.mark.parametrize(
+    ("panel", "few"),
+    [
+        (0, "no position that 20 answers reach\n(at most 16 do): give more records"),
+        (1, "no depth where 20 proposals were judged\n(at most 16 were): give more records"),
+        (2, "no head that proposed 20 tokens\n(at most 19): give more records"),
+    ],
+)
+def test_a_plot_draws_what_enough_answers_judged_in_every_panel(panel: int, few: str):
+    pytest.importorskip("matplotlib")
+    axes = plot.drawn({"some": acceptance(16)}).axes[panel]
+    assert not axes.lines and [text.get_text() for text in axes.texts] == [few]
+    axes = plot.drawn({"some": acceptance(plot.LEAST)}).axes[panel]
+    (line,) = axes.lines
+    assert not axes.texts and len(line.get_xdata()) == (3 if panel == 2 else 1), "three answers draw no point"
+
+
+def test_a_draft_has_one_colour_in_all_panels_and_its_later_heads_are_paler():
+    pytest.importorskip("matplotlib")
+    found = {"few": acceptance(1), "heads": acceptance(40, heads=3, longer=20), "one": acceptance(40)}
+    position, depth, rank = plot.drawn(found).axes
+    for axes in (position, depth):
+        assert [line.get_color() for line in axes.lines] == ["C1", "C2"], (
+            "the place in the list, drawn or not"
+        )
+    assert [line.get_color() for line in rank.lines] == ["C1", "C1", "C2"], "the third head proposed nothing"
+    assert rank.lines[0].get_alpha() > rank.lines[1].get_alpha() and "paler" in rank.get_title()
+    assert "draft is right" in position.get_ylabel()
+
+
+def test_the_legend_of_a_plot_lies_beside_its_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    figure_of = pytest.importorskip("matplotlib.figure")
+    kept: list[Any] = []
+    monkeypatch.setattr(
+        figure_of.Figure, "savefig", lambda self, out, **_: kept.append(self) or out.write(b"x")
     )
-    _, axes = pyplot.subplots()
-    plot._by_position(axes, {"some": many})
-    assert len(axes.lines) == 1 and not axes.texts and "draft is right" in axes.get_ylabel()
-    _, axes = pyplot.subplots()
-    plot._by_position(axes, {"some": few})
-    assert [text.get_text() for text in axes.texts] == [
-        "no position that 20 answers reach\n(at most 19 do): give more records"
-    ]
-    pyplot.close("all")
+    found = {f"a-draft-with-a-name-of-some-length-{n}": acceptance(40 * n) for n in range(6)}
+    plot.plot_all(found, tmp_path / "p.png")
+    (figure,) = kept
+    renderer = figure.canvas.get_renderer()
+    figure.draw(renderer)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == [f"{name} (alpha 0.500)" for name in found]
+    assert not any(
+        legend.get_window_extent(renderer).overlaps(axes.get_tightbbox(renderer)) for axes in figure.axes
+    )
 
 
 def test_the_target_itself_is_always_accepted(target: Target, told: RecordSet):

@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,29 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("name", ["control_loop.py", "stream.py"])
+def test_the_newest_frame_takes_the_place_of_older_ones():
+    place = ROOT / "examples" / "newest_frame.py"
+    found = importlib.util.spec_from_file_location("newest_frame", place)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    newest, taken = module.NewestFrame(), []
+    for frame in "abc":
+        newest.put(frame)
+    assert newest.take() == (2, "c")
+    waiting = threading.Thread(target=lambda: taken.append(newest.take()))
+    waiting.start()
+    newest.put("d")
+    waiting.join(60)
+    assert taken == [(3, "d")], "a frame is given once; then the next is waited for"
+    newest.put("e")
+    newest.end(OSError("unplugged"))
+    assert newest.take() == (4, "e")
+    with pytest.raises(OSError, match="unplugged"):
+        newest.take()
+
+
+@pytest.mark.parametrize("name", ["control_loop.py", "newest_frame.py", "stream.py"])
 def test_no_arguments_is_usage(name):
     done = run(name)
     assert done.returncode == 2 and done.stdout == ""
@@ -63,6 +86,7 @@ def test_the_node_without_ros_says_what_it_needs():
     [
         ("control_loop.py", ["nowhere", "no.png"]),
         ("stream.py", ["nowhere", "no.png"]),
+        ("newest_frame.py", ["nowhere", "0"]),
         ("demo.py", ["--output", "README.md"]),
     ],
 )

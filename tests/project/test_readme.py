@@ -1,4 +1,4 @@
-"""The README's blocks are executed, in their order, in a folder that holds the picture they name; then the examples.
+"""The README's blocks are executed as they stand, in their order, in an empty folder; then the examples.
 
 A block that cannot run here says so in an HTML comment above it, and is listed below.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,8 +15,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from PIL import Image
-from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS, build_app
 
@@ -68,7 +67,7 @@ def run(block: Block, folder: Path) -> str:
         assert before in text
         text = text.replace(before, after)
     if block.language == "python":
-        command = [sys.executable, "-c", "from frame import frame\n" + text]
+        command = [sys.executable, "-c", text]
     else:
         tool = f'set -eu; vlmexport() {{ "{sys.executable}" -m vlmexport.runtime.cli "$@"; }}\n'
         command = ["bash", "-c", tool + text]
@@ -79,13 +78,8 @@ def run(block: Block, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `table.png`, and `frame.py`, which stands for a camera."""
-    folder = tmp_path_factory.mktemp("readme")
-    Image.fromarray(render(sample_scene(0, HELDOUT[7]))).save(folder / "table.png")
-    (folder / "frame.py").write_text(
-        "import numpy as np\nfrom PIL import Image\nframe = np.asarray(Image.open('table.png').convert('RGB'))\n"
-    )
-    return folder
+    """Empty: what the blocks name, blocks before them have made."""
+    return tmp_path_factory.mktemp("readme")
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +90,15 @@ def shown(folder: Path) -> str:
 
 def test_the_readme_runs(folder: Path, shown: str) -> None:
     assert [b.text.split()[0] for b in blocks(ROOT / "README.md") if b.comment is None] == [
-        "vlmexport", "vlmexport", "from", "from",
+        "vlmexport", "vlmexport", "import", "from",
     ]  # fmt: skip
     assert "tiny-blip2-flant5" in shown and "segment.0" in shown  # of `models` and of `inspect`
-    caption = shown.splitlines()[-1]  # of the stream
-    assert shown.count(caption) >= 2  # also of `run`
+    assert shown.count(caption_of(shown)) >= 4  # of `run`, `generate`, and twice of `generate_batch`
+
+
+def caption_of(shown: str) -> str:
+    """What the README's stream tells: the last line but that of the batch, which stands behind it."""
+    return shown.splitlines()[-1].partition("[")[0]
 
 
 @pytest.mark.slow
@@ -125,23 +123,36 @@ def example(
 
 
 def test_stream(folder: Path, shown: str) -> None:
-    done = example("stream.py", "bundle", "table.png", cwd=folder)
+    done = example("stream.py", "bundle", "bundle/example.png", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == shown.splitlines()[-1]
+    assert done.stdout.strip() == caption_of(shown)
+
+
+def test_newest_frame(folder: Path, shown: str) -> None:
+    (folder / "camera").mkdir()
+    shutil.copy(folder / "bundle" / "example.png", folder / "camera")
+    done = example("newest_frame.py", "bundle", "camera", "--answers", "2", "--fps", "200", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    said = [line.partition(": ") for line in done.stdout.splitlines()]
+    assert [text for _, _, text in said] == [caption_of(shown)] * 2
+    numbers = [int(number.removeprefix("frame ")) for number, _, _ in said]
+    assert numbers[0] < numbers[1]
 
 
 def test_control_loop(folder: Path, shown: str) -> None:
-    done = example("control_loop.py", "bundle", "table.png", "--period", "60", "--ticks", "1", cwd=folder)
+    done = example(
+        "control_loop.py", "bundle", "bundle/example.png", "--period", "60", "--ticks", "1", cwd=folder
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("tick 0: ") and done.stdout.strip().endswith(shown.splitlines()[-1])
+    assert done.stdout.startswith("tick 0: ") and done.stdout.strip().endswith(caption_of(shown))
 
 
 def test_ros2_node(folder: Path, shown: str) -> None:
     """Against stand-ins for ROS, which deliver the picture three times: rgb8, bgr8 with padded rows, and an unknown one."""
     stand_ins = Path(__file__).parent / "ros2_stand_ins"
-    done = example("ros2_node.py", "bundle", "table.png", cwd=folder, python_path=stand_ins)
+    done = example("ros2_node.py", "bundle", "bundle/example.png", cwd=folder, python_path=stand_ins)
     assert done.returncode == 0, done.stderr
-    caption = shown.splitlines()[-1]
+    caption = caption_of(shown)
     assert done.stdout.splitlines() == [
         caption,
         caption,

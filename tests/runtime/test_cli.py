@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import handmade_bundle
 import pytest
 import typer
 from vlmexport.runtime import cli, extras
+from vlmexport.runtime.commands import suggestions
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.extras import install_command
 
@@ -86,6 +88,69 @@ def test_wrong_use_is_status_2_with_a_hint(arguments: list[str], capsys: Capture
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "Error" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        *(([word], f"{word}: {said}") for word, said in suggestions.WORDS.items()),
+        *(
+            (["bench", "b", f"--{word}"], f"--{word}: {said}")
+            for word, said in suggestions.WORDS.items()
+            if word not in ("i", "help")
+        ),
+        (["run", "b", "-i", "x.png"], "-i: `--image FILE`, once for each picture"),
+        (["run", "b", "--images=x.png"], "--images: `--image FILE`, once for each picture"),
+        (["run", "b", "x.png"], "x.png: a picture is given by its option: --image x.png"),
+        (
+            ["bench", "b", "x.JPG", "y.png"],
+            "x.JPG y.png: a picture is given by its option: --image x.JPG --image y.png",
+        ),
+    ],
+)
+def test_words_of_other_tools_are_known(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"vlmexport: {said}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "b", "words"], ["inspect", "b", "x.png"], ["rnu"], ["run", "--imag"]]
+)
+def test_other_words_are_told_of_as_before(arguments: list[str], capsys: Capture) -> None:
+    assert cli.main(arguments) == 2
+    assert "Error: " in capsys.readouterr().err
+
+
+def test_every_suggestion_names_what_there_is() -> None:
+    """Commands, and options of a command; and no word is one of ours."""
+    for word, said in suggestions.WORDS.items():
+        assert word not in cli.RUNTIME_COMMANDS and word not in cli.MOUNTED_COMMANDS
+        for quoted in re.findall(r"`(?:vlmexport )?([^`]*)`", said):
+            command, *rest = quoted.split()
+            named = [each for each in rest if each.startswith("--")]
+            if (
+                command not in {**cli.RUNTIME_COMMANDS, **cli.MOUNTED_COMMANDS}
+                or command in cli.MOUNTED_COMMANDS
+            ):
+                continue
+            found = typer.main.get_command(cli.build_app(command)).commands[command]  # type: ignore[attr-defined]
+            assert set(named) <= {"--help", *(flag for option in found.params for flag in option.opts)}, (
+                quoted
+            )
+
+
+@pytest.mark.parametrize("name", ["bundle", "deployed"])
+@pytest.mark.parametrize("command", ["run", "bench", "inspect", "profile"])
+def test_a_folder_that_holds_a_bundle_names_it(
+    tmp_path: Path, capsys: Capture, command: str, name: str
+) -> None:
+    handmade_bundle.write_bundle(tmp_path / "demo" / name)
+    assert cli.main([command, str(tmp_path / "demo")]) == 2
+    said = f"holds no manifest.json, so it is not a bundle; give {tmp_path / 'demo' / name}\n"
+    assert capsys.readouterr().err == f"vlmexport: {tmp_path / 'demo'}: {said}"
+    assert cli.main([command, str(tmp_path)]) == 2
+    assert "give the folder that `vlmexport build -o` wrote" in capsys.readouterr().err
 
 
 def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: Capture) -> None:

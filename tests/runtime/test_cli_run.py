@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import io
 import json
 import os
 import shutil
+import statistics
 import struct
 import subprocess
 import sys
@@ -16,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 import vlmexport.runtime
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.commands import plot
@@ -23,6 +28,7 @@ from vlmexport.runtime.errors import ImageError
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark, machine
+from vlmexport.runtime.measure.headline import headline
 from vlmexport.runtime.measure.machine import BUSY
 from vlmexport.runtime.measure.timing import GraphTimer
 from vlmexport.runtime.speculate.costs import FREE, DraftCosts
@@ -65,7 +71,21 @@ def test_run_prints_the_text_and_one_line(tiny_bundle: Bundles, picture: Path, c
     assert shown.err.count("\n") == 1
     assert shown.err.startswith(f"{len(expected.tokens)} tokens, ")
     assert "plain decoding" not in shown.err
-    assert f"draft {expected.stats.draft}" in shown.err
+    stats = expected.stats
+    assert stats.alpha is not None
+    said = f"; {stats.tau:.1f} tokens per pass, {100 * stats.alpha:.0f} % of drafted accepted; draft {stats.draft}, as many"
+    assert said in shown.err
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_help_says_what_the_figures_of_speculation_are(
+    command: str, columns: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(command, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tau" in shown and "alpha" in shown and "drafted tokens that were judged" in shown
 
 
 def test_run_json_is_valid_and_the_draft_changes_nothing(
@@ -218,6 +238,113 @@ def test_run_reads_the_image_from_standard_input(
         assert message in capsys.readouterr().err
 
 
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of three pictures, one of them damaged, and a file that is none."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, side in ((2, 40), (10, 60)):
+        Image.fromarray(synthetic_image(side, 50)).save(folder / f"frame{number}.png")
+    (folder / "frame3.png").write_bytes(b"no picture")
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+def test_run_answers_every_picture_of_a_folder(tiny_bundle: Bundles, pictures: Path, capsys: Capture) -> None:
+    path = tiny_bundle("t5").path
+    with Session.load(path) as session:
+        want = {
+            name: session.generate(pictures / name, "describe", max_new_tokens=8)
+            for name in ("frame2.png", "frame10.png")
+        }
+    capsys.readouterr()
+    words = ["--image", pictures, "--prompt", "describe", "--max-new-tokens", 8]
+    for as_json in ([], ["--json"]):
+        assert main("run", path, *words, *as_json) == 2
+        shown = capsys.readouterr()
+        lines = shown.out.splitlines()
+        if as_json:
+            found = [json.loads(line) for line in lines]
+            for each in found:
+                check("run-1", each)
+            assert [(Path(each["image"]).name, each["text"]) for each in found] == [
+                (name, result.text) for name, result in want.items()
+            ]
+        else:
+            assert lines == [f"{name}\t{' '.join(result.text.split())}" for name, result in want.items()]
+        first, last = shown.err.splitlines()
+        assert "frame3.png: not an image" in first
+        assert last == "vlmexport: 1 of 3 pictures could not be read; the others were answered"
+    (pictures / "frame3.png").unlink()
+    assert main("run", path, *words) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2 and shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--image", "a.png"],
+            "a folder is answered picture by picture; give it alone, or each picture by --image FILE",
+        ),
+        (["--chat"], "give it alone"),
+        (["--video", "a.mp4"], "give it alone"),
+    ],
+)
+def test_a_folder_of_pictures_is_given_alone(
+    pictures: Path, capsys: Capture, more: list[str], message: str
+) -> None:
+    assert main("run", "nowhere", "--image", pictures, *more) == 2
+    shown = capsys.readouterr().err
+    assert f"--image {pictures}: " in shown and message in shown and shown.count("\n") == 1
+
+
+def test_a_folder_without_pictures_and_one_of_none_that_can_be_read(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_bundle("t5").path
+    capsys.readouterr()
+    monkeypatch.setattr(Session, "load", lambda *_, **__: pytest.fail("loaded a model for nothing"))
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.txt").touch()
+    assert main("run", path, "--image", tmp_path / "none") == 2
+    assert capsys.readouterr().err == f"vlmexport: {tmp_path / 'none'}: the folder has no picture files\n"
+    (tmp_path / "none" / "a.png").touch()
+    assert main("run", path, "--image", tmp_path / "none") == 2
+    assert "a.png: the image file is empty" in capsys.readouterr().err
+
+
+SAMPLING = {"--top-p": 0.9, "--top-k": 5, "--min-p": 0.1, "--seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        *(("run", [flag]) for flag in SAMPLING),
+        ("run", ["--top-p", "--seed"]),
+        ("run", []),
+        ("bench", ["--seed"]),
+    ],
+)
+def test_an_option_of_sampling_at_temperature_0_is_told_of(
+    capsys: Capture, command: str, given: list[str]
+) -> None:
+    options = [word for flag in given for word in (flag, SAMPLING[flag])]
+    assert main(command, "nowhere", *options) == 2
+    told = capsys.readouterr().err.splitlines()[:-1]
+    flags = ", ".join(f"{flag} {SAMPLING[flag]:g}" for flag in given)
+    assert told == (
+        [
+            f"{flags}: without effect, at temperature 0 the likeliest token is taken; give a --temperature above 0"
+        ]
+        if given
+        else []
+    )
+    assert main(command, "nowhere", *options, "--temperature", 1) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize("words", [["run"], ["bench"], ["verify", "--model", "tiny-blip2-flant5"]])
 def test_a_damaged_tiff_is_one_line(
     tiny_bundle: Bundles, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str]
@@ -339,6 +466,7 @@ def test_bench_reports_consistent_figures(tiny_bundle: Bundles, picture: Path, c
         low, middle, high = (figures[f"tokens_per_second{end}"] for end in ("_min", "", "_max"))
         assert low <= middle <= high
         assert figures["seconds_to_first_token"] < figures["seconds"]
+    one_story(report)
     passes, bound = report["passes"], report["bound"]
     cycles = {int(drafted): count for drafted, count in report["cycles_by_drafted"].items()}
     # Noise must not make a wider pass cheaper: the time of a width is at least that of a smaller one.
@@ -356,6 +484,106 @@ def test_bench_reports_consistent_figures(tiny_bundle: Bundles, picture: Path, c
     assert report["achieved"] == pytest.approx(report["speedup"]["decode"] / bound["decode"])
     shares = [report[arm]["host_share"] for arm in ("plain", "speculative")]
     assert all(0 < share < 1 for share in shares) and report["inside_engine"] > 0
+
+
+def one_story(report: dict[str, Any]) -> None:
+    """Whatever two figures of a report a reader divides, he finds its speed-ups, which are medians over the pairs."""
+    plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
+    quotients = [pair["speculative"] / pair["plain"] for pair in report["pairs"]]
+    assert len(quotients) == report["repeats"]
+    assert speedup["decode"] == pytest.approx(statistics.median(quotients))
+    assert (speedup["decode_min"], speedup["decode_max"]) == pytest.approx((min(quotients), max(quotients)))
+    assert plain["tokens_per_second"] == pytest.approx(
+        statistics.median(pair["plain"] for pair in report["pairs"])
+    )
+    for end in ("", "_min", "_max"):
+        quotient = speculative[f"tokens_per_second{end}"] / plain["tokens_per_second"]
+        assert quotient == pytest.approx(speedup[f"decode{end}"])
+    assert plain["seconds"] / speculative["seconds"] == pytest.approx(speedup["end_to_end"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(0.1, 10)] * 4), min_size=1, max_size=6))
+def test_one_speed_up_whatever_two_figures_are_divided(
+    repeats: list[tuple[float, float, float, float]],
+) -> None:
+    """`repeats`: seconds to the first token and of decoding, plain and speculative."""
+    arms = [benchmark.Arm(), benchmark.Arm()]
+    for seconds in repeats:
+        for arm, first, decoding in zip(arms, seconds[::2], seconds[1::2], strict=True):
+            arm.tokens.append(40)
+            arm.first_seconds.append(first)
+            arm.decode_seconds.append(decoding)
+            arm.engine_seconds.append(0.0)
+    one_story({"repeats": len(repeats), **benchmark.side_by_side(*arms)})
+
+
+@pytest.mark.usefixtures("quick")
+def test_table_plot_report_and_demo_say_the_same_speed_up(
+    tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[Any] = []
+    draw = plot.drawn
+    monkeypatch.setattr(plot, "drawn", lambda report: drawn.append(draw(report)) or drawn[0])
+    files = ["--plot", tmp_path / "bench.png", "--report", tmp_path / "bench.json"]
+    assert main("bench", tiny_bundle("llama").path, *BENCH, *files) == 0
+    shown = capsys.readouterr().out
+    report = json.loads((tmp_path / "bench.json").read_text("utf-8"))
+    check("bench-1", report)
+    said = headline(report)
+    assert f"{report['speedup']['decode']:.2f} times as fast: the median of 2 pairs, " in said
+    title = drawn[0].get_suptitle()
+    assert said in " ".join(shown.split()) and said in title
+    bars, (bound, *_) = drawn[0].axes[0].patches, drawn[0].axes[0].get_lines()[-1:]
+    heights = [bar.get_height() for bar in bars]
+    assert heights[1] / heights[0] == pytest.approx(report["speedup"]["decode"])
+    assert heights[1] / bound.get_ydata()[0] == pytest.approx(report["achieved"])
+    assert said in summary_of_demo(report)
+    rows = {
+        line.split()[0]: line.split() for line in shown.splitlines() if line.startswith(("plain", "specul"))
+    }
+    printed = [float(rows[arm][1]) for arm in ("plain", "speculative")]
+    assert printed[1] / printed[0] == pytest.approx(report["speedup"]["decode"], rel=0.01)
+
+
+def summary_of_demo(report: dict[str, Any]) -> str:
+    """What `make demo` says at its end of a report."""
+    place = Path(__file__).parents[2] / "examples" / "demo.py"
+    found = importlib.util.spec_from_file_location("demo", place)
+    assert found is not None and found.loader is not None
+    demo = importlib.util.module_from_spec(found)
+    found.loader.exec_module(demo)
+    return demo.summary(report, "")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("option", ["--plot", "--report"])
+@pytest.mark.parametrize("old", [None, b"of before"])
+def test_a_full_disk_takes_nothing_of_what_was_measured(
+    tiny_bundle: Bundles,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    old: bytes | None,
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bench.png"
+    if old is not None:
+        path.write_bytes(old)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vlmexport.runtime.files.os.fsync", full)
+    assert main("bench", tiny_bundle("llama").path, *BENCH, option, path) == 2
+    shown = capsys.readouterr()
+    assert "Width cost" in shown.out
+    assert shown.err.lstrip() == f"vlmexport: {path}: No space left on device\n"
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == (
+        [] if old is None else [(path.name, old)]
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -493,7 +721,7 @@ def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() 
     pytest.importorskip("matplotlib")
     arm = {"tokens_per_second": 90.0, "tokens_per_second_min": 80.0, "tokens_per_second_max": 95.0}
     report = {
-        "model": "tiny", "speedup": {"decode": 1.5}, "draft": {"name": "imitation@3"}, "output_is_text": True, "lossy": "typical",
+        "model": "tiny", "speedup": {"decode": 1.5}, "repeats": 1, "draft": {"name": "imitation@3"}, "output_is_text": True, "lossy": "typical",
         "plain": arm, "speculative": arm, "bound": None, "alpha_by_depth": [0.9, 0.8], "tau": 2.0,
         "width_cost": {"1": 1.0, "6": 1.4}, "machine": {"cpu": "A Processor of Some Name", "cores": 2, "load": 5.0},
     }  # fmt: skip
@@ -519,7 +747,7 @@ def test_bench_prints_a_table_and_writes_a_plot(
     drawn = tmp_path / f"bench{suffix}"
     assert main("bench", tiny_bundle("llama").path, *BENCH, "--plot", drawn) == 0
     shown = capsys.readouterr().out
-    for text in ("plain", "speculative", "Speed-up", "Bound", "Host", "Width cost", "Machine", "identical"):
+    for text in ("plain", "speculative", "Decoding", "Bound", "Host", "Width cost", "Machine", "identical"):
         assert text in shown
     start = drawn.read_bytes()[:200]
     assert start.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
@@ -529,7 +757,8 @@ def test_bench_prints_a_table_and_writes_a_plot(
     ("options", "message"),
     [
         (["--plot", "bench.txt"], "must end in .png, .svg, .pdf"),
-        (["--plot", "nowhere/bench.png"], "the folder nowhere does not exist"),
+        (["--plot", "nowhere/bench.png"], "--plot nowhere/bench.png: the folder nowhere does not exist"),
+        (["--report", "nowhere/b.json"], "--report nowhere/b.json: the folder nowhere does not exist"),
         (["--draft", "none"], "name a draft"),
         (["--image", "no.png"], "no such image file"),
         (["--force-acceptance", "1.5"], "force-acceptance"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import handmade_bundle
 import pytest
 import vlmexport.runtime
+from vlmexport.runtime import errors
 
 RUNTIME = Path(vlmexport.runtime.__file__).parent
 HEAVY = (
@@ -63,6 +64,16 @@ def modules() -> list[str]:
     if sys.version_info < (3, 11) and importlib.util.find_spec("onnxruntime") is None:
         found -= {f"vlmexport.runtime.engines.{name}" for name in ("onnxruntime", "onnxruntime_cuda")}
     return sorted(found)
+
+
+def test_every_error_is_a_name_of_the_package() -> None:
+    """A program catches them by name: `from vlmexport.runtime import BusyError`."""
+    for name, error in vars(errors).items():
+        if isinstance(error, type):
+            assert (
+                issubclass(error, errors.VlmexportError) and getattr(vlmexport.runtime, name, None) is error
+            )
+            assert name in vlmexport.runtime.__all__
 
 
 def test_the_block_blocks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,12 +31,15 @@ from vlmexport.runtime.cli import main
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.profiling import commands, points, results
+from vlmexport.runtime.profiling import page as page_of
 from vlmexport.runtime.profiling.host import Cycles
 from vlmexport.runtime.profiling.page import page
 from vlmexport.runtime.profiling.report import PER_REQUEST, build_report, table_of
 from vlmexport.runtime.profiling.results import Layer, Timing
-from vlmexport.runtime.speculate.choice import best_length
+from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speculate.choice import Observed, best_length
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
 
 Bundles = Callable[[str], TinyBundle]
 FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next")
@@ -253,6 +257,9 @@ def test_the_engine_at_hand(tiny_bundle: Bundles, capsys: pytest.CaptureFixture[
         assert 0 < ms["min"] <= ms["p50"] <= ms["p90"] <= ms["p95"] <= ms["p99"] <= ms["max"]
     assert (report["request"]["ms"]["vision"] > 0) == ("vision" in timed)
     assert report["request"]["ms"]["host"] > 0
+    assert report["width_cost"] == pytest.approx(
+        {width: ms / report["passes"]["1"] for width, ms in report["passes"].items()}
+    )
     assert all(row["speedup"] >= 1 for row in report["predictions"]), "drafting nothing costs nothing"
     for row in report["predictions"]:
         rates = row["by_length"]
@@ -334,6 +341,126 @@ def test_the_page_escapes_names_and_loads_nothing(tiny_bundle: Bundles) -> None:
                     assert value is not None and value.startswith("#"), value
 
     Links().feed(text)
+
+
+def shown_page() -> tuple[dict[str, Any], str]:
+    """A report with a measured acceptance, of made-up times, and its page."""
+    pytest.importorskip("matplotlib")
+
+    def graph(name: str, profile: str, width: int, ms: float) -> dict[str, Any]:
+        return Timing(name, profile, width, [ms]).report()
+
+    report: dict[str, Any] = {
+        "model": "tiny", "timed_with": "x", "device": "y", "cache_rows": 1, "notes": [], "tokens_per_second": 100.0,
+        "graphs": [
+            graph("segment.0", "token", 1, 3.0), graph("head", "token", 1, 1.0), graph("segment.0", "verify", 9, 6.0),
+            graph("head", "verify", 9, 2.0), graph("vision", "request", 4, 5.0), graph("encoder", "request", 8, 15.0),
+        ],
+        "passes": {"1": 4.0, "9": 8.0}, "drafts": {"medusa": {}, "eagle": {}},
+        "predictions": [
+            {
+                "draft": name, "acceptance": alpha, "draft_length": 3, "speedup": 2.0, "tokens_per_second": 200.0,
+                "by_length": {"3": 200.0},
+            }
+            for name in ("medusa", "eagle") for alpha in (0.5, 0.9)
+        ],
+        "measured": {
+            "eagle": {
+                "acceptance": 0.77, "draft_length": 3, "speedup": 1.9, "tokens_per_second": 190.0, "data": "mine.jsonl",
+            },
+        },
+        "request": {
+            "tokens": 8, "acceptance": 0.8, "draft": None, "draft_length": 0,
+            "ms": {"vision": 5.0, "verify": 32.0, "host": None},
+        },
+    }  # fmt: skip
+    return report, page(report)
+
+
+def test_the_page_follows_the_readers_colours_and_width() -> None:
+    _, text = shown_page()
+    style, body = text.split("</style>", 1)
+    assert "@media (prefers-color-scheme: dark)" in style and "@media (max-width" in style
+    assert "background: var(--paper)" in style and "color: var(--ink)" in style
+    for colour in re.findall(r"#[0-9a-fA-F]{3,6}", style.partition("body {")[2]):
+        pytest.fail(f"{colour} does not follow: colours are variables")
+    drawn = "".join(re.findall(r"<svg.*?</svg>", body, re.S))
+    assert drawn.count("<svg") == 3, "a plot each: they stand below each other where there is no room"
+    assert "currentColor" in drawn and not re.search(r"#000000|#ffffff|: ?(black|white)", drawn)
+    assert "positions in one pass" in drawn, "text that is text keeps its colour and can be read aloud"
+    assert body.count('<div class="scroll"><table') == body.count("<table")
+
+
+def test_graphs_that_run_together_are_summed_and_shared() -> None:
+    _, text = shown_page()
+    rows = re.findall(r"<tr(?: class=\"sum\")?><td>([^<]*)</td><td>([\d.]+)</td>(.*?)</tr>", text, re.S)
+    found = [(name, float(ms), re.findall(r"width: ([\d.]+)%", rest)) for name, ms, rest in rows]
+    assert found == [
+        ("token, 1 wide", 4.0, []), ("segment.0", 3.0, ["75.0"]), ("head", 1.0, ["25.0"]),
+        ("verify, 9 wide", 8.0, []), ("segment.0", 6.0, ["75.0"]), ("head", 2.0, ["25.0"]),
+        ("request, all", 20.0, []), ("vision", 5.0, ["25.0"]), ("encoder", 15.0, ["75.0"]),
+    ]  # fmt: skip
+
+
+def test_the_plots_mark_what_was_measured_and_have_true_widths() -> None:
+    report, text = shown_page()
+    assert "Measured acceptance: eagle 0.77 (1.90 × at 3; mine.jsonl)" in text and "measured here" in text
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    passes, drafts = figure.subplots(1, 2)
+    page_of._passes(passes, report)
+    assert sorted({bar.get_x() + bar.get_width() / 2 for bar in passes.patches}) == pytest.approx([1, 9])
+    page_of._drafts(drafts, report)
+    marks = {
+        (line.get_color(), float(line.get_xdata()[0]), float(line.get_ydata()[0]))
+        for line in drafts.lines
+        if line.get_marker() == "D" and len(line.get_xdata())
+    }
+    colours = {line.get_label(): line.get_color() for line in drafts.lines}
+    assert marks == {(colours["eagle"], 0.77, 190.0)}
+    report["measured"] = {}
+    nothing = page(report)
+    assert "measured here" not in nothing and "No acceptance was measured" in nothing
+
+
+def test_the_report_predicts_for_the_acceptance_that_calibrate_saw(tiny_bundle: Bundles) -> None:
+    manifest = tiny_bundle("t5").bundle.manifest
+    chain = StoredAcceptance.of(
+        Observed("imitation@1", Budget.chain(2), {(2, 2): 10}, [8, 6]),
+        3,
+        "mine.jsonl",
+        "2026-01-01T00:00:00Z",
+    )
+    known = replace(manifest, acceptance=[chain.to_dict()])
+    about = {"model": "m", "timed_with": "x", "device": "y", "cache_rows": 1, "notes": []}
+    found, without = (
+        build_report(each, synthetic(each), about, embed=True, tokens=8, alpha=0.5)
+        for each in (known, manifest)
+    )
+    jsonschema.validate(found, schema())
+    row = found["measured"]["imitation@1"]
+    assert (
+        without["measured"] == {}
+        and row["acceptance"] == pytest.approx(14 / 18)
+        and row["data"] == "mine.jsonl"
+    )
+    near = [each for each in found["predictions"] if each["draft"] == "imitation@1"]
+    below, above = (next(each for each in near if each["acceptance"] == alpha) for alpha in (0.7, 0.8))
+    assert below["speedup"] <= row["speedup"] <= above["speedup"]
+
+
+def test_profile_says_that_it_times(
+    tiny_bundle: Bundles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "vlmexport.runtime.profiling.local.time_here.__defaults__", (0.0, lambda done, total: None)
+    )
+    path = str(tiny_bundle("t5").path)
+    capsys.readouterr()
+    assert main(["profile", path, "--widths", "1"]) == 0
+    shown = capsys.readouterr()
+    assert re.match(r"timing graphs on the engine onnxruntime-cpu: \d+ sizes, taking turns\n", shown.err)
+    assert main(["profile", path, "--widths", "1", "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def find_browser() -> str | None:

@@ -22,7 +22,14 @@ pytest.importorskip("onnxruntime", reason="sessions on a CPU need [onnxruntime]"
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.errors import BundleError, CapacityError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.errors import (
+    BundleError,
+    BusyError,
+    CapacityError,
+    OptionError,
+    PromptError,
+    VlmexportError,
+)
 from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.request import RequestOptions, resolve
 from vlmexport.runtime.session import Session
@@ -212,6 +219,23 @@ def test_seconds_inside_the_engine_are_a_part_of_the_cycles(
     assert stats.engine_seconds == seconds.draft + seconds.verify + seconds.head >= stats.cycles > 0
 
 
+def test_what_did_not_happen_is_no_zero(sessions: Callable[[str], Session]) -> None:
+    """No cycle ran: its seconds are not known. A controller decides: there is no length."""
+    session = sessions("llama")
+    request = request_for(session) | {"ignore_eos": True}
+
+    def stats(tokens: int, **options: Any) -> dict[str, Any]:
+        return session.generate(**request, max_new_tokens=tokens, **options).stats.to_dict()
+
+    one, some = stats(1), stats(9)
+    assert one["cycles"] == 0 and one["engine_seconds"] is None and one["seconds"]["prefill"] > 0
+    assert some["cycles"] > 0 and 0 < some["engine_seconds"] <= some["decode_seconds"]
+    lengths = [
+        stats(9, **options)["draft_length"] for options in ({}, {"draft_length": 3}, {"draft": "none"})
+    ]
+    assert lengths == [None, 3, 0]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_stream_is_the_text(sessions: Callable[[str], Session], name: str) -> None:
     session = sessions(name)
@@ -277,14 +301,14 @@ def test_one_request_at_a_time(sessions: Callable[[str], Session]) -> None:
     request = request_for(session) | {"max_new_tokens": 20, "ignore_eos": True}
     stream = session.stream(**request)
     first = next(piece for piece in stream if piece)
-    with pytest.raises(VlmexportError, match="busy"):
+    with pytest.raises(BusyError, match="busy"):
         session.generate(**request)
     errors: list[BaseException] = []
 
     def other() -> None:
         try:
             session.generate(**request)
-        except VlmexportError as error:
+        except BusyError as error:
             errors.append(error)
 
     thread = threading.Thread(target=other)

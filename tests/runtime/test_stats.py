@@ -39,6 +39,13 @@ def test_total_of_one_of_none_and_of_different_drafts():
     assert Stats.total([one, request([(2, 1)], draft="b")]).draft is None
 
 
+def test_seconds_inside_the_engine_are_added_where_they_are_known():
+    none, one, two = Stats(), Stats(engine_seconds=0.0), Stats(engine_seconds=0.5)
+    assert Stats.total([none, none]).engine_seconds is None
+    assert Stats.total([none, one]).engine_seconds == 0.0, "an engine that does not count them"
+    assert Stats.total([two, none, two]).engine_seconds == 1.0
+
+
 def test_a_tree_counts_its_depth():
     stats = Stats()
     stats.count(7, 2, 3, depth=3)

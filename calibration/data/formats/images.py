@@ -15,6 +15,15 @@ TASK = None
 _IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
 
 
+def folder_of_pictures(path: Path) -> Path | None:
+    """`path` where it is a folder with pictures in it, the folder of a picture; None for anything else."""
+    if path.is_file() and path.suffix.lower() in _IMAGES:
+        return path.parent
+    if path.is_dir() and any(each.suffix.lower() in _IMAGES for each in path.iterdir()):
+        return path
+    return None
+
+
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     """One record per file, in the order of their paths. Raises OptionError where there is no such folder."""
     folder = arguments.path(0)

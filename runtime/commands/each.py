@@ -1,0 +1,80 @@
+"""`vlmexport run --image DIR`: a line for every picture of a folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ImageError, OptionError
+from .requests import read_picture
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+log = logging.getLogger(__name__)
+
+
+def the_folder(images: Sequence[Path], alone: bool) -> list[Path] | None:
+    """The pictures of the folder that `--image` names; None where it names files. `alone`: no option brings others.
+
+    Raises `OptionError` for a folder beside other pictures, `ImageError` for one without pictures.
+    """
+    from ..images.folder import picture_files
+
+    folder = next((path for path in images if path.is_dir()), None)
+    if folder is None:
+        return None
+    if len(images) > 1 or not alone:
+        raise OptionError(
+            f"--image {folder}: a folder is answered picture by picture; give it alone, or each picture by --image FILE"
+        )
+    return picture_files(folder)
+
+
+def first_readable(pictures: Sequence[Path]) -> Path:
+    """The first picture that can be read; the first of all where none can."""
+    for path in pictures:
+        try:
+            read_picture(path)
+        except ImageError:
+            continue
+        return path
+    return pictures[0]
+
+
+def answer_each(
+    session: Session,
+    pictures: Sequence[Path],
+    prompt: str | None,
+    options: Mapping[str, Any],
+    bundle: str | None,
+) -> None:
+    """Write a line per picture: its name, a tab, the text in one line; with `bundle`, how the JSON calls it, one JSON object.
+    A picture that cannot be read is told of on stderr, and the others are answered.
+
+    Raises `ImageError` at the end where any could not be read.
+    """
+    from .run import report, summary
+
+    bad = 0
+    for path in pictures:
+        try:
+            result = session.generate(read_picture(path), prompt, **options)
+        except ImageError as error:
+            log.error("%s", error)
+            bad += 1
+            continue
+        if bundle is None:
+            line = f"{path.name}\t{' '.join(result.text.split())}"
+        else:
+            found = report(result, bundle, [path], [], prompt, session.note)
+            line = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        log.debug("%s: %s", path.name, summary(result))
+    if bad:
+        raise ImageError(f"{bad} of {len(pictures)} pictures could not be read; the others were answered")

@@ -1,0 +1,57 @@
+"""What people type who know other tools, and what they will find here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Any
+
+_HELP = "`vlmexport --help` lists the commands, `vlmexport COMMAND --help` the options of one"
+_SERVE = "there is no server: load a `vlmexport.runtime.Session` in yours, one for each request at a time"
+_STREAM = (
+    "`vlmexport run` writes the text while it is produced, without an option (in Python: `Session.stream`)"
+)
+_QUANTIZE = (
+    "a model keeps its weights' precision, or its answers would change (`build --precision fp16|bf16` is the least); "
+    "`build --draft-precision int8|int4` makes its draft cheaper"
+)
+_RUN = "`vlmexport run BUNDLE --image FILE`"
+_IMAGE = "`--image FILE`, once for each picture"
+
+WORDS = {
+    "serve": _SERVE, "server": _SERVE, "stream": _STREAM, "quantize": _QUANTIZE, "quantise": _QUANTIZE, "quant": _QUANTIZE,
+    "chat": "`vlmexport run BUNDLE --chat`", "help": _HELP, "version": "`vlmexport --version`",
+    "export": "`vlmexport build --model MODEL -o BUNDLE`", "convert": "`vlmexport build --model MODEL -o BUNDLE`",
+    "generate": _RUN, "caption": _RUN, "infer": _RUN, "benchmark": "`vlmexport bench BUNDLE`",
+    "list": "`vlmexport models`", "info": "`vlmexport inspect BUNDLE`", "images": _IMAGE, "img": _IMAGE, "i": _IMAGE,
+}  # fmt: skip
+"""A command or an option that does not exist, without dashes → what to do."""
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
+
+
+def suggestion(error: Exception) -> str | None:
+    """One line for an error of use (of click, by its attributes) whose word is in `WORDS`, or is a picture without its
+    option; None for others, which have suggestions of their own."""
+    message = str(getattr(error, "message", ""))
+    wrong = _wrong(error, message)
+    if wrong is not None:
+        known = WORDS.get(wrong.lstrip("-").lower())
+        return None if known is None else f"{wrong}: {known}"
+    extra = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    if extra is None or not any("--image" in option.opts for option in getattr(command, "params", ())):
+        return None
+    words = extra[1].split()
+    if not all(PurePath(word).suffix.lower() in PICTURES for word in words):
+        return None
+    return f"{extra[1]}: a picture is given by its option: {' '.join(f'--image {word}' for word in words)}"
+
+
+def _wrong(error: Any, message: str) -> str | None:
+    """The option or command that does not exist."""
+    option = getattr(error, "option_name", None)
+    if option is not None and message.lower().startswith("no such option"):
+        return str(option)
+    command = re.fullmatch(r"No such command '(.*?)'\..*", message)
+    return None if command is None else command[1]

@@ -1,0 +1,29 @@
+"""Folders of pictures: which of their files are pictures, and in what order."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from PIL import Image
+
+from ..errors import ImageError
+from .load import FORMATS
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """The files whose names end as those of pictures that are read, `frame9.png` before `frame10.png`. Raises `ImageError`
+    where there is none."""
+    Image.init()
+    suffixes = {suffix for suffix, kind in Image.EXTENSION.items() if kind in FORMATS}
+    names = [entry.name for entry in os.scandir(folder) if Path(entry.name).suffix.lower() in suffixes]
+    if not names:
+        raise ImageError(f"{folder}: the folder has no picture files")
+    return [folder / name for name in sorted(names, key=_natural)]
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts numbers in names by their value."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
