@@ -344,6 +344,9 @@ def evaluate(
     """Measure how many drafted tokens a target accepts on held-out data, and what its answers are worth."""
     need_extra("train", "`vlmexport eval`")
     use_large_pages()
+    from .early import check_evaluation
+
+    check_evaluation(model, data, draft or [], task, bundle)
     if plot is not None:
         need_extra("eval", "--plot")
         if not draft:
