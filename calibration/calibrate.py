@@ -114,8 +114,7 @@ def calibrate(
 
 def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
-    from rich.table import Table
-
+    from ..runtime.commands.table import Table
     from ..runtime.measure.machine import BUSY, busy
 
     out.print(
@@ -123,7 +122,7 @@ def show(report: dict[str, Any], out: Console) -> None:
         f"{'what was observed before' if report['data'] is None else report['data']}:\n",
         markup=False,
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table()
     for name in (
         "draft",
         "tokens drafted",
@@ -132,7 +131,7 @@ def show(report: dict[str, Any], out: Console) -> None:
         "tokens per cycle",
         "pays above",
     ):
-        table.add_column(name, justify="left" if name == "draft" else "right", no_wrap=name == "draft")
+        table.add_column(name, justify="left" if name == "draft" else "right", whole=True)
     for row in report["predictions"]:
         shape = (
             f"{row['nodes']}"

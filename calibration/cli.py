@@ -366,6 +366,9 @@ def evaluate(
     need_extra("train", "`vlmexport eval`")
     run_alone("vlmexport eval")
     use_large_pages()
+    from .early import check_evaluation
+
+    check_evaluation(model, data, draft or [], task, bundle)
     if plot is not None:
         if not draft:
             raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")

@@ -51,6 +51,7 @@ def load_records(
         InputError: a bad record, or a field that nothing reads, when strict.
     """
     sets = [data] if isinstance(data, str) else list(data)
+    check_named(sets)
     if not sets:
         raise OptionError(f"no --data; give {forms.DATA}")
     joined = sets[0] if len(sets) == 1 else " + ".join(sets)
@@ -75,6 +76,22 @@ def load_records(
     return found
 
 
+def check_named(sets: Sequence[str]) -> None:
+    """OptionError for a `--data` of no known form; nothing is read."""
+    for data in sets:
+        known = data.partition(":")[0] in (*SCENE_FORMS, *names())
+        if not known and not _is_jsonl(data) and not (Path(data) / "generated.json").is_file():
+            if (folder := folder_of_pictures(Path(data))) is not None:
+                raise OptionError(f"--data {data!r} is given as images:{folder}")
+            raise OptionError(
+                f"--data {data!r} names no data; give {forms.DATA}. Names: {', '.join(names())}"
+            )
+
+
+def _is_jsonl(data: str) -> bool:
+    return data.endswith(".jsonl") and Path(data).is_file()
+
+
 def _load(data: str, strict: bool, prompt: str, limit: int | None) -> RecordSet:
     problems = Problems(strict, limit)
     head, _, rest = data.partition(":")
@@ -87,14 +104,10 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None) -> RecordSet:
         form = open_format(head)
         task = form.TASK
         records = form.load(read_arguments(head, rest, form.USAGE), own, problems)
-    elif data.endswith(".jsonl") and Path(data).is_file():
+    elif _is_jsonl(data):
         records = load_jsonl(Path(data), own, problems)
-    elif (Path(data) / "generated.json").is_file():
-        records, generated_by = load_generated(Path(data), problems)
-    elif (folder := folder_of_pictures(Path(data))) is not None:
-        raise OptionError(f"--data {data!r} is given as images:{folder}")
     else:
-        raise OptionError(f"--data {data!r} names no data; give {forms.DATA}. Names: {', '.join(names())}")
+        records, generated_by = load_generated(Path(data), problems)
     if limit is not None:
         records = records[:limit]
     if not records:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...runtime.commands.table import Table
 from ...runtime.files import replacing
 from ..data.records import RecordSet
+from .acceptance import Acceptance
 from .run import Evaluation
 
 
@@ -27,10 +29,7 @@ def document(found: Evaluation, model: str, data: Sequence[str], machine: str | 
 def table(found: Evaluation) -> Iterator[str]:
     """Lines for people."""
     if found.drafts:
-        yield f"{'draft':40}  alpha    tau  agreement  Σmin(p,q)   bound  speed-up"
-    for name, r in found.drafts.items():
-        figures = f"{r.alpha:6.4f} {r.tau:6.3f} {r.agreement:10.4f} {r.overlap:10.4f}"
-        yield f"{name:40} {figures} {_times(r.bound)} {_times(r.speedup):>9}"
+        yield from drafts_table(found.drafts).printed()
     score = found.score
     if score is None:
         return
@@ -53,5 +52,19 @@ def write_answers(found: Evaluation, records: RecordSet, path: Path) -> None:
             out.write((json.dumps({**line, "references": list(record.references)}) + "\n").encode())
 
 
+def drafts_table(drafts: Mapping[str, Acceptance]) -> Table:
+    """A row for every draft."""
+    table = Table()
+    table.add_column("draft", wrap=True)
+    for name in ("alpha", "tau", "agreement", "Σmin(p,q)", "bound", "speed-up"):
+        table.add_column(name, justify="right")
+    for name, r in drafts.items():
+        table.add_row(
+            name, f"{r.alpha:.4f}", f"{r.tau:.3f}", f"{r.agreement:.4f}", f"{r.overlap:.4f}", _times(r.bound),
+            _times(r.speedup),
+        )  # fmt: skip
+    return table
+
+
 def _times(value: float | None) -> str:
-    return f"{'–':>7}" if value is None else f"{value:5.2f} ×"
+    return "–" if value is None else f"{value:.2f} ×"

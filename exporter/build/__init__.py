@@ -12,7 +12,22 @@ it, and it is checked as a whole and written once, at the end:
 `dry_run` goes as far as `export`.
 """
 
-from .build import build_bundle
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .request import BuildReport, BuildRequest
 
+if TYPE_CHECKING:
+    from .build import build_bundle
+
 __all__ = ["BuildReport", "BuildRequest", "build_bundle"]
+
+
+def __getattr__(name: str) -> Any:
+    """`build_bundle` needs PyTorch; a request does not."""
+    if name != "build_bundle":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .build import build_bundle
+
+    return build_bundle

@@ -53,7 +53,7 @@ def build_bundle(request: BuildRequest, progress: Progress | None = None) -> Bui
                 add_plans(
                     bundle,
                     prepared.plans,
-                    lambda _name, done, total: progress and progress("plans", done, total),
+                    (lambda name, done, total: progress("plans", done, total, name)) if progress else None,
                 )
         with stages("checksums"):
             manifest.files = describe_files(folder, manifest.files, progress)

@@ -40,12 +40,15 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     manifest.tensors = describe_tensors(store, family.tensors())
     precision = family.precision(prepared.request.precision)
     graphs: list[GraphSpec] = []
+    total = graph_count(prepared)
+    if progress:
+        progress("graphs", 0, total)
 
     def add(spec: GraphSpec) -> None:
         spec = _in_precision(spec, precision, prepared) if precision.narrow else spec
         graphs.append(replace(spec, folded=folded_form(spec.model)))
         if progress:
-            progress("graphs", len(graphs), 0)
+            progress("graphs", len(graphs), total)
 
     for spec in family.graphs(prepared.cuts, store):
         add(spec)
@@ -71,6 +74,15 @@ def export(prepared: Prepared, progress: Progress | None = None) -> Exported:
     manifest.model.parameters = parameters
     check_description(manifest)
     return Exported(graphs, store, parameters, store.parameters - parameters)
+
+
+def graph_count(prepared: Prepared) -> int:
+    """How many graphs `export` makes, before any is traced."""
+    family, manifest = prepared.family, prepared.manifest
+    single = ("embed", "head", "commit", "mask", *CHANGING)
+    towers = (family.vision is not None, manifest.encoder is not None, manifest.decoder.cross_attention)
+    drafts = sum(len(draft.graph_names()) for draft in prepared.selection.drafts)
+    return len(single) + sum(towers) + len(prepared.cuts) - 1 + drafts
 
 
 def _in_precision(spec: GraphSpec, precision: Precision, prepared: Prepared) -> GraphSpec:

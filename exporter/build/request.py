@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...runtime.errors import OptionError
 from ..families.skipping import Sublayers
-from ..graphs.precision import precision_name
+from ..precisions import precision_name
 
 TEXT, ROUND = 512, 64
 """Positions of text that a bundle holds unasked, and what its length is rounded up to."""
 
-Progress = Callable[[str, int, int], None]
-"""`progress(stage, done, total)`; stages are graphs, checks, parity, plans (counts), weights and checksums (bytes)."""
+Progress = Callable[..., None]
+"""`progress(stage, done, total)`; stages are graphs, checks, parity, plans (counts), weights and checksums (bytes). Of plans
+the fourth argument is the graph whose plan is next, "" behind the last."""
 
 RANGES = {
     "max_length": (2, 1 << 20),

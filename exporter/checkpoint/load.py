@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
-from .aliases import Alias, find_alias, unknown_model
+from ...runtime.errors import ExportError, UnsupportedModelError
+from ..aliases import HUB_ID, Alias, check_known, find_alias
 from .changed import Origin
 from .hub import SMALL, described, download
 from .lines import first_line
@@ -24,7 +23,6 @@ from .numbers import check_weights
 from .originals import check_converted
 from .tensors import TensorFiles
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _VOCABULARIES = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -232,7 +230,7 @@ def hub_id_of(model: str) -> str | None:
     alias = find_alias(model)
     if alias is not None:
         return alias.hub_id or None
-    known = not Path(model).exists() and not model.startswith(".") and _HUB_ID.fullmatch(model)
+    known = not Path(model).exists() and not model.startswith(".") and HUB_ID.fullmatch(model)
     return model if known else None
 
 
@@ -245,6 +243,7 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     UnsupportedModelError when transformers does not know the model type or it needs code of its own.
     """
     source = str(model)
+    check_known(source)
     alias = find_alias(source)
     hub_id = None
     if alias is not None and alias.folder is not None:
@@ -253,14 +252,8 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
         hub_id, folder = alias.hub_id, Path()
     elif Path(source).is_dir():
         folder = Path(source)
-    elif Path(source).exists():
-        raise OptionError(
-            f"--model {source} is a file; give the folder that holds config.json and the weights"
-        )
-    elif _HUB_ID.fullmatch(source) and not source.startswith("."):
-        hub_id, folder = source, Path()
     else:
-        raise unknown_model(source)
+        hub_id, folder = source, Path()
     tensors = None
     if hub_id is not None and weights:
         folder = download(hub_id)

@@ -18,7 +18,7 @@ from ..memory import use_large_pages
 from .compile import BACKENDS, LOWERING, compile_plans, default_target
 from .export_draft import export_draft
 from .fit import fit
-from .progress import shown
+from .progress import shown, tell_loading
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def models(as_json: AsJson = False) -> None:
     """List the models that can be exported, and their drafts."""
     need_extra("export", "`vlmexport models`")
     from ...runtime.commands.output import console, print_json
-    from ..checkpoint.aliases import ALIASES
+    from ..aliases import ALIASES
     from ..drafts import draft_kinds, shipped_drafts
     from ..families.registry import architectures
 
@@ -65,27 +65,18 @@ def models(as_json: AsJson = False) -> None:
 
 
 def _print_models(rows: list[dict[str, Any]]) -> None:
-    """A table on a terminal, else a line per model whose columns are never folded or cut."""
     from ...runtime.commands.output import console
+    from ...runtime.commands.table import Table
 
-    names = ("alias", "family", "source", "trained drafts", "description")
-    cells = [
-        (row["alias"], row["family"], row["source"], ", ".join(row["drafts"]) or "–", row["description"])
-        for row in rows
-    ]
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-        for line in (names, *cells):
-            padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            sys.stdout.write("  ".join(padded).rstrip() + "\n")
-        return
-    from rich.table import Table
-
-    table = Table(title="Models")
-    for name in names:
-        table.add_column(name, overflow="fold", no_wrap=name == "alias")
-    for line in cells:
-        table.add_row(*line)
+    table = Table()
+    table.add_column("alias", whole=True)
+    table.add_column("family", whole=True, drop=2)
+    table.add_column("source", whole=True, drop=1)
+    for name in ("trained drafts", "description"):
+        table.add_column(name, wrap=True)
+    for row in rows:
+        drafts = ", ".join(row["drafts"]) or "–"
+        table.add_row(row["alias"], row["family"], row["source"], drafts, row["description"])
     console().print(table)
 
 
@@ -190,6 +181,7 @@ def build(
     use_large_pages()
     from ...runtime.commands.output import print_json
     from ...runtime.errors import OptionError
+    from ..early import check_build
 
     for option, value in (
         ("--target", target),
@@ -208,6 +200,8 @@ def build(
             parity_memory=_optional_size(parity_memory, "--parity-memory"), backend=backend,
             target=target or default_target(backend), plan_precision=plan_precision, lowering=lowering,
         )  # fmt: skip
+        check_build(request, write=not dry_run)
+        tell_loading()
         _tell_request(request)
         if dry_run:
             from ..build.dry_run import dry_run as try_build
@@ -263,14 +257,19 @@ def verify(
     use_large_pages()
     from ...runtime.commands.output import console, print_json
     from ...runtime.commands.requests import read_picture
+    from ..early import check_verify
+
+    size = _optional_size(parity_memory, "--parity-memory")
+    pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
+    check_verify(bundle, model, draft or [])
+    tell_loading()
     from ..parity.verify import verify_bundle
 
-    pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
     with quiet_torch(), shown(as_json) as progress:
         log.debug("comparing %s with %s: %d prompts of %d tokens", bundle, model, prompts, max_new_tokens)
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
-            images=pictures, parity_memory=_optional_size(parity_memory, "--parity-memory"), progress=progress,
+            images=pictures, parity_memory=size, progress=progress,
             device=device,
         )  # fmt: skip
     log.debug("%d files have their SHA-256", report.files_checked)
@@ -393,16 +392,18 @@ def _print_dry_run(found: Any) -> None:
 
 def _print_report(report: Any) -> None:
     from ...runtime.commands.output import console, quantity
+    from ...runtime.commands.plans import plans_tables
+    from ...runtime.commands.verbosity import is_verbose
     from ..build.timing import stage_line
-    from .tables import bundle_size, draft_names, parity_table, plans_table, quantization_notes
+    from .tables import bundle_size, draft_names, parity_line, parity_table, quantization_notes
 
     out = console()
     if report.parity:
-        out.print(parity_table(report.parity))
+        out.print(parity_table(report.parity) if is_verbose() else parity_line(report.parity))
         for note in quantization_notes(report.parity):
             out.print(note, markup=False)
-    if report.plans:
-        out.print(plans_table(report.plans))
+    for table in plans_tables(report.plans):
+        out.print(table)
     drafts = draft_names(report.drafts, report.draft_precisions, report.speculative)
     out.print(
         f"{report.output}: {report.family}, {quantity(report.parameters)} parameters, "

@@ -59,9 +59,10 @@ def compile_plans(
 def show(report: CompileReport) -> None:
     """Print what was built for people."""
     from ...runtime.commands.output import console, size
-    from .tables import plans_table
+    from ...runtime.commands.plans import plans_tables
 
-    console().print(plans_table(report.plans.entries))
+    for table in plans_tables(report.plans.entries):
+        console().print(table)
     replaced = f", {report.replaced} replaced" if report.replaced else ""
     sys.stdout.write(
         f"{report.bundle}: {len(report.plans.entries)} plans{replaced}, {size(report.plans.bytes)} of "

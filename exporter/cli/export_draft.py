@@ -8,6 +8,7 @@ import typer
 
 from ...runtime.commands.options import AsJson
 from ...runtime.extras import need_extra
+from .progress import tell_loading
 
 
 def export_draft(
@@ -24,10 +25,14 @@ def export_draft(
     """Write a trained draft as a checkpoint that other programs read."""
     need_extra("export", "`vlmexport export-draft`")
     from ...runtime.commands.output import console, print_json, quantity
-    from ..drafts.export import export_draft as export
+    from ..early import check_export
     from .app import quiet_torch
 
+    check_export(draft, output, form, model)
+    tell_loading()
     with quiet_torch():
+        from ..drafts.export import export_draft as export
+
         found = export(draft, output, form, model)
     if as_json:
         print_json(found.to_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import typer
 from ...runtime.commands.options import AsJson
 from ...runtime.errors import OptionError
 from ...runtime.extras import need_extra
-from ...runtime.measure.devices import DEVICES, FAMILY, device_named
+from ...runtime.measure.devices import DEVICES, FAMILY, Device, devices_named, nearest_devices, short_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def fit(
     what: str = typer.Argument(metavar="BUNDLE|MODEL", help="A bundle; or an alias, folder or hub id of a model."),
-    target: list[str] = typer.Option(None, "--target", metavar="DEVICE", help=f"{', '.join(DEVICES)} ({FAMILY} may be left out). Repeatable; default: all."),
+    target: list[str] = typer.Option(None, "--target", metavar="DEVICE", help=f"{', '.join(map(short_name, DEVICES))}; {FAMILY}… and beginnings are known, too. Repeatable; default: all."),
     max_length: int = typer.Option(None, "--max-length", metavar="N", help="Tokens of a sequence. Default: the bundle's most."),
     batch: int = typer.Option(1, "--batch", metavar="N", min=1, help="Sequences at a time."),
     acceptance: float = typer.Option(0.8, "--acceptance", metavar="A", min=0.0, max=1.0, help="Of a drafted token."),
@@ -32,16 +33,12 @@ def fit(
     from ...runtime.measure.fit import check_size
     from ...runtime.measure.fit import fit as fitted
 
-    devices = [device_named(name) for name in target or DEVICES]
-    if None in devices:
-        unknown = (target or [])[devices.index(None)]
-        raise OptionError(f"--target {unknown!r:.60} is unknown; choose from {', '.join(DEVICES)}")
-    manifest = _manifest(what, draft_layer, max_length, batch)
+    devices = chosen_devices(target or list(DEVICES))
+    manifest, most = _manifest(what, draft_layer, max_length, batch)
     length = check_size(manifest, max_length, batch)
     found = [
-        fitted(manifest, device, length=length, batch=batch, acceptance=acceptance)
+        fitted(manifest, device, length=length, batch=batch, acceptance=acceptance, most=most)
         for device in devices
-        if device is not None
     ]
     if as_json:
         about = {"model": manifest.model.source, "length": length, "batch": batch}
@@ -50,49 +47,78 @@ def fit(
         show(found, manifest, length, batch, console())
 
 
-def _manifest(what: str, draft_layer: int | None, max_length: int | None, batch: int) -> Manifest:
-    """Of a bundle; of a model, as a build would write it."""
+def chosen_devices(names: Sequence[str]) -> list[Device]:
+    """The devices that `--target` means, each once. Raises OptionError for a name of none."""
+    chosen: dict[str, Device] = {}
+    for name in names:
+        found = devices_named(name)
+        if not found:
+            near = nearest_devices(name)
+            hint = (
+                f"did you mean {' or '.join(near)}?" if near
+                else f"choose from {', '.join(map(short_name, DEVICES))}"
+            )  # fmt: skip
+            raise OptionError(f"--target {name!r:.60} is unknown; {hint}")
+        chosen |= {device.name: device for device in found}
+    return list(chosen.values())
+
+
+def _manifest(
+    what: str, draft_layer: int | None, max_length: int | None, batch: int
+) -> tuple[Manifest, int | None]:
+    """Of a bundle; of a model, as a build would write it. And the most tokens that a sequence can have."""
     from ...runtime.bundle.folder import MANIFEST, Bundle
+    from ..shapes import planned, published
 
     if (Path(what) / MANIFEST).is_file():
         if draft_layer is not None:
             raise OptionError("--draft-layer is for a model; a bundle has its drafts already")
-        return Bundle.open(what).manifest
+        manifest = Bundle.open(what).manifest
+        return manifest, manifest.limits.max_length
+    if not Path(what).exists() and (known := published(what)) is not None:
+        return planned(known, draft_layer, max_length, batch), known.max_positions
     need_extra("export", "`vlmexport fit MODEL`")
-    from ..build.export import export
-    from ..build.prepare import prepare
     from ..build.request import BuildRequest
+    from ..early import check_build
     from .app import quiet_torch
+    from .progress import tell_loading
 
+    request = BuildRequest(
+        model=what, output=Path("fit"), force=True, draft_layer=draft_layer, max_length=max_length, max_batch=max(16, batch)
+    )  # fmt: skip
+    check_build(request, write=False)
+    tell_loading()
     with quiet_torch():
-        request = BuildRequest(
-            model=what, output=Path("fit"), force=True, draft_layer=draft_layer, max_length=max_length, max_batch=max(16, batch)
-        )  # fmt: skip
+        from ..build.export import export
+        from ..build.prepare import prepare
+
         prepared = prepare(request, write=False)
         export(prepared)
-    return prepared.manifest
+    return prepared.manifest, prepared.family.max_positions
 
 
 def show(found: list[dict[str, Any]], manifest: Manifest, length: int, batch: int, out: Console) -> None:
-    """Print the devices for people."""
-    from rich.table import Table
-
+    """Print the devices for people: a line for each."""
     from ...runtime.commands.output import size
+    from ...runtime.commands.table import Table
 
-    title = f"{manifest.model.source}: {batch} × {length} tokens, plans of 16 bits"
-    table = Table(title=f"{title} — arithmetic, not measured")
-    table.add_column("device", no_wrap=True)
-    for name in ("needs", "has", "", "tokens/s ≤"):
-        table.add_column(name, justify="right")
-    table.add_column(f"with {manifest.policy.draft or 'a draft'} accepted at {found[0]['acceptance']:g}")
-    table.add_column("lowering, from")
+    table = Table(
+        f"{manifest.model.source}: {batch} × {length} tokens, plans of 16 bits; arithmetic, not measured"
+    )
+    table.add_column("device", whole=True)
+    table.add_column("needs", justify="right")
+    table.add_column("has", justify="right", drop=2)
+    table.add_column("fits", whole=True)
+    table.add_column("left", justify="right")
+    table.add_column("longest", justify="right")
+    table.add_column("tokens/s, at most", justify="right")
+    table.add_column(f"with {manifest.policy.draft or 'a draft'}", justify="right", drop=3)
     for row in found:
         own = row["drafts"].get(manifest.policy.draft)
-        drafted = f"{own['tokens_per_second']:.0f} (at {own['draft_length']})" if own else ""
         table.add_row(
-            row["device"], size(row["needed"]["total"]), size(row["memory"]), "fits" if row["fits"] else "does not fit",
-            f"{row['tokens_per_second']:.0f}", drafted,
-            "; ".join(f"{name}: {oldest}" for name, oldest in row["lowering"].items()),
+            short_name(row["device"]), size(row["needed"]["total"]), size(row["memory"]), "yes" if row["fits"] else "no",
+            size(row["left"]) if row["fits"] else "", f"{row['longest']:,}" if row["longest"] else "–",
+            rough(row["tokens_per_second"]), rough(own["tokens_per_second"]) if own else "",
         )  # fmt: skip
     out.print(table)
     needed = ", ".join(
@@ -100,10 +126,31 @@ def show(found: list[dict[str, Any]], manifest: Manifest, length: int, batch: in
         for part, count in found[0]["needed"].items()
         if count and part != "total"
     )
-    out.print(f"{found[0]['title']}: {needed}", markup=False)
-    for row in found if len(found) <= 3 else []:
-        out.print(f"{row['title']}: {row['runs_with']}", markup=False)
+    out.print(f"{found[0]['title']} needs: {needed}.", markup=False)
     out.print(
-        "One sequence's speed if reading weights and cache at the memory's peak bandwidth were all there is.",
+        f"longest: the --max-length that would fit with --batch {batch}. tokens/s: of one sequence, if reading weights and "
+        f"cache at the memory's peak bandwidth were all there is; with a draft, {found[0]['acceptance']:g} of whose tokens "
+        "are accepted.",
         markup=False,
     )
+    for line in software(found):
+        out.print(line, markup=False)
+
+
+def rough(figure: float) -> str:
+    """Two digits of a bound that no program reaches: 15930 → `16,000`, 4.73 → `4.7`."""
+    rounded = float(f"{figure:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
+def software(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Which software makes plans: what to type for a few devices, else a line for all that need the same."""
+    if len(found) <= 3:
+        return [f"{row['title']}: {row['runs_with']}." for row in found]
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for row in found:
+        alike.setdefault(tuple(row["lowering"].items()), []).append(short_name(row["device"]))
+    return [
+        f"{', '.join(names)}: " + ", ".join(f"{form} plans from {oldest} on" for form, oldest in forms) + "."
+        for forms, names in alike.items()
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,12 +28,19 @@ STAGES = {
 IN_BYTES = ("weights", "checksums")
 """Stages that count bytes."""
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[..., None]
+"""(stage, done, total), and where a stage names them what is worked on now: each is then a line of its own."""
+
+
+def tell_loading() -> None:
+    """On a terminal, that nothing is to be seen for a while: PyTorch and transformers take seconds to import."""
+    if sys.stderr.isatty() and "torch" not in sys.modules:
+        log.info("Loading PyTorch")
 
 
 @contextlib.contextmanager
 def shown(as_json: bool) -> Iterator[Progress | None]:
-    """Yields the function to call with (stage, done, total); None where nothing is shown: with `-q`, and with --json
+    """Yields the function to call with (stage, done, total[, item]); None where nothing is shown: with `-q`, and with --json
     unless `-v` asks for lines."""
     if is_quiet() or (as_json and not is_verbose()):
         yield None
@@ -43,23 +51,30 @@ def shown(as_json: bool) -> Iterator[Progress | None]:
 
 
 def _lines() -> Iterator[Progress]:
-    """A line when a stage is first heard of; with `-v` one with its count when the next is, or all is over."""
+    """A line when a stage is first heard of, and one for each item that it names; with `-v` one with its count when the
+    next stage begins, or all is over."""
     current: tuple[str, int] | None = None
     seen: set[str] = set()
+    item, begin = "", 0.0
 
     def end() -> None:
         if current is not None:
             stage, done = current
             log.debug("%s: %s done", STAGES.get(stage, stage), size(done) if stage in IN_BYTES else done)
 
-    def line(stage: str, done: int, total: int) -> None:
-        nonlocal current
+    def line(stage: str, done: int, total: int, next_item: str = "") -> None:
+        nonlocal current, item, begin
         if current is None or stage != current[0]:
             end()
             if stage not in seen:
                 log.info(STAGES.get(stage, stage))
             seen.add(stage)
         current = stage, done
+        if item or next_item:
+            now = time.monotonic()
+            if item:
+                log.info("graph %d/%d %s, %.0f s", done, total, item, now - begin)
+            item, begin = next_item, now
 
     yield line
     end()
@@ -79,11 +94,11 @@ def _bars() -> Iterator[Progress]:
     with Progress(*columns, console=console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
-        def show(stage: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int, item: str = "") -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(STAGES.get(stage, stage), total=total or None, count="")
             count = size(done) if stage in IN_BYTES else f"{done}/{total}" if total else str(done)
-            bars.update(tasks[stage], completed=done, total=total or None, count=count)
+            bars.update(tasks[stage], completed=done, total=total or None, count=f"{count} {item}".rstrip())
 
         yield show
         for task in bars.tasks:  # stages without a known end are over now

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from ...runtime.commands.output import picture_size, quantity, size
+from ...runtime.commands.table import Table
 
 if TYPE_CHECKING:
     from ..build.dry_run import DryRun
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 def dry_run_tables(found: DryRun) -> list[Any]:
     """The dry run as rich tables."""
     table = Table(
-        title=f"{found.model}: {found.architecture}, {found.num_layers} decoder layers, cut at {found.cuts}"
+        f"{found.model}: {found.architecture}, {found.num_layers} decoder layers, cut at {found.cuts}"
     )
-    table.add_column("graph")
+    table.add_column("graph", whole=True)
     for name in ("layers", "nodes", "parameters", "weights"):
         table.add_column(name, justify="right")
     for graph in found.graphs:
@@ -31,7 +30,9 @@ def dry_run_tables(found: DryRun) -> list[Any]:
             quantity(graph.parameters) if graph.parameters else "",
             size(graph.weight_bytes) if graph.weight_bytes else "",
         )
-    totals = Table(show_header=False)
+    totals = Table()
+    totals.add_column(whole=True)
+    totals.add_column(wrap=True)
     for label, value in (
         ("drafts", draft_names(found.drafts, found.draft_precisions, found.speculative)),
         ("parameters", f"{quantity(found.parameters)} + {quantity(found.draft_parameters)} of drafts"),
@@ -67,12 +68,13 @@ def _span(seconds: float) -> str:
 
 
 def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A rich table of parity entries as they stand in the manifest."""
-    table = Table(title="Parity on random and realistic inputs: float32, differences from float64")
-    for name in ("graph", "reference"):
-        table.add_column(name, no_wrap=True)
-    for name in ("values", "PyTorch's", "graph's", "relative", "limit"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Parity entries as they stand in the manifest."""
+    table = Table("Parity on random and realistic inputs: float32, differences from float64")
+    table.add_column("graph", whole=True)
+    table.add_column("reference", whole=True, drop=2)
+    table.add_column("values", justify="right", drop=1)
+    for name in ("PyTorch's", "graph's", "relative", "limit"):
+        table.add_column(name, justify="right")
     for row in rows:
         if row["graph"] == "generation":
             table.add_row("generation", row["reference"], f"{row['values']} tokens", "", "equal", "", "")
@@ -86,6 +88,27 @@ def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
+def parity_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Parity in one line: how near the limit the graph comes that is nearest."""
+    graphs = {row["graph"] for row in rows} - {"preparation", "generation"}
+    shares = {
+        row["graph"]: row["relative_difference"] / row["limit"]
+        for row in rows
+        if row["limit"] and row["graph"] in graphs
+    }
+    worst = max(shares, key=shares.__getitem__, default=None)
+    found = (
+        "no difference"
+        if worst is None or not shares[worst]
+        else (f"largest difference {100 * shares[worst]:.2g} % of its limit ({worst})")
+    )
+    texts = "".join(
+        f"; {row['values']} generated tokens equal" for row in rows if row["graph"] == "generation"
+    )
+    number = f"{len(graphs)} graph{'s' * (len(graphs) != 1)}"
+    return f"{number} compared with PyTorch: {found}{texts}"
+
+
 def quantization_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """A sentence for every graph whose matrices are integers: how far that takes it from the network as it was trained."""
     return [
@@ -96,38 +119,14 @@ def quantization_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def plans_table(plans: list[dict[str, Any]]) -> Table:
-    """TensorRT plans as they stand in the manifest."""
-    first = plans[0]
-    table = Table(
-        title=f"TensorRT plans for {first['target']} ({first['backend']} {first['version']}, {first['precision']}, "
-        f"{first['lowering']}), not run"
-    )
-    table.add_column("graph")
-    for name in ("plan", "weights in it", "overhead", "attention", "cache updates"):
-        table.add_column(name, justify="right")
-    for p in plans:
-        attention = {True: "fused", False: "decomposed", None: ""}[p["fused_attention"]]
-        updates = p["layers"].get("KV_CACHE_UPDATE", 0)
-        table.add_row(
-            p["graph"],
-            size(p["bytes"]),
-            size(p["weight_bytes"]),
-            size(p["overhead_bytes"]),
-            attention,
-            str(updates or ""),
-        )
-    return table
-
-
 def verify_tables(report: VerifyReport) -> list[Any]:
     """The report as rich renderables."""
     shown: list[Any] = [f"{report.bundle}: {report.files_checked} files match their checksums"]
     if report.parity:
         shown += [parity_table(report.parity), *quantization_notes(report.parity)]
     if report.lossless:
-        table = Table(title="Plain against speculative decoding")
-        table.add_column("draft")
+        table = Table("Plain against speculative decoding")
+        table.add_column("draft", whole=True)
         for name in ("requests", "tokens", "different", "near ties", "alpha", "tau"):
             table.add_column(name, justify="right")
         for row in report.lossless:

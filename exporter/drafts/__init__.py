@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...runtime.errors import ExportError
 
 if TYPE_CHECKING:
-    from ..checkpoint.aliases import Alias
+    from ..aliases import Alias
     from .base import Draft, DraftKind
 
 KINDS: dict[str, tuple[str, str]] = {
@@ -48,6 +48,7 @@ def open_draft(folder: Path) -> Draft:
         ExportError: a file is missing or damaged, or the kind is not one of this version's trained ones.
     """
     from .files import DESCRIPTION, draft_folder, read_document
+    from .named import check_folder
     from .speculators_format import model_type
 
     for found in draft_kinds():
@@ -57,6 +58,7 @@ def open_draft(folder: Path) -> Draft:
         raise ExportError(
             f"{folder} is a checkpoint of speculators of type {other!r}; this version reads eagle and eagle3"
         )
+    check_folder(folder)
     folder = draft_folder(folder)
     name = read_document(folder)["kind"]
     kind = draft_kind(name) if name in KINDS else None

@@ -9,15 +9,14 @@ from typing import Any
 
 from ...runtime.errors import ExportError, OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ..early import check_export
 from ..families.base import Family
 from ..families.registry import family_for
-from ..output import check_output, replaced_folder
+from ..output import replaced_folder
 from . import open_draft
 from .layer import LayerDraft
 from .speculators_format import Verifier
 from .trained import TrainedDraft
-
-FORMS = ("speculators",)
 
 
 @dataclass
@@ -43,11 +42,7 @@ def export_draft(folder: Path, output: Path, form: str, model: str | None = None
     Its target is `model`, or the one that it names; of a hub's only the description is fetched. Raises OptionError for
     options, and ExportError where the draft does not fit its target, or the format.
     """
-    if form not in FORMS:
-        raise OptionError(f"--format {form!r} is unknown; choose one of {', '.join(FORMS)}")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise OptionError(f"{output} exists; choose another -o")
-    check_output(output, False)
+    check_export(folder, output, form, model)
     draft = open_draft(folder)
     if not isinstance(draft, TrainedDraft):
         raise ExportError(f"{folder}: {draft.name} is not a trained draft")

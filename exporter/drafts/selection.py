@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...runtime.errors import OptionError
-from ..checkpoint.aliases import Alias
+from ..aliases import Alias
 from ..families.skipping import Sublayers
-from ..graphs.quantize import LIMITS
 from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts
 from .base import Draft, DraftKind
 from .files import draft_name
-
-NONE = "none"
+from .named import NONE, check_named, check_precisions
 
 
 @dataclass
@@ -69,9 +67,8 @@ def select_drafts(
     """
     if layer is not None:
         check_layer(layer, num_layers)
+    check_named(wanted)
     if NONE in wanted:
-        if len(wanted) > 1:
-            raise OptionError("--draft none excludes other drafts")
         return DraftSelection()
     shipped = shipped_drafts(alias)
     usual = layer if layer is not None else min((d.layer for d in shipped if d.layer), default=None)
@@ -119,13 +116,12 @@ def select_drafts(
 def set_precisions(selection: DraftSelection, wanted: Sequence[str]) -> None:
     """Lets drafts of `selection` store their matrices as integers: `int4` says so of every draft that brings weights,
     `NAME=int4` of the one of that name in the manifest. Raises OptionError naming the value."""
+    check_precisions(wanted)
     every = [draft.name for draft in selection.drafts if draft.brings_weights]
     precisions: dict[str, str] = {}
     named: dict[str, str] = {}
     for value in wanted:
         name, _, precision = value.rpartition("=")
-        if precision not in LIMITS:
-            raise OptionError(f"--draft-precision {value!r:.80} is unknown; choose {' or '.join(LIMITS)}")
         if "=" in value and name not in every:
             raise OptionError(
                 f"--draft-precision {value!r:.80} names no draft with weights of its own ({', '.join(every) or 'there is none'})"
@@ -165,11 +161,7 @@ def _wanted(
 ) -> Draft:
     """The draft that one `--draft` names."""
     if value not in KINDS:
-        if Path(value).is_dir():
-            return open_draft(Path(value))
-        raise OptionError(
-            f"--draft {value!r} is neither a kind ({', '.join([*KINDS, NONE])}) nor a folder of a trained draft"
-        )
+        return open_draft(Path(value))
     kind = draft_kind(value)
     place = layer if kind.has_layer else None
     if not kind.trained:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from ...runtime.errors import OptionError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from .languages.base import Language
 
 
@@ -74,6 +73,8 @@ def mlp_of(language: Language, layer: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def left_out(language: Language, layer: nn.Module, *, attention: bool, mlp: bool) -> Iterator[None]:
     """While active, sublayers of a decoder layer are not run, and add nothing to its rows."""
+    import torch
+
     with contextlib.ExitStack() as stack:
         if attention:
             nothing = (torch.zeros(()), *[None] * (language.attention_values - 1))
@@ -118,6 +119,8 @@ def _dropped(module: nn.Module) -> Iterator[None]:
 
 def _zeroed(_module: nn.Module, _given: Any, output: Any) -> Any:
     """A forward hook: zeros in place of the rows, which stand first."""
+    import torch
+
     if isinstance(output, torch.Tensor):
         return torch.zeros_like(output)
     return (torch.zeros_like(output[0]), *output[1:])

@@ -15,12 +15,8 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from ...runtime.bundle.interfaces import Values
-from ...runtime.errors import OptionError
 from .dtypes import ONNX
-from .quantize import LIMITS
 from .retype import NARROW, retype
-
-SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -45,19 +41,6 @@ class Precision:
     def named(cls, name: str, *, wide_residual: bool) -> Precision:
         """`wide_residual`: the residual stream overflows float16 and stays float32 there (`Language.wide_residual`)."""
         return cls(name, "float32" if name == "float16" and wide_residual else name, name)
-
-
-def precision_name(value: str) -> str:
-    """float32, float16 or bfloat16 from what a user typed. Raises OptionError for anything else."""
-    name = SHORT.get(value, value)
-    if name in LIMITS:
-        raise OptionError(
-            f"--precision {value} would change the model's answers; use float16 or bfloat16, and store drafts so with "
-            f"--draft-precision {value}"
-        )
-    if name != "float32" and name not in NARROW:
-        raise OptionError(f"--precision {value!r:.40} is unknown; choose float32, float16 or bfloat16")
-    return name
 
 
 def source_form(

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..precisions import INTEGERS as INTEGER_TYPES
+
 BLOCK = 32
 """Inputs that share a scale: the smallest block for which every engine at hand has a kernel."""
 
-LIMITS = {"int8": 127, "int4": 7}
+LIMITS: dict[str, int] = dict(zip(INTEGER_TYPES, (127, 7), strict=True))
 """dtype → the integer that the largest number of a block becomes; one more fits below zero."""
 
 SHRINKS = {"int8": (1.0,), "int4": (1.0, 0.95, 0.9, 0.875, 0.85, 0.8)}

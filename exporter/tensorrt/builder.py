@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ...runtime.engines.tensorrt_library import first_error
 from ...runtime.errors import ExportError
 from .api import TensorRT
 from .graph_copy import CopyOptions, GraphCopy, copy_graph, symbolic_shapes
+from .interrupt import check, interruptible, make_monitor
 from .network import NetworkSummary, ParsedNetwork, parse
 from .profiles import Profile
 
@@ -47,8 +49,23 @@ def build_plan(
 
     Attention is built fused; where TensorRT has no fused kernel (float32, some head sizes) it is built again with
     `decomposable` set. Portable copies have no attention layer. With `lean` the lean runtime loads the plan.
-    Raises ExportError with TensorRT's own reason.
+    Raises ExportError with TensorRT's own reason. KeyboardInterrupt ends it at TensorRT's next step.
     """
+    return interruptible(
+        lambda stop: _build(library, capability, source, scratch, options, profiles, lean, stop)
+    )
+
+
+def _build(
+    library: TensorRT,
+    capability: Any,
+    source: Path,
+    scratch: Path,
+    options: CopyOptions,
+    profiles: Sequence[Profile],
+    lean: bool,
+    stop: threading.Event,
+) -> BuiltPlan:
     attempts = [options]
     if options.lowering == "native":
         first = replace(options, decomposable=options.decomposable or options.precision == "float32")
@@ -56,9 +73,11 @@ def build_plan(
     reason = ""
     for attempt in attempts:
         copied = copy_graph(source, scratch, attempt)
+        check(stop)
         parsed = parse(library, copied.path)
         inputs, outputs = symbolic_shapes(copied.path)
-        data = _serialize(parsed, capability, profiles, inputs, attempt.precision, lean)
+        data = _serialize(parsed, capability, profiles, inputs, attempt.precision, lean, stop)
+        check(stop)
         if data is not None:
             kept = attempt.lowering == "native" and not attempt.decomposable
             fused = kept if copied.attentions else None
@@ -76,9 +95,12 @@ def _serialize(
     inputs: Mapping[str, Sequence[int | str]],
     precision: str,
     lean: bool,
+    stop: threading.Event,
 ) -> Any:
     trt = parsed.library.module
     config = parsed.builder.create_builder_config()
+    monitor = make_monitor(trt, stop)  # TensorRT does not keep it alive
+    config.progress_monitor = monitor
     if capability is not None:
         config.num_compute_capabilities = 1
         config.set_compute_capability(capability, 0)
@@ -108,16 +130,29 @@ def _serialize(
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Collects what TensorRT's compiler writes past the logger (lines of file descriptor 2)."""
+    """Collects what TensorRT's compiler writes past the logger (lines of file descriptor 2).
+
+    What Python writes to `sys.stderr` meanwhile, in other threads, is shown: bars that move, how a build ends.
+    """
     lines: list[str] = []
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        saved = os.dup(2)
+    with tempfile.TemporaryFile() as file, open(os.dup(2), "w", errors="replace", buffering=1) as shown:  # noqa: PTH123
+        python = sys.stderr
+        if _writes_to(python, 2):
+            sys.stderr = shown
         os.dup2(file.fileno(), 2)
         try:
             yield lines
         finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+            os.dup2(shown.fileno(), 2)
+            if sys.stderr is shown:
+                sys.stderr = python
             file.seek(0)
             lines += file.read().decode("utf-8", "replace").splitlines()
+
+
+def _writes_to(stream: Any, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except (AttributeError, OSError, ValueError):  # no file, or a closed one
+        return False

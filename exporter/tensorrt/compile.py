@@ -22,8 +22,8 @@ from ..output import check_space, replaced_folder, write_manifest
 from .options import PlanOptions, Resolved, check_drafts, resolve
 from .plans import PlanReport, add_plans
 
-Progress = Callable[[str, int, int], None]
-"""`progress("plans", done, in all)`."""
+Progress = Callable[[str, int, int, str], None]
+"""`progress("plans", done, in all, graph whose plan is next)`; "" behind the last."""
 
 SPARE_BYTES = 64 << 20
 """Disk space asked for beyond the weights: kernels of the plans."""
@@ -75,7 +75,7 @@ def compile_bundle(path: Path, options: PlanOptions, progress: Progress | None =
         report = add_plans(
             Bundle(folder, manifest),
             options,
-            (lambda _name, done, total: progress("plans", done, total)) if progress else None,
+            (lambda name, done, total: progress("plans", done, total, name)) if progress else None,
         )
         take_over(home, before, manifest)
         written = write_manifest(folder, manifest)

@@ -171,10 +171,9 @@ def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], ra
 
 def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
-    from rich.table import Table
-
     from ..measure.headline import headline
     from ..measure.machine import BUSY, busy
+    from .table import Table
 
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]
     draft = report["draft"]
@@ -187,7 +186,7 @@ def show(report: dict[str, Any], out: Console) -> None:
         markup=False,
     )
     out.print("" if report["note"] is None else f"{report['note']}\n", markup=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table()
     table.add_column("")
     for name in ("tokens/s", "min – max", "first token", "whole request"):
         table.add_column(name, justify="right")

@@ -69,18 +69,15 @@ def _compare(opened: Bundle, quiet: bool) -> int:
 
 def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     """Print the facts of `inspection.facts` for people."""
-    from rich.table import Table
-
     from .output import picture_size, quantity, size
+    from .plans import plans_tables
+    from .table import Table
 
     model, decoder, limits, kv = found["model"], found["decoder"], found["limits"], found["kv"]
-    head = Table.grid(padding=(0, 2))
-    head.add_column(style="bold", no_wrap=True)
-    head.add_column()
-
-    def row(name: str, text: str) -> None:
-        head.add_row(name, _plain(text))
-
+    head = Table()
+    head.add_column(whole=True)
+    head.add_column(wrap=True)
+    row = head.add_row
     row("Bundle", found["path"])
     row("Model", f"{model['source']} ({model['architecture']}), {quantity(model['parameters'])} parameters, "
         f"{found['precision']}")  # fmt: skip
@@ -123,11 +120,11 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     row("Checked", _checked(found))
     out.print(head)
 
-    graphs = Table(title="Graphs", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    graphs = Table("Graphs")
     for name in ("graph", "layers"):
-        graphs.add_column(name, no_wrap=True)
-    for name in ("inputs", "outputs"):
-        graphs.add_column(name)
+        graphs.add_column(name, whole=True)
+    graphs.add_column("inputs", wrap=True)
+    graphs.add_column("outputs", wrap=True, drop=0 if shapes else 1)
     graphs.add_column("file", justify="right")
     for graph in found["graphs"]:
         layers = graph["layers"]
@@ -137,18 +134,18 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     out.print()
     out.print(graphs)
 
-    drafts = Table(title="Drafts", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("draft", "kind", "after layer", "trained", "weights", "default"):
-        drafts.add_column(name)
+    drafts = Table("Drafts")
+    drafts.add_column("draft", whole=True)
+    drafts.add_column("kind", drop=1)
+    for name in ("after layer", "trained", "weights", "default"):
+        drafts.add_column(name, whole=True)
     for draft in found["drafts"]:
         policy = found["policy"]
         is_default = policy["speculative"] and draft["name"] == policy["draft"]
         layer = "" if draft["layer"] is None else str(draft["layer"])
         trained = "yes" if draft["trained"] else "no"
         weights = draft["weights_dtype"] or ""
-        drafts.add_row(
-            _plain(draft["name"]), draft["kind"], layer, trained, weights, "yes" if is_default else ""
-        )
+        drafts.add_row(draft["name"], draft["kind"], layer, trained, weights, "yes" if is_default else "")
     if found["drafts"]:
         out.print()
         out.print(drafts)
@@ -164,22 +161,15 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
             f"\nCompared with PyTorch when it was built: {len(found['parity'])} graphs and outputs, largest difference "
             f"{worst.get('max_abs_difference', 0.0):.2g} ({worst.get('graph')})"
         )
-    for plan in found["plans"]:
-        out.print(
-            _plain(
-                "Plan: " + ", ".join(f"{key} {value}" for key, value in plan.items() if not _nested(value))
-            )
-        )
+    for table in plans_tables(found["plans"]):
+        out.print()
+        out.print(table)
 
 
 def _plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _calibrated(entry: dict[str, Any]) -> str:

@@ -232,13 +232,12 @@ def _here(
 
 def show(report: dict[str, Any], out: Console) -> None:
     """Print a report for people."""
-    from rich.table import Table
-
     from ..profiling.page import about_line, measured_line, warnings
+    from .table import Table
 
-    graphs = Table(title=f"{report['model']}: {about_line(report)}")
-    for name in ("graph", "profile"):
-        graphs.add_column(name)
+    graphs = Table(f"{report['model']}: {about_line(report)}")
+    graphs.add_column("graph", whole=True)
+    graphs.add_column("profile")
     for name in ("width", "runs", "median ms", "95 %", "99 %"):
         graphs.add_column(name, justify="right")
     for row in report["graphs"]:
@@ -248,7 +247,7 @@ def show(report: dict[str, Any], out: Console) -> None:
             f"{ms['p95']:.3f}", f"{ms['p99']:.3f}",
         )  # fmt: skip
     out.print(graphs)
-    drafts = Table(title=f"{report['tokens_per_second']:.1f} tokens/s plain; with drafts, at the best length")
+    drafts = Table(f"{report['tokens_per_second']:.1f} tokens/s plain; with drafts, at the best length")
     drafts.add_column("acceptance", justify="right")
     for name in report["drafts"]:
         drafts.add_column(name, justify="right")

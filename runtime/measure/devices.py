@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 
 
@@ -61,9 +63,42 @@ FAMILY = "jetson-"
 """What names of Jetson boards begin with here; they are known without it, too."""
 
 
-def device_named(name: str) -> Device | None:
-    """The device of this name, None for an unknown one. `orin-nx-16gb` is `jetson-orin-nx-16gb`."""
-    return DEVICES.get(name) or DEVICES.get(f"{FAMILY}{name}")
+def short_name(name: str) -> str:
+    """Without `FAMILY`."""
+    return name.removeprefix(FAMILY)
+
+
+def devices_named(text: str) -> list[Device]:
+    """The devices that `text` names as a whole (`orin-nano-8gb`, `Orin Nano 8 GB`), else those whose name or title has words
+    that begin so (`orin-nano`, `AGX Orin`: both memories, `4090`); none for an unknown one."""
+    asked = _letters(text)
+    whole = [
+        device for name, device in DEVICES.items() if asked in (_letters(name), _letters(short_name(name)))
+    ]
+    if whole or not asked:
+        return whole
+    return [device for device in DEVICES.values() if any(end.startswith(asked) for end in _ends(device))]
+
+
+def nearest_devices(text: str) -> list[str]:
+    """Names that look like `text`, short ones, the nearest first."""
+    known = {_letters(short_name(name)): short_name(name) for name in DEVICES}
+    asked = _letters(text).removeprefix(_letters(FAMILY))
+    return [known[found] for found in difflib.get_close_matches(asked, known, n=3, cutoff=0.5)]
+
+
+def _ends(device: Device) -> list[str]:
+    """Name and title from each of their words on."""
+    return [
+        _letters("".join(words[first:]))
+        for words in (re.findall(r"[^\W_]+", text) for text in (device.name, device.title))
+        for first in range(len(words))
+    ]
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone, small."""
+    return "".join(character for character in text.lower() if character.isalnum())
 
 
 def lowerings(device: Device) -> dict[str, str]:

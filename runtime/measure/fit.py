@@ -28,10 +28,13 @@ PLAN_ITEM = 2
 """Bytes of a number in a plan, which is float16 or bfloat16 unless it is asked to be float32."""
 
 
-def fit(manifest: Manifest, device: Device, *, length: int, batch: int, acceptance: float) -> dict[str, Any]:
+def fit(
+    manifest: Manifest, device: Device, *, length: int, batch: int, acceptance: float, most: int | None = None
+) -> dict[str, Any]:
     """One device: bytes that are needed and there are, what can run there, tokens per second at the bandwidth's bound.
 
-    `length`: tokens of each of `batch` sequences. `acceptance`: of a drafted token, for the drafts' best lengths.
+    `length`: tokens of each of `batch` sequences; `most`: as many as the model can have, None: any number. `longest` is
+    the length with which it would fit, 0 where none does. `acceptance`: of a drafted token, for the drafts' best lengths.
     Raises BundleError for a bundle whose manifest does not count the numbers of its graphs.
     """
     stored, cache = ITEM_SIZES[manifest.weights_dtype], ITEM_SIZES[manifest.cache_dtype]
@@ -46,11 +49,13 @@ def fit(manifest: Manifest, device: Device, *, length: int, batch: int, acceptan
         "system": SYSTEM_BYTES if device.shared else 0,
     }
     total = sum(needed.values())
+    row = batch * kv_bytes_per_token(manifest) * PLAN_ITEM // cache
+    longest = max(0, (device.memory - total + needed["kv_cache"]) // row - limits.max_width)
     table = roofline(manifest, device.bandwidth, length // 2)
-    longest = longest_drafts(manifest, table)
+    depths = longest_drafts(manifest, table)
     drafts = {}
     for name in sorted(table.drafts):
-        draft_length, speedup = best_length(table, name, acceptance, longest[name])
+        draft_length, speedup = best_length(table, name, acceptance, depths[name])
         drafts[name] = {
             "draft_length": draft_length, "speedup": speedup, "tokens_per_second": speedup / table.token_seconds(),
         }  # fmt: skip
@@ -62,6 +67,7 @@ def fit(manifest: Manifest, device: Device, *, length: int, batch: int, acceptan
         "needed": {**needed, "total": total},
         "fits": total <= device.memory,
         "left": device.memory - total,
+        "longest": longest if most is None else min(longest, most),
         "plans": sorted({str(p.get("target")) for p in manifest.plans} & {device.capability, "native"}),
         "lowering": lowerings(device),
         "runs_with": runs_with(device),

@@ -33,7 +33,7 @@ from vlmexport.calibration.workshop.recipes.models import captioner_of, open_cap
 from vlmexport.calibration.workshop.recipes.tiny_drafts import draft_layers, joined
 from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
 from vlmexport.calibration.workshop.scenes.dataset import model_picture
-from vlmexport.exporter.checkpoint.aliases import ALIASES, Alias, find_alias
+from vlmexport.exporter.aliases import ALIASES, Alias, find_alias
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.drafts.layer import LayerDraft

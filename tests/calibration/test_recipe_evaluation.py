@@ -20,7 +20,7 @@ from vlmexport.calibration.workshop.recipes.common import evaluation
 from vlmexport.calibration.workshop.recipes.common.captioner import Captioner
 from vlmexport.calibration.workshop.recipes.evaluate import imitation_drafts, shipped
 from vlmexport.calibration.workshop.recipes.models import open_captioner
-from vlmexport.exporter.checkpoint.aliases import BUNDLED
+from vlmexport.exporter.aliases import BUNDLED
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.drafts.imitation_network import ImitationNetwork
 from vlmexport.runtime.errors import ExportError, OptionError

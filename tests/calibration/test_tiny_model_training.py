@@ -34,7 +34,7 @@ from vlmexport.calibration.workshop.recipes.tiny_blip2_flant5.train import train
 from vlmexport.calibration.workshop.scenes import HELDOUT, TRAIN, VALIDATION, ask, sample_scene, tell
 from vlmexport.calibration.workshop.scenes.parts import parts_of
 from vlmexport.calibration.workshop.scenes.plan import split_plan
-from vlmexport.exporter.checkpoint.aliases import BUNDLED
+from vlmexport.exporter.aliases import BUNDLED
 from vlmexport.exporter.drafts.early_exit import EarlyExit
 from vlmexport.runtime.errors import OptionError
 

@@ -80,9 +80,9 @@ from vlmexport.calibration.workshop.scenes.film_story import tell_film
 from vlmexport.calibration.workshop.scenes.film_words import CHANGES, DEEDS, SPOTS
 from vlmexport.calibration.workshop.scenes.pair import ask_pair, sample_pair
 from vlmexport.calibration.workshop.scenes.words import KINDS, LANES, NUMBERS, SIZES, meanings
+from vlmexport.exporter.aliases import BUNDLED
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.checkpoint.aliases import BUNDLED
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime import Session

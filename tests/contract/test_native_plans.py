@@ -14,8 +14,8 @@ import torch
 from pairs import in_turn
 from rig import FAMILIES
 from tiny_bundles import BUNDLES, TinyBundle
+from vlmexport.exporter.aliases import find_alias
 from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.checkpoint.aliases import find_alias
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned

@@ -17,6 +17,7 @@ from pathlib import Path
 import kept_traces
 import pytest
 from vlmexport.exporter.cli.app import parse_size
+from vlmexport.exporter.cli.tables import parity_line
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import OptionError
 
@@ -49,7 +50,8 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
     options = ("--draft-layer", 1, "--max-length", 96, "--max-width", 8)
     status, text, err = _run(capfd, "build", "--model", model, "-o", out, *options)
     assert status == 0, err
-    assert "generation" in text and "segment.1" in text  # the parity table
+    line = r"^\d+ graphs compared with PyTorch: largest difference \S+ % of its limit \(\S+\); 24 generated tokens equal$"
+    assert re.search(line, text, re.MULTILINE) and "segment.1" not in text  # the table is for -v
     assert f"vlmexport run {out}" in text
     assert re.search(r"^Time: checks .* s, .*graphs .* s, .*parity .* s, checksums .* s$", text, re.MULTILINE)
     assert "vlmexport train --model" in text  # no trained draft: says how to get one
@@ -65,6 +67,22 @@ def test_build_then_verify(tiny_checkpoint: Callable, tmp_path: Path, capfd: pyt
     assert report["lossless"][2]["alpha"] < 0.2
     assert report["files_checked"] == len(list(out.iterdir())) - 1
     assert "generation" in {row["graph"] for row in report["parity"]}
+
+
+def test_parity_in_one_line_is_that_of_the_graph_nearest_to_its_limit() -> None:
+    rows = [
+        {"graph": "vision", "relative_difference": 3e-7, "limit": 1e-6, "values": 9},
+        {"graph": "head", "relative_difference": 4e-7, "limit": 5e-6, "values": 9},
+        {"graph": "embed", "relative_difference": 0.0, "limit": 0.0, "values": 9},
+    ]
+    found = "3 graphs compared with PyTorch: largest difference 30 % of its limit (vision)"
+    assert parity_line(rows) == found
+    others = [
+        {"graph": "preparation", "relative_difference": 0.9, "limit": 1.0, "values": 9},
+        {"graph": "generation", "relative_difference": 0.0, "limit": 0.0, "values": 24},
+    ]
+    assert parity_line([*rows, *others]) == f"{found}; 24 generated tokens equal"
+    assert parity_line([*rows[2:], others[1]]).startswith("1 graph compared with PyTorch: no difference;")
 
 
 def test_a_build_says_more_or_nothing(

@@ -6,6 +6,7 @@ import ast
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,29 @@ def test_a_stop_half_way_leaves_the_bundle(
     assert content(bundle) == before
     assert [p.name for p in bundle.parent.iterdir()] == ["bundle"]
     Bundle.open(bundle, check="sha256")
+
+
+def test_plans_are_shown_as_a_table(
+    bundle: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `compile` and, of each target, by `inspect`; every graph is named while it is built."""
+    assert main(["compile", str(bundle), *LINE]) == 0
+    compiled, said = capsys.readouterr()
+    table = compiled.splitlines()[:-1]
+    graphs = sorted(Bundle.open(bundle).manifest.graphs)
+    assert table[0].startswith("TensorRT plans for sm86 (tensorrt-rtx") and table[0].endswith(
+        "native), not run"
+    )
+    assert [line.split()[0] for line in table[2:]] == graphs
+    assert re.findall(rf"graph (\d+)/{len(graphs)} (\S+), \d+ s", said) == [
+        (str(number), name) for number, name in enumerate(graphs, 1)
+    ]
+    compile_bundle(bundle, PlanOptions(target="sm89", lowering="portable"))
+    capsys.readouterr()
+    assert main(["inspect", str(bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "\n".join(table) in shown and "TensorRT plans for sm89" in shown
+    assert not re.search(r"None|False|True|sha256 |[{}]", shown.partition("TensorRT plans")[2])
 
 
 def test_what_is_measured_meanwhile_stays(

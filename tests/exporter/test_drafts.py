@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from vlmexport.exporter.checkpoint.aliases import find_alias
+from vlmexport.exporter.aliases import find_alias
 from vlmexport.exporter.drafts import KINDS, draft_kinds, open_draft, selection, shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.selection import DraftSelection, select_drafts

@@ -27,7 +27,9 @@ def test_the_plan_is_what_the_build_writes(tiny_checkpoint: Callable, tmp_path: 
         max_length=80,
         parity=False,
     )
-    found = dry_run(request)
+    told: list[tuple[str, int, int]] = []
+    found = dry_run(request, lambda *call: told.append(call))
+    assert told == [("graphs", done, len(found.graphs)) for done in range(len(found.graphs) + 1)]
     assert list(tmp_path.iterdir()) == []
     report = build_bundle(request)
     assert [(g.name, g.nodes, g.bytes) for g in found.graphs] == [

@@ -12,8 +12,8 @@ import pytest
 import tiny_models
 import torch
 from PIL import Image
+from vlmexport.exporter.aliases import ALIASES
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.checkpoint.aliases import ALIASES
 from vlmexport.exporter.families.languages import LANGUAGES
 from vlmexport.exporter.families.reference import collate, decoder_prefix
 from vlmexport.exporter.families.registry import FAMILIES, family_for

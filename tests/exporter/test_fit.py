@@ -9,11 +9,14 @@ from pathlib import Path
 
 import onnx
 import pytest
+from vlmexport.exporter.aliases import ALIASES
 from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.cli.fit import rough
+from vlmexport.exporter.shapes import cut, planned, published
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError
-from vlmexport.runtime.measure.devices import DEVICES, lowerings
+from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.measure.devices import DEVICES, devices_named, lowerings, nearest_devices
 from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
 
 
@@ -154,3 +157,130 @@ def test_what_does_not_fit_is_named(
     manifest.graphs["head"].parameters = None
     with pytest.raises(BundleError, match="build the bundle again"):
         roofline(manifest, 1e9, 1)
+
+
+PUBLISHED = [alias for alias in ALIASES if alias.hub_id]
+
+
+@pytest.mark.parametrize("alias", PUBLISHED, ids=lambda alias: alias.name)
+def test_published_models_are_known_without_their_files(
+    alias: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = alias.name  # type: ignore[attr-defined]
+    shapes = published(name)
+    assert shapes is not None
+    manifest = shapes.manifest
+    assert manifest.model.source == name and manifest.model.family == alias.family  # type: ignore[attr-defined]
+    numbers = {graph.role: 0 for graph in manifest.graphs.values()}
+    for graph in manifest.graphs.values():
+        numbers[graph.role] += graph.parameters or 0
+    table = manifest.tensors["embedding_table"].shape
+    every = sum(numbers.values()) + (table[0] * table[1] if numbers["head"] < table[0] * table[1] else 0)
+    assert manifest.model.parameters == pytest.approx(every, rel=0.1), "the table of a tied head is in both"
+    assert manifest.weights.bytes == pytest.approx(4 * (manifest.model.parameters or 0), rel=0.001)
+    assert main(["fit", name, "--target", "h200", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["devices"]
+    assert found["fits"] and found["needed"]["weights"] == manifest.weights.bytes // 2
+
+
+def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert published("tiny-vit-gpt2") is None and published("../tiny-vit-gpt2") is None
+    assert {
+        path.stem for path in (Path(published.__code__.co_filename).parent / "bundled/shapes").iterdir()
+    } == {alias.name for alias in PUBLISHED}
+
+
+def test_a_cut_is_that_of_a_build(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    from vlmexport.exporter.build.export import export
+    from vlmexport.exporter.build.prepare import prepare
+
+    made = []
+    for layer in (1, 3):
+        request = BuildRequest(
+            model=str(tiny_checkpoint("llama", num_hidden_layers=4)),
+            output=tmp_path,
+            force=True,
+            draft_layer=layer,
+        )
+        prepared = prepare(request, write=False)
+        export(prepared)
+        made.append(prepared.manifest)
+    moved, wanted = cut(made[0], 3), made[1]
+    numbers = [{name: graph.parameters for name, graph in each.graphs.items()} for each in (moved, wanted)]
+    assert numbers[0] == numbers[1]
+    assert moved.decoder == wanted.decoder and moved.drafts == wanted.drafts
+    assert [moved.graphs[name].layers for name in moved.segments] == [[0, 3], [3, 4]] or [
+        tuple(moved.graphs[name].layers or ()) for name in moved.segments
+    ] == [(0, 3), (3, 4)]
+
+
+def test_options_of_a_published_model() -> None:
+    shapes = published("llava-1.5-7b")
+    assert shapes is not None
+    manifest = planned(shapes, 16, 1088, 64)
+    assert manifest.decoder.cuts == [0, 16, 32]
+    assert (manifest.limits.max_length, manifest.limits.max_batch) == (1088, 64)
+    assert "early-exit@16" in {draft.name for draft in manifest.drafts}
+    for layer, length, message in (
+        (None, 4097, "beyond the model's 4096 positions"), (None, 577, "give at least 578"), (0, None, "choose 1..31"),
+        (32, None, "choose 1..31"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=message):
+            planned(shapes, layer, length, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_longest_length_is_the_last_that_fits(tiny_bundle: Callable, batch: int) -> None:
+    manifest = Bundle.open(tiny_bundle("llama")[0]).manifest
+    device = replace(DEVICES["t4"], memory=CONTEXT_BYTES + manifest.weights.bytes // 2 + 1_000_000)
+
+    def found(length: int, most: int | None = None) -> dict:
+        return fit(manifest, device, length=length, batch=batch, acceptance=0.8, most=most)
+
+    longest = found(8)["longest"]
+    assert longest > 100 and found(longest)["fits"] and not found(longest + 1)["fits"]
+    assert found(longest + 1)["longest"] == longest and found(8, 100)["longest"] == 100
+    assert fit(manifest, replace(device, memory=1000), length=8, batch=batch, acceptance=0.8)["longest"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("orin nano", ["jetson-orin-nano-8gb"]), ("Orin Nano 8 GB", ["jetson-orin-nano-8gb"]),
+        ("orin-nano", ["jetson-orin-nano-8gb"]), ("AGX Orin", ["jetson-agx-orin-32gb", "jetson-agx-orin-64gb"]),
+        ("4090", ["rtx-4090"]), ("a10", ["a10"]), ("A100", ["a100-80gb"]), ("agx thor", ["jetson-thor"]), ("gtx", []),
+        ("", []), ("nano orin", []),
+    ],
+)  # fmt: skip
+def test_a_device_is_known_by_the_beginning_of_its_words(text: str, names: list[str]) -> None:
+    assert [device.name for device in devices_named(text)] == names
+
+
+def test_every_device_is_known_by_its_name_and_title() -> None:
+    for name, device in DEVICES.items():
+        assert devices_named(name) == [device] and device in devices_named(device.title)
+    assert nearest_devices("orin nono")[0] == "orin-nano-8gb" and nearest_devices("rtx-4091")[0] == "rtx-4090"
+
+
+def test_an_unknown_device_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "smollm2-135m", "--target", "orin-nono"]) == 2
+    assert "--target 'orin-nono' is unknown; did you mean orin-nano-8gb" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("figure", "shown"), [(15930.0, "16,000"), (7496.0, "7,500"), (132.4, "130"), (15.2, "15"), (9.96, "10"), (4.73, "4.7"), (0.5, "0.5")]
+)  # fmt: skip
+def test_bounds_have_two_digits(figure: float, shown: str) -> None:
+    assert rough(figure) == shown
+
+
+def test_a_device_is_a_line_and_software_a_footnote(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "qwen2.5-vl-3b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in lines[2 : 2 + len(DEVICES)]]
+    assert names == [name.removeprefix("jetson-") for name in DEVICES]
+    assert (
+        "orin-nano-8gb, orin-nx-16gb, agx-orin-32gb, agx-orin-64gb: native plans from JetPack 7.2 on"
+        in "\n".join(lines)
+    )
+    assert len(lines) < len(DEVICES) + 10

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from vlmexport.exporter.checkpoint.aliases import BUNDLED
+from vlmexport.exporter.aliases import BUNDLED
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DRAFTS = BUNDLED / "drafts"

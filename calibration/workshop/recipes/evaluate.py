@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from ....exporter.aliases import ALIASES
 from ....exporter.checkpoint import fingerprint, open_checkpoint
-from ....exporter.checkpoint.aliases import ALIASES
 from ....exporter.drafts import open_draft
 from ....exporter.drafts.base import Draft
 from ....exporter.drafts.imitation import ImitationDraft

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from .....exporter.checkpoint.aliases import BUNDLED
+from .....exporter.aliases import BUNDLED
 from ..common.command import device_options, finish, is_stopped, parsed, recipe_parser
 from .average import save_mean
 from .captioner import Qwen25VL

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .....exporter.checkpoint.aliases import BUNDLED
+from .....exporter.aliases import BUNDLED
 from ..common.command import finish, parsed, recipe_parser
 from .captioner import ViTGPT2
 from .train import train

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runtime.errors import OptionError
+from ..runtime.errors import OptionError
 
-BUNDLED = Path(__file__).parents[1] / "bundled"
+BUNDLED = Path(__file__).parent / "bundled"
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,18 @@ ALIASES: tuple[Alias, ...] = (
 def find_alias(name: str) -> Alias | None:
     """The alias of that name, or None."""
     return next((a for a in ALIASES if a.name == name), None)
+
+
+def check_known(model: str) -> None:
+    """OptionError for what is no alias, no folder and no id that a hub could have; nothing is opened."""
+    if find_alias(model) is not None or Path(model).is_dir():
+        return
+    if Path(model).exists():
+        raise OptionError(
+            f"--model {model} is a file; give the folder that holds config.json and the weights"
+        )
+    if model.startswith(".") or not HUB_ID.fullmatch(model):
+        raise unknown_model(model)
 
 
 def unknown_model(name: str) -> OptionError:

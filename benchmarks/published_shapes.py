@@ -1,0 +1,271 @@
+"""What `vlmexport fit ALIAS` knows of published models: their sizes, traced from configurations alone.
+
+    python benchmarks/published_shapes.py [ALIAS …]
+
+Each model is a checkpoint of the published configuration whose weights are a hole in a file (nothing is on the disk, none
+is read), with a small tokenizer of the same kind. What a build would write into the manifest of its graphs goes to
+`exporter/bundled/shapes/ALIAS.json`. Facts of the configurations: `config.json` in each model's folder on the hub
+(`Alias.hub_id`), as it is quoted in the places that `SOURCES` names; `TOTALS` are the numbers of parameters that are
+published for the checkpoints, and the trace must come to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SHAPES = ROOT / "exporter/bundled/shapes"
+
+SHARD = 4_000_000_000
+"""Bytes of a file at most: a larger one may not be mapped on a small machine."""
+
+CLIP = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 336, "patch_size": 14, "projection_dim": 768,
+}  # fmt: skip
+EVA = {
+    "hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39, "num_attention_heads": 16,
+    "image_size": 224, "patch_size": 14,
+}  # fmt: skip
+BLIP2 = {
+    "vision": EVA,
+    "qformer": {
+        "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "encoder_hidden_size": 1408,
+    },
+    "top": {"num_query_tokens": 32},
+}  # fmt: skip
+T5 = {"vocab_size": 32128, "d_kv": 64, "num_layers": 24, "num_decoder_layers": 24, "decoder_layers": 24,
+      "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}  # fmt: skip
+VICUNA_7B = {
+    "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 4096,
+}  # fmt: skip
+VICUNA_13B = VICUNA_7B | {
+    "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+}  # fmt: skip
+QWEN = {
+    "vision": {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+    "files": {
+        "preprocessor_config.json": {"size": {"shortest_edge": 3136, "longest_edge": 12845056}},
+        "video_preprocessor_config.json": {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 24576 * 28 * 28}},
+    },
+}  # fmt: skip
+QWEN_TEXT = {
+    "max_position_embeddings": 128000,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+}
+
+
+def llama(
+    layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocabulary: int, most: int
+) -> dict[str, Any]:
+    """A text model of Llama's shape."""
+    return {
+        "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": hidden // heads,
+        "max_position_embeddings": most,
+    }  # fmt: skip
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "blip2-flant5": {"tiny": "blip2-t5", "text": T5 | {"d_model": 2048, "d_ff": 5120, "num_heads": 32}, **BLIP2},
+    "blip2-flant5-xxl": {"tiny": "blip2-t5", "text": T5 | {"d_model": 4096, "d_ff": 10240, "num_heads": 64}, **BLIP2},
+    "blip2-opt": {
+        "tiny": "blip2-opt",
+        "text": {
+            "vocab_size": 50304, "hidden_size": 2560, "word_embed_proj_dim": 2560, "ffn_dim": 10240,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+        },
+        **BLIP2,
+    },
+    "vit-gpt2": {
+        "tiny": "vit-gpt2",
+        "text": {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
+        "vision": {
+            "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "image_size": 224, "patch_size": 16,
+        },
+    },
+    "llava-1.5-7b": {"tiny": "llava", "text": VICUNA_7B, "vision": CLIP},
+    "llava-1.5-13b": {"tiny": "llava", "text": VICUNA_13B, "vision": CLIP},
+    "llava-1.6-vicuna-7b": {"tiny": "llava-next", "options": {"image_side": 336}, "text": VICUNA_7B, "vision": CLIP},
+    "llava-1.6-vicuna-13b": {"tiny": "llava-next", "options": {"image_side": 336}, "text": VICUNA_13B, "vision": CLIP},
+    "qwen2.5-vl-3b": {
+        "tiny": "qwen2.5-vl",
+        "options": {"tied": True},
+        "text": QWEN_TEXT | {
+            "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 36,
+        },
+        **QWEN,
+        "vision": QWEN["vision"] | {"out_hidden_size": 2048},
+    },
+    "qwen2.5-vl-7b": {
+        "tiny": "qwen2.5-vl",
+        "text": QWEN_TEXT | {
+            "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+            "num_attention_heads": 28, "num_key_value_heads": 4, "layer_types": ["full_attention"] * 28,
+        },
+        **QWEN,
+        "vision": QWEN["vision"] | {"out_hidden_size": 3584},
+    },
+    "smollm2-135m": {"tiny": "llama-tied", "text": llama(30, 576, 1536, 9, 3, 49152, 8192)},
+    "smollm2-360m": {"tiny": "llama-tied", "text": llama(32, 960, 2560, 15, 5, 49152, 8192)},
+    "smollm2-1.7b": {"tiny": "llama-tied", "text": llama(24, 2048, 8192, 32, 32, 49152, 8192)},
+    "qwen2.5-0.5b": {
+        "tiny": "qwen2",
+        "text": llama(24, 896, 4864, 14, 2, 151936, 32768) | {"layer_types": ["full_attention"] * 24},
+    },
+    "tinyllama-1.1b": {"tiny": "llama", "text": llama(22, 2048, 5632, 32, 4, 32000, 2048)},
+}  # fmt: skip
+
+SOURCES = {
+    "llava-1.5": "https://huggingface.co/docs/transformers/model_doc/llava, LlavaConfig's defaults; "
+    "https://huggingface.co/liuhaotian/llava-v1.5-13b",
+    "llava-1.6": "https://huggingface.co/docs/transformers/model_doc/llava_next",
+    "blip2": "https://github.com/huggingface/transformers/blob/main/src/transformers/models/blip_2/"
+    "convert_blip_2_original_to_pytorch.py",
+    "flant5-xxl": "https://github.com/OpenBMB/BMInf/blob/main/bminf/arch/t5/config.py (T5 1.1 XXL)",
+    "qwen2.5-vl": "https://github.com/acproject/duorou/blob/main/docs/qwen2.5vl_graph.md",
+    "smollm2": "https://github.com/satyasundar/erav3-s13/blob/main/README.md, "
+    "https://github.com/JXL884/Entropy-aware-branching/blob/main/entropix/models/smollm.py",
+}
+
+TOTALS = {
+    "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120, "smollm2-1.7b": 1_711_376_384, "llava-1.5-7b": 7_063_427_072,
+    "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "tinyllama-1.1b": 1_100_048_384,
+    "qwen2.5-0.5b": 494_032_768, "blip2-flant5": 3_942_446_592, "blip2-opt": 3_744_761_856,
+}  # fmt: skip
+"""Parameters of published checkpoints, as their users count them; every tensor once."""
+
+
+def make(case: dict[str, Any], folder: Path) -> int:
+    """Writes a checkpoint whose weights are a hole, and returns its number of parameters."""
+    import torch
+    from safetensors.torch import load_file
+
+    sys.path.insert(0, str(ROOT / "tests"))
+    import tiny_models
+
+    tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
+    config: Any = tiny.config
+    text = getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", None)
+    qformer = getattr(config, "qformer_config", None)
+    parts = (text, case["text"]), (vision, case.get("vision", {})), (qformer, case.get("qformer", {}))
+    for part, changes in (*parts, (config, case.get("top", {}))):
+        for key, value in changes.items():
+            setattr(part, key, value)
+    tiny_models.save(tiny, tokenizer, folder, image_side=case.get("vision", {}).get("image_size"))
+    stored = set(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    for name, content in case.get("files", {}).items():
+        path = folder / name
+        old = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(old | content))
+    with torch.device("meta"):
+        model = type(tiny)(config)
+    once = dict(model.named_parameters())
+    # transformers ties T5's head, whose checkpoints have both: what is stored of a small one is of a large one, too.
+    every = model.named_parameters(remove_duplicate=False)
+    shapes = {name: list(value.shape) for name, value in every if name in once or name in stored}
+    write_holes(shapes, folder)
+    return sum(map(math.prod, shapes.values()))
+
+
+def write_holes(shapes: dict[str, list[int]], folder: Path) -> None:
+    """Safetensors files of float16, each below 4 GB, whose numbers take no room on the disk."""
+    shards: list[dict[str, list[int]]] = [{}]
+    total = 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        if total + size > SHARD and shards[-1]:
+            shards.append({})
+            total = 0
+        shards[-1][name] = shape
+        total += size
+    table = {}
+    for number, shard in enumerate(shards):
+        file = f"model-{number:05d}.safetensors"
+        write_hole(shard, folder / file)
+        table |= dict.fromkeys(shard, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+
+
+def write_hole(shapes: dict[str, list[int]], path: Path) -> None:
+    """One of the files."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def traced(alias: str) -> dict[str, Any]:
+    """What `exporter/shapes.py` reads."""
+    from vlmexport.exporter.aliases import find_alias
+    from vlmexport.exporter.build.export import export
+    from vlmexport.exporter.build.prepare import prepare
+    from vlmexport.exporter.build.request import BuildRequest
+
+    found = find_alias(alias)
+    assert found is not None
+    with tempfile.TemporaryDirectory() as place:
+        parameters = make(MODELS[alias], Path(place) / alias)
+        if TOTALS.get(alias, parameters) != parameters:
+            raise SystemExit(f"{alias}: {parameters:,} parameters, published are {TOTALS[alias]:,}")
+        request = BuildRequest(model=f"{place}/{alias}", output=Path("-"), force=True)
+        prepared = prepare(request, write=False)
+        export(prepared)
+    manifest = prepared.manifest.to_dict()
+    manifest["model"] |= {"source": alias, "fingerprint": "", "trained_from": None}
+    for graph in manifest["graphs"].values():
+        graph.update(inputs=[], outputs=[])
+        for form in ("float32", "folded"):
+            graph.pop(form, None)
+    ids = ("pad_token_id", "bos_token_id", "decoder_start_token_id", "image_token_id")
+    manifest["text"] |= dict.fromkeys((*ids, "chat_template")) | {
+        "eos_token_ids": []
+    }  # the small tokenizer's
+    manifest["text"]["default_prompt"] = found.default_prompt
+    for name in ("producer", "files", "parity", "plans", "generation"):
+        manifest[name] = type(manifest[name])()
+    return {
+        "model": f"https://huggingface.co/{found.hub_id}",
+        "parameters": parameters,
+        "max_positions": prepared.family.max_positions,
+        "needed_rows": prepared.family.needed_rows,
+        "manifest": manifest,
+    }
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("alias", nargs="*", default=list(MODELS))
+    SHAPES.mkdir(parents=True, exist_ok=True)
+    for alias in parser.parse_args().alias:
+        document = traced(alias)
+        (SHAPES / f"{alias}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        print(f"{alias}: {document['parameters']:,} parameters", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Work of TensorRT that Ctrl-C ends.
+
+Python handles signals in the main thread, and while TensorRT works there, only within its callbacks: their exceptions are
+printed and dropped. Here it works in another thread, and the main thread waits for it in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Work = TypeVar("Work")
+
+
+def interruptible(work: Callable[[threading.Event], Work]) -> Work:
+    """Calls `work(stop)` in a thread of its own and returns what it returns, or raises what it raises.
+
+    KeyboardInterrupt sets `stop`, waits until `work` has seen it, however often it is repeated, and is raised then: nothing
+    of `work` goes on behind this call.
+    """
+    stop = threading.Event()
+    done: Future[Work] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(stop))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="tensorrt")
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        if thread.is_alive():
+            # Not logged: while TensorRT works, a handler's stream may be what `builder` collects.
+            sys.stderr.write("\nStopping: TensorRT ends the step that it is at.\n")
+        raise
+    finally:
+        stop.set()
+        while thread.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):
+                thread.join()
+
+
+def check(stop: threading.Event) -> None:
+    """Raises KeyboardInterrupt when `stop` is set: between steps of `work`."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def make_monitor(trt: Any, stop: threading.Event) -> Any:
+    """An `IProgressMonitor` that ends a build, which then gives no plan, once `stop` is set."""
+
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, *_: Any) -> None: ...
+
+        def phase_finish(self, *_: Any) -> None: ...
+
+        def step_complete(self, *_: Any) -> bool:
+            return not stop.is_set()
+
+    return Monitor()
