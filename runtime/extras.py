@@ -22,6 +22,7 @@ _EXPORT = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensor
 
 MODULES = {
     "export": _EXPORT,
+    "adapter": (*_EXPORT, "peft"),
     "train": (*_EXPORT, "accelerate"),
     "search": (*_EXPORT, "accelerate", "optuna"),
     "eval": ("matplotlib",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ...exporter.build.generation import describe_generation
 from ...exporter.build.text import end_tokens
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from ...exporter.checkpoint.whole import load_whole
 from ...exporter.families.base import DecoderShape, Family, ReferencePrompt
 from ...exporter.families.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
@@ -386,14 +386,7 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
     """
     place = find_device(device)
     family = family_for(open_checkpoint(model))
-    checkpoint = family.checkpoint
-    loaded = checkpoint.model_class.from_pretrained(
-        checkpoint.folder,
-        config=deepcopy(checkpoint.config),  # some classes change it
-        dtype=torch.float32,
-        local_files_only=True,
-    )
-    return Target(family, loaded, place)
+    return Target(family, load_whole(family.checkpoint), place)
 
 
 def find_device(device: str | torch.device) -> torch.device:

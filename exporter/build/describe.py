@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ...runtime.bundle.checks import check_tokens
 from ...runtime.bundle.manifest import (
+    AdapterInfo,
     DecoderInfo,
     DraftInfo,
     EncoderInfo,
@@ -74,6 +75,9 @@ def describe(
             trained_from=None
             if origin is None
             else TrainedFrom(name=origin.name, fingerprint=origin.fingerprint),
+            adapter=None
+            if checkpoint.adapter is None
+            else AdapterInfo(name=checkpoint.adapter.name[:200], fingerprint=checkpoint.adapter.fingerprint),
         ),
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,

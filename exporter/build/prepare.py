@@ -45,8 +45,11 @@ class Prepared:
     @property
     def notices(self) -> list[str]:
         """Lines for the user."""
-        generation = generation_notices(self.manifest.generation.to_dict())
-        return [*self.selection.notices, *self.checkpoint.notices, *generation]
+        return [
+            *self.checkpoint.notices,
+            *self.selection.notices,
+            *generation_notices(self.manifest.generation.to_dict()),
+        ]
 
 
 def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
@@ -58,7 +61,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
     request.check()
     if write:
         check_output(request.output, request.force)
-    checkpoint = open_checkpoint(request.model, weights=False)
+    checkpoint = open_checkpoint(request.model, weights=False, adapter=request.adapter)
     checkpoint.max_pixels = request.max_pixels
     family = family_for(checkpoint)
     if request.max_pixels is not None and (family.vision is None or not family.vision.scales):

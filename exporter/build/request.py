@@ -37,6 +37,8 @@ class BuildRequest(BaseModel):
 
     model: str
     output: Path
+    adapter: str | None = None
+    """Merged into the model: a folder or hub id; `none` leaves one beside the model's weights out."""
     draft_layer: int | None = None
     drafts: list[str] = Field(default_factory=list)
     skip_attention: list[int] | None = None

@@ -8,6 +8,7 @@ import torch
 
 from .changed import ChangedTensors
 from .load import Checkpoint
+from .merging import MergedTensors
 from .tensors import TensorFiles
 
 
@@ -15,11 +16,15 @@ def fingerprint(checkpoint: Checkpoint | TensorFiles | ChangedTensors) -> str:
     """`sha256:<hex>` over name, dtype, shape and content of every tensor, sorted by name.
 
     The same for one file or many shards. Reads every tensor once, one at a time; computed once per checkpoint object.
+    With an adapter it is that of the model without and the adapter's, in one.
     """
     files = checkpoint.tensors if isinstance(checkpoint, Checkpoint) else checkpoint
     cached = getattr(files, "_fingerprint", None)
     if cached is not None:
         return cached
+    if isinstance(files, MergedTensors):
+        files._fingerprint = files.identity(fingerprint(files.base))  # type: ignore[attr-defined]
+        return files._fingerprint  # type: ignore[attr-defined]
     digest = hashlib.sha256()
     for name in files:
         digest.update(f"{name}|{files.dtype(name)}|{','.join(map(str, files.shape(name)))}|".encode())

@@ -46,6 +46,17 @@ def download(hub_id: str, revision: str | None = None) -> Path:
         raise _unreachable(hub_id, error) from error
 
 
+def download_adapter(hub_id: str) -> Path:
+    """The folder of an adapter in the hub's cache. Raises ExportError where it cannot be fetched."""
+    try:
+        folder = _snapshot(hub_id, [*SMALL, "adapter_model.safetensors"])
+        if not (folder / "adapter_model.safetensors").is_file():
+            folder = _snapshot(hub_id, [*SMALL, "adapter_model.bin"])
+        return folder
+    except Exception as error:
+        raise _unreachable(hub_id, error) from error
+
+
 def described(hub_id: str) -> tuple[Path, TensorFiles | None]:
     """(folder in the hub's cache, description of its tensors); None for the tensors of a model that is there as a
     whole: it was downloaded before, or has no safetensors, whose headers alone could be read.

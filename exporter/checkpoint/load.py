@@ -15,9 +15,11 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, UnsupportedModelError
 from ..aliases import HUB_ID, Alias, check_known, find_alias
+from .adapter import Adapter, adapter_for
 from .changed import Origin
 from .hub import SMALL, described, download
 from .lines import first_line
+from .merging import Merger
 from .names import StoredNames, hollow_names
 from .numbers import check_weights
 from .originals import check_converted
@@ -42,6 +44,8 @@ class Checkpoint:
     hub_id: str | None = None
     max_pixels: int | None = None
     """Of a picture, where that is below the image processor's own."""
+    merger: Merger | None = None
+    """Merges an adapter into `tensors`."""
 
     def fetch(self) -> bool:
         """Downloads the weights of a hub model that was opened without them; says whether there was need to.
@@ -52,7 +56,19 @@ class Checkpoint:
             return False
         self.tensors = TensorFiles(download(self.hub_id, self.folder.name), _named_weights(self.config))
         self.__dict__.pop("names", None)
+        self.merge_adapter()
         return True
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is merged into the weights."""
+        return None if self.merger is None else self.merger.adapter
+
+    def merge_adapter(self) -> None:
+        """Lays the adapter over `tensors`, which are those of the files until then."""
+        if self.merger is not None:
+            self.tensors = self.merger.over(self.tensors, self.names)
+            self.__dict__.pop("names", None)
 
     @property
     def architecture(self) -> str:
@@ -84,8 +100,11 @@ class Checkpoint:
 
     @property
     def notices(self) -> list[str]:
-        """Lines for the user about what the folder holds and nothing reads, as nothing in transformers does."""
-        found = []
+        """Lines for the user: about the adapter, and about what the folder holds and neither we nor transformers read."""
+        found: list[str] = []
+        if self.adapter is not None:
+            names = (self.source, self.hub_id or "", self.folder.resolve().name)
+            found += self.adapter.notices(names, self.folder)
         if self.tensors.unread:
             read = ", ".join(sorted({file.name for file in self.tensors.shards})[:3])
             found.append(
@@ -234,10 +253,14 @@ def hub_id_of(model: str) -> str | None:
     return model if known else None
 
 
-def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
+def open_checkpoint(
+    model: str | Path, *, weights: bool = True, adapter: str | Path | None = None
+) -> Checkpoint:
     """Opens an alias, a folder or a hub id (downloaded into the hub's cache).
 
     Without `weights` those of a hub model are not downloaded but described by their headers; see `Checkpoint.fetch`.
+    `adapter` is a folder or hub id of an adapter that is merged into the weights as they are read, or `adapter.NONE`
+    where one beside the model's weights is to be left out.
 
     Raises OptionError for a name that is none of them, ExportError when it cannot be fetched or read, and
     UnsupportedModelError when transformers does not know the model type or it needs code of its own.
@@ -260,6 +283,7 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     elif hub_id is not None:
         folder, tensors = described(hub_id)
     _check_files(folder)
+    merged = adapter_for(folder, source, None if adapter is None else str(adapter))
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
     check_converted(folder)
@@ -276,7 +300,11 @@ def open_checkpoint(model: str | Path, *, weights: bool = True) -> Checkpoint:
     _check_types(config, folder)
     _size_decoder_cache(config)
     tensors = tensors or TensorFiles(folder, _named_weights(config))
-    return Checkpoint(source, folder, config, tensors, alias, hub_id)
+    found = Checkpoint(source, folder, config, tensors, alias, hub_id)
+    if merged is not None:
+        found.merger = Merger(merged, found)
+        found.merge_adapter()
+    return found
 
 
 def _named_weights(config: PreTrainedConfig) -> str | None:

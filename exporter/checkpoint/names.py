@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -71,6 +71,13 @@ class StoredNames:
             if tied in self._stored:
                 return self._stored[tied]
         raise ExportError(f"the checkpoint {self._tensors.folder} has no tensor {name!r}")
+
+
+def renaming(model: Any) -> Callable[[str], str]:
+    """Name that a parameter has, or once had, on disk → what the model calls it."""
+    renamings = [s for s in get_model_conversion_mapping(model) if isinstance(s, WeightRenaming)]
+    known = model.state_dict()
+    return lambda disk: rename_source_key(disk, renamings, [], model.base_model_prefix, known)[0]
 
 
 def hollow_names(kind: Any, config: PreTrainedConfig) -> Any:

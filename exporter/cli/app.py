@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,14 @@ from .fit import fit
 from .progress import shown, tell_loading
 
 log = logging.getLogger(__name__)
+
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|HUB_ID|none",
+        help="Adapter of peft (LoRA, …) to merge into the model's weights; none leaves one beside them out.",
+    ),
+]
 
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -85,6 +93,7 @@ def build(
         ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="What to export; see `vlmexport models`."
     ),
     output: Path = typer.Option(..., "-o", "--output", metavar="DIR", help="Folder of the bundle."),
+    adapter: Adapter = None,
     draft_layer: int = typer.Option(
         None, "--draft-layer", metavar="N", help="Cut the decoder after N layers; drafts start there."
     ),
@@ -192,7 +201,7 @@ def build(
             raise OptionError(f"{option} {value} needs --backend {BACKENDS}")
     with quiet_torch():
         request = _request(
-            model=model, output=output, draft_layer=draft_layer, drafts=list(draft or []),
+            model=model, output=output, adapter=adapter, draft_layer=draft_layer, drafts=list(draft or []),
             skip_attention=_layers(skip_attention, "--skip-attention"), skip_mlp=_layers(skip_mlp, "--skip-mlp"),
             draft_precision=list(draft_precision or []), max_length=max_length,
             max_batch=max_batch, max_width=max_width, verify_width=verify_width, max_pixels=max_pixels, precision=precision,
@@ -229,6 +238,7 @@ def verify(
     model: str = typer.Option(
         ..., "--model", metavar="ALIAS|DIR|HUB_ID", help="The model it was built from."
     ),
+    adapter: Adapter = None,
     draft: list[str] = typer.Option(
         None, "--draft", metavar="PATH", help="Folder of a trained draft in the bundle. Repeatable."
     ),
@@ -270,7 +280,7 @@ def verify(
         report = verify_bundle(
             bundle, model, draft_folders=[Path(d) for d in draft or []], prompts=prompts, max_new_tokens=max_new_tokens,
             images=pictures, parity_memory=size, progress=progress,
-            device=device,
+            device=device, adapter=adapter,
         )  # fmt: skip
     log.debug("%d files have their SHA-256", report.files_checked)
     if as_json:

@@ -48,6 +48,11 @@ class Draft(ABC):
         return self
 
     @property
+    def notices(self) -> list[str]:
+        """Lines for the user."""
+        return []
+
+    @property
     def trained(self) -> bool:
         """Whether it was trained for one target."""
         return self.fingerprint is not None

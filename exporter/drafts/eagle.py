@@ -19,7 +19,7 @@ from . import eagle_checkpoint
 from .base import Run
 from .eagle_network import EagleConfig, EagleNetwork
 from .layer import LayerDraft, traced_layer
-from .published import PublishedKind
+from .published import PublishedKind, rotary_notices
 from .speculators_format import Verifier, model_type, of_verifier, read_eagle
 from .speculators_format import eagle_checkpoint as as_speculators
 
@@ -84,5 +84,5 @@ class EagleKind(PublishedKind):
 
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
         if model_type(folder) is None:
-            return eagle_checkpoint.read_published(folder), {}
-        return read_eagle(folder), of_verifier(folder)
+            return eagle_checkpoint.read_published(folder), {"notices": rotary_notices(folder)}
+        return read_eagle(folder), {**of_verifier(folder), "notices": rotary_notices(folder)}

@@ -20,7 +20,7 @@ from . import eagle3_checkpoint
 from .base import Run
 from .eagle3_network import ROWS, Eagle3Config, Eagle3Network
 from .layer import LayerDraft, traced_layer
-from .published import PublishedKind
+from .published import PublishedKind, rotary_notices
 from .speculators_format import Verifier, model_type, of_verifier
 from .tensors import DraftTensors
 
@@ -166,4 +166,4 @@ class Eagle3Kind(PublishedKind):
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
         """As the authors of EAGLE-3, ModelOpt or speculators publish them."""
         target = {} if model_type(folder) is None else of_verifier(folder)
-        return eagle3_checkpoint.read_published(folder), target
+        return eagle3_checkpoint.read_published(folder), {**target, "notices": rotary_notices(folder)}

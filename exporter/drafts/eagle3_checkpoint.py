@@ -21,7 +21,7 @@ from torch import Tensor
 from ...runtime.errors import ExportError
 from .eagle3_network import Eagle3Config, Eagle3Network
 from .eagle_checkpoint import WIDE, names_in, read_tensors
-from .published import CONFIG, TABLE, WEIGHTS, check_table, filled, find_weights, layer_shape, read_config
+from .published import CONFIG, TABLE, WEIGHTS, filled, find_weights, layer_shape, read_config
 from .speculators_format import Verifier, document, renamed
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -56,14 +56,19 @@ def read_published(folder: Path) -> Eagle3Network:
     weights = find_weights(folder, WEIGHTS)
     assert weights is not None, "ask is_published first"
     tensors = read_tensors(weights)
-    tensors.pop("t2d", None)  # says of the target's ids what d2t says
-    table = tensors.pop(TABLE, None)
-    words = inner.get("vocab_size")
-    few = found.get("draft_vocab_size") or words
+    tensors.pop(TABLE, None)  # read in its place is the target's, however many rows of padding this one has
+    words, head = inner.get("vocab_size"), tensors.get("lm_head.weight")
+    known = tensors.pop("t2d", None)  # says of the target's ids what d2t says
+    if known is not None and known.dim() == 1:
+        words = len(known)
+    few = head.shape[0] if head is not None and head.dim() == 2 else words
     trimmed = few if "d2t" in tensors else None
+    named = renamed(tensors, NAMES)
     config = layer_shape(
         path,
-        inner,
+        {**inner, "vocab_size": words},
+        named,
+        "layers.0.",
         Eagle3Config,
         head="own" if trimmed is None else "trimmed",
         trimmed=trimmed,
@@ -72,8 +77,6 @@ def read_published(folder: Path) -> Eagle3Network:
     )
     if trimmed is None and few != words:
         raise ExportError(f"{weights}: there is no d2t, but {few!r:.40} of {words!r:.40} tokens")
-    check_table(weights, TABLE, table, config.vocab_size, config.hidden_size)
-    named = renamed(tensors, NAMES)
     with torch.device("meta"):
         network = Eagle3Network(config)
     ids = named.pop("d2t", None)

@@ -20,7 +20,6 @@ from .published import (
     CONFIG,
     TABLE,
     WEIGHTS,
-    check_table,
     filled,
     find_weights,
     layer_shape,
@@ -34,7 +33,9 @@ ADAPTOR = "imadpt.q"
 """A tensor that only ViSpec's checkpoints have (`vispec_checkpoint`)."""
 WIDE = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 """Tensors that only EAGLE-3's have (`eagle3_checkpoint`)."""
-BUFFERS = ("rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
+BUFFERS = tuple(
+    f"rotary_emb.{name}" for name in ("inv_freq", "original_inv_freq", "cos_cached", "sin_cached")
+)
 """Older versions of transformers stored the frequencies of rotary positions, which follow from `config.json`."""
 
 
@@ -80,10 +81,11 @@ def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Te
     path = find_weights(folder, WEIGHTS)
     assert path is not None, "ask is_published first"
     tensors = read_tensors(path)
-    table = tensors.pop(TABLE, None)
+    tensors.pop(TABLE, None)  # read in its place is the target's, however many rows of padding this one has
     joined = tensors.get("fc.weight")
     if joined is None or joined.dim() != 2:
         raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of {what}")
-    config = layer_shape(folder / CONFIG, document, EagleConfig, fc_bias="fc.bias" in tensors)
-    check_table(path, TABLE, table, config.vocab_size, config.hidden_size)
+    config = layer_shape(
+        folder / CONFIG, document, tensors, "layers.0.", EagleConfig, fc_bias="fc.bias" in tensors
+    )
     return path, config, tensors

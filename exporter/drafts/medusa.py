@@ -159,5 +159,8 @@ class MedusaKind(PublishedKind):
         return medusa_checkpoint.is_published(folder)
 
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
-        network, document = medusa_checkpoint.read_published(folder)
-        return network, {"name": str(document.get("base_model_name_or_path", ""))[:200]}
+        network, document, notices = medusa_checkpoint.read_published(folder)
+        return network, {
+            "name": str(document.get("base_model_name_or_path", ""))[:200],
+            "notices": notices,
+        }

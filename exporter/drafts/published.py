@@ -21,6 +21,8 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of checkpoints in the layout of transformers."""
 TABLE = "embed_tokens.weight"
+PLAIN = ("default", "mrope")
+"""Kinds of rotary positions that are plain ones, at least for text."""
 
 C = TypeVar("C")
 N = TypeVar("N", bound=nn.Module)
@@ -36,11 +38,13 @@ class PublishedKind(TrainedKind):
         """A draft of either form. Raises ExportError naming what does not fit."""
         if not self.recognises(folder):
             return self.draft.load(folder)
-        network, target = self.read_published(folder)
+        network, found = self.read_published(folder)
+        target = dict(found)
+        notices = target.pop("notices", [])
         return self.draft(
             network=network,
             target={"name": "", "fingerprint": None, **target},
-            provenance={"checkpoint": folder.name},
+            provenance={"checkpoint": folder.name, **({"notices": notices} if notices else {})},
         )
 
     def recognises(self, folder: Path) -> bool:
@@ -52,7 +56,8 @@ class PublishedKind(TrainedKind):
 
     @abstractmethod
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
-        """(the network of such a checkpoint, what it says of its target: ``name``, ``architectures``)."""
+        """(the network of such a checkpoint, what it says of its target: ``name``, ``architectures``; and ``notices``,
+        lines for the user)."""
 
 
 def find_weights(folder: Path, names: Iterable[str]) -> Path | None:
@@ -96,12 +101,70 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {str(name): value for name, value in found.items()}
 
 
-def check_table(path: Path, name: str, table: Tensor | None, vocab_size: int, hidden_size: int) -> None:
-    """ExportError unless a copy of one of the target's tables, which some checkpoints hold, has the target's sizes."""
-    if table is not None and tuple(table.shape) != (vocab_size, hidden_size):
-        raise ExportError(
-            f"{path}: {name} has shape {list(table.shape)}, {CONFIG} implies {[vocab_size, hidden_size]}"
-        )
+def rotary_base(path: Path, document: Mapping[str, Any]) -> float:
+    """θ of the plain rotary positions that a Llama's configuration at `path` tells, under the names of any release.
+
+    M-RoPE is taken for plain positions, which it is for text (`rotary_notices`). Raises ExportError for other kinds.
+    """
+    tables = _rotary_tables(path, document)
+    for name, table in tables.items():
+        kind = table.get("rope_type", table.get("type")) or "default"
+        if kind not in PLAIN or any(isinstance(value, dict) for value in table.values()):
+            raise ExportError(
+                f"{path}: {name} {table!r:.80} is not supported in a draft, only plain rotary positions"
+            )
+    partial = [
+        t["partial_rotary_factor"] for t in (document, *tables.values()) if t.get("partial_rotary_factor")
+    ]
+    for factor in partial:
+        if factor != 1:
+            raise ExportError(
+                f"{path}: partial_rotary_factor {factor!r:.40} is not supported in a draft, only whole heads"
+            )
+    # The order is that of transformers: what stands with the kind is newer than the field beside it.
+    found = [t["rope_theta"] for t in (*tables.values(), document) if t.get("rope_theta") is not None]
+    return found[0] if found else 10000.0
+
+
+def rotary_notices(folder: Path) -> list[str]:
+    """A line for the user where the draft in `folder` was trained with M-RoPE."""
+    path = folder / CONFIG
+    document = read_config(path)
+    inner = document.get("transformer_layer_config", document)
+    tables = _rotary_tables(path, inner) if isinstance(inner, dict) else {}
+    if not any(
+        "mrope" in (t.get("type"), t.get("rope_type")) or t.get("mrope_section") for t in tables.values()
+    ):
+        return []
+    return [
+        f"{folder.name} was trained with M-RoPE and drafts with plain positions: the same for text; behind pictures fewer of "
+        "its tokens may be accepted."
+    ]
+
+
+def _rotary_tables(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`rope_parameters` and `rope_scaling`, the newer first, of those that are there."""
+    found = {name: document.get(name) for name in ("rope_parameters", "rope_scaling")}
+    for name, table in found.items():
+        if not isinstance(table, dict | None):
+            raise ExportError(f"{path}: {name} {table!r:.80} is not an object")
+    return {name: table for name, table in found.items() if table}
+
+
+def layer_sizes(tensors: Mapping[str, Tensor], layer: str, head_dim: Any) -> dict[str, int]:
+    """Sizes of a layer of attention and MLP as its tensors below `layer` tell them; what they leave open is left out."""
+    rows = {
+        name: found.shape[0]
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj")
+        if (found := tensors.get(f"{layer}{name}.weight")) is not None and found.dim() == 2
+    }
+    sizes = {"hidden_size": "self_attn.o_proj", "intermediate_size": "mlp.gate_proj"}
+    told = {size: rows[name] for size, name in sizes.items() if name in rows}
+    if type(head_dim) is int and head_dim > 0:
+        for size, name in (("num_heads", "self_attn.q_proj"), ("num_kv_heads", "self_attn.k_proj")):
+            if name in rows and rows[name] % head_dim == 0:
+                told[size] = rows[name] // head_dim
+    return told
 
 
 def read_names(path: Path) -> set[str]:
@@ -118,23 +181,19 @@ def read_names(path: Path) -> set[str]:
     return {str(name) for name in found} if isinstance(found, dict) else set()
 
 
-def layer_shape(path: Path, document: Mapping[str, Any], shape: Callable[..., C], **more: Any) -> C:
-    """The shape that a Llama's configuration at `path` tells, in the defaults of a Llama; `more` are further options.
+def layer_shape(
+    path: Path,
+    document: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    layer: str,
+    shape: Callable[..., C],
+    **more: Any,
+) -> C:
+    """The shape of a Llama's layer: what the `tensors` below `layer` tell, and for the rest the configuration at `path`,
+    in the defaults of a Llama; `more` are further options.
 
     Raises ExportError for what no layer of a draft has.
     """
-    scaling = document.get("rope_scaling")
-    parameters = document.get("rope_parameters") or {}
-    if (
-        scaling is None
-        and isinstance(parameters, dict)
-        and parameters.get("rope_type", "default") != "default"
-    ):
-        scaling = parameters
-    if scaling is not None or not isinstance(parameters, dict):
-        raise ExportError(
-            f"{path}: rope_scaling {scaling or parameters!r:.80} is not supported in a draft, only plain rotary positions"
-        )
     activation = document.get("hidden_act", "silu")
     if activation != "silu":
         raise ExportError(f"{path}: hidden_act {activation!r:.40} is not supported, only silu")
@@ -150,9 +209,10 @@ def layer_shape(path: Path, document: Mapping[str, Any], shape: Callable[..., C]
         "num_kv_heads": document.get("num_key_value_heads") or heads,
         "head_dim": size,
         "intermediate_size": document.get("intermediate_size"),
-        "rope_theta": document.get("rope_theta", parameters.get("rope_theta", 10000.0)),
+        "rope_theta": rotary_base(path, document),
         "norm_eps": document.get("rms_norm_eps", 1e-6),
     }
+    given |= layer_sizes(tensors, layer, size)
     try:
         return shape(**given, **more)
     except (OptionError, TypeError) as error:

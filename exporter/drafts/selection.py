@@ -104,6 +104,7 @@ def select_drafts(
         for place in sorted(found) if kind.has_layer else [None]:
             if not kind.trained and draft_name(kind.name, place) not in names:
                 drafts.append(kind.at(place))
+    selection.notices += [line for draft in drafts for line in draft.notices]
     selection.drafts = _in_order(drafts)
     for cut in sorted(found):
         if cut > num_layers // 2:

@@ -24,7 +24,6 @@ from .published import (
     CONFIG,
     TABLE,
     WEIGHTS,
-    check_table,
     filled,
     find_weights,
     layer_shape,
@@ -148,14 +147,13 @@ def read_eagle(folder: Path) -> EagleNetwork:
     bias = found.get("fusion_bias", False)
     weights = find_weights(folder, WEIGHTS)
     assert weights is not None, "ask model_type first"
-    config = layer_shape(path, inner, EagleConfig, fc_bias=bias)
-    tensors = read_weights(weights)
-    for name in TARGETS:
-        check_table(weights, name, tensors.pop(name, None), config.vocab_size, config.hidden_size)
+    back = {theirs: ours for ours, theirs in NAMES.items()}
+    # Copies of the target's tables are not read, however many rows of padding they have.
+    tensors = renamed({n: t for n, t in read_weights(weights).items() if n not in TARGETS}, back)
+    config = layer_shape(path, inner, tensors, "layers.0.", EagleConfig, fc_bias=bias)
     with torch.device("meta"):
         network = EagleNetwork(config)
-    back = {theirs: ours for ours, theirs in NAMES.items()}
-    return filled(network, renamed(tensors, back), weights, "a layer of the type 'eagle'")
+    return filled(network, tensors, weights, "a layer of the type 'eagle'")
 
 
 def renamed(tensors: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> dict[str, Tensor]:

@@ -76,6 +76,12 @@ class TrainedDraft(Draft):
         return f"sha256:{digest.hexdigest()}"
 
     @property
+    def notices(self) -> list[str]:
+        """How somebody else's checkpoint was read, where it says something else."""
+        found = self.provenance.get("notices")
+        return [str(line) for line in found] if isinstance(found, list) else []
+
+    @property
     def trained_from(self) -> Mapping[str, Any] | None:
         """The model that the target was before it changed with this draft; None where it did not."""
         found = self.target.get("trained_from")

@@ -20,7 +20,7 @@ from . import vispec_checkpoint
 from .base import Run
 from .eagle_network import EagleNetwork
 from .layer import LayerDraft, traced_layer
-from .published import PublishedKind
+from .published import PublishedKind, rotary_notices
 from .tensors import DraftTensors
 from .vispec_network import VispecConfig, VispecNetwork
 
@@ -161,4 +161,4 @@ class VispecKind(PublishedKind):
         return vispec_checkpoint.is_published(folder)
 
     def read_published(self, folder: Path) -> tuple[Any, Mapping[str, Any]]:
-        return vispec_checkpoint.read_published(folder), {}
+        return vispec_checkpoint.read_published(folder), {"notices": rotary_notices(folder)}

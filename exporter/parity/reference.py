@@ -13,6 +13,7 @@ from torch import nn
 
 from ...runtime.errors import ExportError
 from ..checkpoint import Checkpoint
+from ..checkpoint.whole import load_whole
 from ..graphs.dtypes import TORCH
 from .exact import arithmetic_as_asked
 
@@ -54,13 +55,7 @@ def _quiet() -> Iterator[None]:
 
 def _whole(checkpoint: Checkpoint) -> Any:
     try:
-        model = checkpoint.model_class.from_pretrained(
-            checkpoint.folder,
-            config=copy.deepcopy(checkpoint.config),  # some classes change it
-            dtype=torch.float32,
-            attn_implementation="eager",
-            local_files_only=True,
-        )
+        model = load_whole(checkpoint, attn_implementation="eager")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ExportError(
             f"transformers cannot load {checkpoint.folder}: {str(error).splitlines()[0]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError
+from ...runtime.errors import ExportError, OptionError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts import open_draft, shipped_drafts
@@ -55,9 +55,10 @@ def verify_bundle(
     parity_memory: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     device: str = "cpu",
+    adapter: str | None = None,
 ) -> VerifyReport:
     """Checks a bundle against the model it was built from. Raises BundleError for a bundle that cannot be opened and
-    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes; `device`: where losslessness is checked, as
+    OptionError for an unknown model; differences are reported, not raised. `images`: what `Session.generate` takes; `adapter`: as `open_checkpoint` takes it; `device`: where losslessness is checked, as
     `Session.load` has it (parity is a CPU's)."""
     return_large_buffers()
     bundle = Bundle.open(folder)
@@ -71,8 +72,13 @@ def verify_bundle(
             progress("checksums", done, total)
 
     report.files_checked = bundle.check_sums(progress=checked)
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, adapter=adapter)
     found = fingerprint(checkpoint)
+    merged = bundle.manifest.model.adapter
+    if merged is not None and checkpoint.adapter is None:
+        raise OptionError(
+            f"the bundle was built with the adapter {merged.name}; add --adapter with its folder"
+        )
     if found != bundle.manifest.model.fingerprint:
         report.failures.append(
             f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({found[:19]})"

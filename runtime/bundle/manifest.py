@@ -74,8 +74,18 @@ class TrainedFrom(Part):
 
 
 @dataclass(kw_only=True)
+class AdapterInfo(Part):
+    """The adapter (a LoRA, say) that was merged into a model."""
+
+    name: str = checked(string(200))
+    fingerprint: str = checked(string(200))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class ModelInfo(Part):
-    """Where the model came from; `trained_from` where its weights changed while its draft was trained."""
+    """Where the model came from; `trained_from` where its weights changed while its draft was trained, `adapter` where
+    one was merged into them."""
 
     source: str = checked(string(4096))
     family: str = checked(string(64))
@@ -84,6 +94,7 @@ class ModelInfo(Part):
     fingerprint: str = checked(string(200))
     parameters: int = checked(integer(0, 10**13))
     trained_from: TrainedFrom | None = checked(optional(TrainedFrom.parse), default=None)
+    adapter: AdapterInfo | None = checked(optional(AdapterInfo.parse), default=None)
     extra: dict[str, Any] = field(default_factory=dict)
 
 

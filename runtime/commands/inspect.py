@@ -84,6 +84,8 @@ def show(found: dict[str, Any], out: Console, shapes: bool = False) -> None:
     if (origin := model["trained_from"]) is not None:
         row("Trained from", f"{origin['name']} ({origin['fingerprint'][:19]}): its weights changed with its draft, and so "
             "may its answers")  # fmt: skip
+    if (adapter := model["adapter"]) is not None:
+        row("Adapter", f"{adapter['name']} ({adapter['fingerprint'][:19]}), merged into the weights")
     row("Size", f"{size(found['bytes'])}: weights {size(found['weights']['bytes'])}, graphs "
         f"{size(_graph_bytes(found))}")  # fmt: skip
     cuts = decoder["cuts"]

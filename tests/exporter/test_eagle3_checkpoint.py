@@ -103,6 +103,51 @@ def test_a_published_checkpoint_becomes_a_draft(tmp_path: Path, form: dict[str, 
         assert torch.equal(draft.network.d2t, torch.arange(VOCABULARY)[tensors["t2d"]])
 
 
+SECTIONS = {"mrope_section": [4, 4, 4]}
+ROPES: list[tuple[dict[str, Any], float, bool]] = [
+    ({}, 500000.0, False),
+    ({"rope_scaling": None, "rope_theta": 7}, 7, False),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6, False),
+    ({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "default"}}, 1e6, False),
+    ({"rope_scaling": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": None}, 1e6, False),
+    ({"rope_scaling": {"type": "mrope"} | SECTIONS}, 500000.0, True),
+    ({"rope_scaling": {"rope_type": "mrope"} | SECTIONS}, 500000.0, True),
+    ({"rope_scaling": {"type": "default"} | SECTIONS}, 500000.0, True),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6} | SECTIONS}, 1e6, True),
+]
+
+
+@pytest.mark.parametrize(("told", "theta", "axes"), ROPES)
+def test_rotary_positions_in_every_spelling(
+    tmp_path: Path, told: dict[str, Any], theta: float, axes: bool
+) -> None:
+    published(tmp_path, **told)
+    draft = open_draft(tmp_path)
+    assert isinstance(draft, Eagle3Draft)
+    assert draft.network.config.rope_theta == theta
+    assert [n for n in draft.notices if "trained with M-RoPE" in n] == draft.notices and bool(
+        draft.notices
+    ) == axes
+
+
+def test_the_shape_is_in_the_tensors(tmp_path: Path) -> None:
+    """Whatever config.json says of sizes, and whatever lies beside that is not read."""
+    tensors = published(tmp_path)
+    beside = {"embed_tokens.weight": torch.zeros(VOCABULARY + 22, WIDTH)} | {
+        f"midlayer.self_attn.rotary_emb.{name}": torch.zeros(4) for name in ("inv_freq", "cos_cached", "sin_cached")
+    }  # fmt: skip
+    torch.save(tensors | beside, tmp_path / "pytorch_model.bin")
+    wanted = open_draft(tmp_path)
+    wrong = dict.fromkeys(("num_key_value_heads", "intermediate_size", "draft_vocab_size"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | wrong | {"vocab_size": VOCABULARY + 22}))
+    found = open_draft(tmp_path)
+    assert isinstance(found, Eagle3Draft) and found.fingerprint == wanted.fingerprint
+    torch.save(tensors | {"midlayer.extra": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ExportError, match=r"holds, beside one layer of EAGLE-3, the tensor layers\.0\.extra"):
+        open_draft(tmp_path)
+
+
 def test_it_drafts_in_a_bundle_and_goes_out_as_it_came(llama: Path, tmp_path: Path) -> None:
     published(tmp_path / "layer")
     request = BuildRequest(
@@ -145,6 +190,24 @@ def test_it_drafts_in_a_bundle_and_goes_out_as_it_came(llama: Path, tmp_path: Pa
         ({"eagle_aux_hidden_state_layer_ids": [3, 2, 1]}, {}, r"taps \(3, 2, 1\) do not rise"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, {}, r"taps \(1, 2\) are not three numbers"),
         ({"eagle_aux_hidden_state_layer_ids": 2}, {}, "layer_ids 2 is not a list"),
+        *[
+            ({**form}, {}, "is not supported in a draft, only plain rotary")
+            for kind in ("llama3", "linear", "yarn", 3)
+            for form in (
+                {"rope_scaling": {"type": kind}},
+                {"rope_scaling": {"rope_type": kind}},
+                {"rope_parameters": {"rope_type": kind, "rope_theta": 1e6}},
+            )
+        ],
+        ({"rope_scaling": [1]}, {}, r"rope_scaling \[1\] is not an object"),
+        ({"rope_parameters": "plain"}, {}, "rope_parameters 'plain' is not an object"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, {}, "only plain rotary"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            {},
+            "partial_rotary_factor 0.5 is not supported",
+        ),
+        ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5 is not supported"),
         ({}, {"d2t": torch.full((FEW,), 100)}, "d2t does not name different tokens of 266"),
         ({}, {"d2t": torch.zeros(3, dtype=torch.long)}, r"d2t has shape \[3\]"),
         ({}, {"d2t": None}, "there is no d2t, but 200 of 266 tokens"),
@@ -154,7 +217,11 @@ def test_it_drafts_in_a_bundle_and_goes_out_as_it_came(llama: Path, tmp_path: Pa
             {"fc.weight": torch.zeros(WIDTH, 2 * WIDTH)},
             r"fc.weight has shape \[96, 192\], not \[96, 288\]",
         ),
-        ({}, {"embed_tokens.weight": torch.zeros(9, WIDTH)}, r"embed_tokens.weight has shape \[9, 96\]"),
+        (
+            {},
+            {"midlayer.self_attn.q_proj.bias": torch.zeros(96)},
+            "the tensor layers.0.self_attn.q_proj.bias",
+        ),
     ],
 )
 def test_checkpoints_that_do_not_fit_are_named(

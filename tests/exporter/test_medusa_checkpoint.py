@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.session import Session
 
@@ -94,6 +95,39 @@ def _change(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def _tensors(folder: Path, change: dict[str, Any]) -> None:
+    found = torch.load(folder / "medusa_lm_head.pt") | change
+    torch.save({k: v for k, v in found.items() if v is not None}, folder / "medusa_lm_head.pt")
+
+
+TOLD: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"medusa_num_heads": "3"}, []),
+    ({"medusa_num_heads": None, "medusa_num_layers": None}, []),
+    ({"medusa_num_heads": 2}, ["says medusa_num_heads 2, medusa_lm_head.pt holds 3"]),
+    (
+        {"medusa_num_heads": 5, "medusa_num_layers": 10**9},
+        ["medusa_num_heads 5", "medusa_num_layers 1000000000"],
+    ),
+    ({"medusa_num_heads": [3]}, ["medusa_num_heads [3]"]),
+]
+
+
+@pytest.mark.parametrize(("told", "lines"), TOLD)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_heads_are_counted_in_the_tensors(
+    tmp_path: Path, told: dict[str, Any], lines: list[str], layers: int
+) -> None:
+    """The first published heads say 2 of 5; Medusa-2's config.json is the target's."""
+    published(tmp_path, heads=3, layers=layers)
+    _change(tmp_path, **told)
+    draft = open_draft(tmp_path)
+    assert isinstance(draft, MedusaDraft)
+    assert (draft.network.config.heads, draft.network.config.layers) == (3, layers)
+    assert len(draft.notices) == len(lines) and all(map(str.count, draft.notices, lines))
+    assert all(line in select_drafts("x", None, [str(tmp_path)], None, 4).notices for line in draft.notices)
+
+
 class Harm:
     """Unpickling it would run code."""
 
@@ -104,11 +138,10 @@ class Harm:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: _change(f, medusa_num_heads=3), "misses the tensor 2.0.linear.bias"),
-        (lambda f: _change(f, medusa_num_heads=1), "holds, beside the heads that config.json names, the tensor 1.0"),
-        (lambda f: _change(f, medusa_num_heads="2"), "heads '2' is not in 1..16"),
-        (lambda f: _change(f, medusa_num_heads=None), "heads None is not in 1..16"),
-        (lambda f: _change(f, medusa_num_layers=10**9), "layers 1000000000 is not in 1..8"),
+        (lambda f: _tensors(f, {"1.0.linear.bias": None}), "misses the tensor 1.0.linear.bias"),
+        (lambda f: _tensors(f, {"4.0.linear.weight": torch.ones(WIDTH, WIDTH)}), "misses the tensor 2.0.linear.bias"),
+        (lambda f: _tensors(f, {"0.9.linear.weight": torch.ones(WIDTH, WIDTH)}), "layers 10 is not in 1..8"),
+        (lambda f: _tensors(f, {"1.scale": torch.ones(1)}), "holds, beside 2 heads of 1 layers, the tensor 1.scale"),
         (lambda f: (f / "config.json").write_text("[1]"), "is not a JSON object"),
         (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
         (lambda f: (f / "medusa_lm_head.pt").write_bytes(b"zip?"), "cannot be read"),

@@ -1,0 +1,443 @@
+"""An adapter merged into a checkpoint's weights: peft merges, module by module, when a tensor is read.
+
+Nothing merged is kept or written: a bundle of 7 billion parameters needs no second copy of 14 GB on the disk or in
+memory, and each tensor takes a product of two thin matrices more whenever it is read. The model that peft changes has
+no memory of its own (`_hollow`); a module gets its weights for as long as it is merged. Merged tensors are float32:
+they are rounded once, by the bundle.
+
+`merge_into` does the same to a whole model in memory, by peft's own `merge_and_unload`: parity compares the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ...runtime.errors import ExportError, UnsupportedModelError
+from ...runtime.extras import need_extra
+from .adapter import CONFIG, Adapter
+from .lines import first_line
+from .names import StoredNames, hollow_names, renaming
+from .tensors import Place, TensorFiles
+
+if TYPE_CHECKING:
+    from .load import Checkpoint
+
+ACTIVE = "default"
+"""peft's name for the adapter in the model."""
+
+PREFIX = "base_model.model."
+"""Of names in an adapter's file: what stands before the names of the model's modules."""
+
+SHARED = ("vblora_vector_bank", "tinylora_v", "unilora_theta_d")
+"""Tensors that a file holds once and peft's layers name again."""
+
+
+class Merger:
+    """An adapter in a model without memory, which merges one module at a time."""
+
+    def __init__(self, adapter: Adapter, checkpoint: Checkpoint) -> None:
+        """Raises OptionError without peft, ExportError for an adapter that does not fit the model, UnsupportedModelError for
+        one that cannot be merged."""
+        need_extra("adapter", "`--adapter`")
+        self.adapter = adapter
+        model = hollow_names(checkpoint.model_class, checkpoint.config)
+        self._tied = _tied(model)
+        self._ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+        _fill(model)
+        self._hollow = dict(model.named_parameters())
+        names = {id(p): name for name, p in self._hollow.items()}
+        tuned, self._given = _attach(model, adapter)
+        self._modules = _changed_modules(tuned)
+        self._refuse_changed_base(set(names))
+        self.changed: dict[str, str] = {}
+        """Parameter of the model's class → path of the module that it belongs to."""
+        for path, module in self._modules.items():
+            for parameter in _base(module).parameters():
+                if id(parameter) in names:
+                    self.changed[names[id(parameter)]] = path
+        self.changed |= {name: "" for name in self._given if name not in self.changed}
+        self._refuse_idle()
+
+    def over(self, tensors: TensorFiles, names: StoredNames) -> MergedTensors:
+        """`tensors` with what the adapter changes merged in; `names` are those of `tensors` alone."""
+        entries: dict[str, Merged] = {}
+        for name in self.changed:
+            source = self._source(name, names)
+            if source is None:
+                raise ExportError(
+                    f"the adapter {self.adapter.name} changes {name}, which {tensors.folder} does not hold"
+                )
+            twins = [n for n in self._group(name) if n != name and self._source(n, names) == source]
+            if len(twins) > 1:
+                raise UnsupportedModelError(
+                    f"the adapter {self.adapter.name} changes {name}, which the model shares with {' and '.join(twins)}; "
+                    "merge it with peft and save the model"
+                )
+            entries[names.held(name) or name] = Merged(name, source)
+            # A table that the model ties to a changed one keeps the numbers that it had.
+            entries |= {n: Merged(None, source) for n in twins if n not in self.changed and not names.held(n)}
+        return MergedTensors(tensors, self, entries)
+
+    def merge(self, name: str, stored: Mapping[str, Tensor]) -> Tensor:
+        """The merged parameter `name` in float32. `stored`: the parameters of its module as the checkpoint has them."""
+        path = self.changed[name]
+        values = {n: self._given.get(n, v) for n, v in stored.items()}
+        if not path:
+            return values[name]
+        return self._merged(path, values)[name]
+
+    def siblings(self, name: str) -> list[str]:
+        """The parameters that `merge` needs for this one: those of its module."""
+        path = self.changed[name]
+        return [n for n, p in self.changed.items() if p == path] if path else [name]
+
+    def _group(self, name: str) -> list[str]:
+        """Names of the parameter that the model's class shares with others."""
+        return next((g for g in self._tied if name in g), [name])
+
+    def _source(self, name: str, names: StoredNames) -> str | None:
+        """The tensor of a parameter, or of the one that it is tied to."""
+        candidates = [name, *([self._ties[name]] if name in self._ties else []), *self._group(name)]
+        return next((found for n in candidates if (found := names.find(n)) is not None), None)
+
+    def _merged(self, path: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of one module with the adapter in them, by name."""
+        own: Any = self._modules[path]
+        names = {id(self._hollow[n]): n for n in values}
+        memo: dict[int, Any] = {
+            i: nn.Parameter(values[n].clone(), requires_grad=False) for i, n in names.items()
+        }  # clones: peft adds in place
+        order = [names[id(p)] for p in _base(own).parameters()]
+        with torch.no_grad(), _quiet():
+            replaced = hasattr(own, "modules_to_save")
+            # The copy takes the weights in `memo` as they are.
+            module: Any = None if replaced else copy.deepcopy(own, memo)
+            try:
+                if replaced:
+                    result = own.modules_to_save[ACTIVE]
+                elif hasattr(module, "unload_and_optionally_merge_module"):
+                    result = module.unload_and_optionally_merge_module(True, False, [ACTIVE])
+                else:
+                    module.merge(safe_merge=False, adapter_names=[ACTIVE])
+                    result = module.get_base_layer()
+            except (NotImplementedError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+                raise UnsupportedModelError(
+                    f"peft cannot merge the adapter {self.adapter.name} into {path}: {first_line(error)}"
+                ) from error
+            return {
+                n: p.detach().to(torch.float32).contiguous()
+                for n, p in zip(order, result.parameters(), strict=True)
+            }
+
+    def _refuse_changed_base(self, known: set[int]) -> None:
+        """Some kinds decompose the model's weights when they are made: those here are none."""
+        for path, module in self._modules.items():
+            for parameter in _base(module).parameters():
+                hollow = parameter.numel() < 2 or not any(parameter.stride())
+                name = next((n for n, p in self._hollow.items() if p is parameter), None)
+                if id(parameter) not in known or not (hollow or name in self._given):
+                    raise UnsupportedModelError(
+                        f"adapters of peft_type {self.adapter.kind} change the weights of {path} before they are trained, "
+                        "which is not supported; merge it with peft and save the model"
+                    )
+
+    def _refuse_idle(self) -> None:
+        """Merges into random numbers until every kind of module was tried and one was changed."""
+        tried: set[Any] = set()
+        effective = bool(self._given)
+        generator = torch.Generator().manual_seed(0)
+        for path, module in self._modules.items():
+            kind = (type(module), *(type(v) for v in getattr(module, "lora_variant", {}).values()))
+            if effective and kind in tried:
+                continue
+            tried.add(kind)
+            own = [n for n, p in self.changed.items() if p == path]
+            values = {n: torch.randn(self._hollow[n].shape, generator=generator) for n in own}
+            merged = self._merged(path, values)
+            for name in own:
+                if merged[name].shape != values[name].shape:
+                    raise ExportError(
+                        f"the adapter {self.adapter.name} gives {name} the shape {list(merged[name].shape)}; the model's "
+                        f"has {list(values[name].shape)}"
+                    )
+                effective |= not torch.equal(merged[name], values[name])
+        if not effective:
+            raise ExportError(
+                f"the adapter {self.adapter.name} changes no weight of the model; is it the trained one?"
+            )
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A tensor of a checkpoint with an adapter: the parameter that is merged, and the tensor that it is merged into.
+    `parameter` None: that tensor, unchanged, under a name of its own."""
+
+    parameter: str | None
+    source: str
+
+
+class MergedTensors(TensorFiles):
+    """A checkpoint's tensors with an adapter merged into some of them, as float32."""
+
+    def __init__(self, base: TensorFiles, merger: Merger, entries: Mapping[str, Merged]) -> None:
+        vars(self).update(vars(base))  # the files are the same
+        vars(self).pop("_fingerprint", None)
+        self.readable = base.readable
+        self._base, self._merger, self._merged = base, merger, dict(entries)
+        self._sources = {e.parameter: e.source for e in entries.values() if e.parameter is not None}
+
+    @property
+    def base(self) -> TensorFiles:
+        """The tensors without the adapter."""
+        return self._base
+
+    @property
+    def adapter(self) -> Adapter:
+        """What is merged into them."""
+        return self._merger.adapter
+
+    def identity(self, base: str) -> str:
+        """Fingerprint of the merged weights, of that of the base. Of what both are, not of the sums: these depend on the
+        machine that adds."""
+        return (
+            "sha256:"
+            + hashlib.sha256(f"adapter|{base}|{self._merger.adapter.fingerprint}".encode()).hexdigest()
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._base or name in self._merged
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._base, *self._merged}))
+
+    def order(self, name: str) -> tuple[int, int]:
+        return self._base.order(self._source(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._base.shape(self._source(name))
+
+    def dtype(self, name: str) -> str:
+        return "float32" if name in self._merged else self._base.dtype(name)
+
+    def place(self, name: str) -> Place | None:
+        return None if name in self._merged else self._base.place(name)
+
+    def read(self, name: str) -> Tensor:
+        entry = self._merged.get(name)
+        if entry is None:
+            return self._base.read(name)
+        if entry.parameter is None:
+            return self._base.read(entry.source).to(torch.float32)
+        stored = {
+            n: self._base.read(self._sources[n]).to(torch.float32)
+            for n in self._merger.siblings(entry.parameter)
+        }
+        return self._merger.merge(entry.parameter, stored)
+
+    def _source(self, name: str) -> str:
+        entry = self._merged.get(name)
+        return name if entry is None else entry.source
+
+
+def merge_into(model: Any, adapter: Adapter) -> Any:
+    """A whole float32 model with the adapter in its weights, by peft's own `merge_and_unload`."""
+    with _quiet():
+        tuned, _ = _attach(model, adapter)
+        return tuned.merge_and_unload()
+
+
+def _attach(model: Any, adapter: Adapter) -> tuple[Any, dict[str, Tensor]]:
+    """(the model within peft's, parameters of the model that the file holds themselves). `model` is changed.
+
+    Which modules are changed is read off the names of the tensors: a configuration may name modules as an older release
+    of transformers called them. Raises ExportError for tensors that are missing or that nothing takes.
+    """
+    import peft
+
+    path = adapter.folder / CONFIG
+    with _quiet():
+        try:
+            config: Any = peft.PeftConfig.from_pretrained(str(adapter.folder))
+            prefix = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"{path}: peft {peft.__version__} does not understand it ({type(error).__name__}: {first_line(error)}); "
+                "install a newer peft"
+            ) from error
+        config.inference_mode = True
+        fitted = _fitted(model, adapter, str(prefix), config)
+        if fitted.modules:
+            config.target_modules = set(fitted.modules)
+        _untie(model, fitted.paths)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name in fitted.given:
+            parameters[name].data = torch.empty(parameters[name].shape)
+        try:
+            tuned = peft.PeftModel(model, config, adapter_name=ACTIVE)
+            result = peft.set_peft_model_state_dict(tuned, fitted.tensors, ACTIVE)
+        except KeyError as error:
+            raise ExportError(f"the adapter {adapter.folder} misses the tensor {error}") from error
+        except (ValueError, RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+            raise ExportError(
+                f"the adapter {adapter.folder} does not fit the model: {first_line(error)}"
+            ) from error
+    for name in result.unexpected_keys:
+        raise _untaken(adapter, name.replace(f".{ACTIVE}", ""))
+    for name in result.missing_keys:
+        if prefix in name and f".{ACTIVE}" in name and not any(part in name for part in SHARED):
+            raise ExportError(
+                f"the adapter {adapter.folder} misses the tensor {name.replace(f'.{ACTIVE}', ''):.200}"
+            )
+    tuned.eval()
+    return tuned, {name: parameters[name].detach() for name in fitted.given}
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """Tensors of an adapter under the names of a model's modules: `paths` are those of the modules that they belong to,
+    `modules` those that have an adapter; `given` are parameters of the model that the file holds themselves."""
+
+    tensors: dict[str, Tensor]
+    paths: set[str]
+    modules: list[str]
+    given: list[str]
+
+
+def _fitted(model: Any, adapter: Adapter, prefix: str, config: Any) -> _Fitted:
+    """Raises ExportError for a tensor of a module that the model does not have."""
+    modules = {name for name, _ in model.named_modules() if name}
+    renamed = functools.cache(renaming(model))
+    shapes = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
+    saved = tuple(config.modules_to_save or ()) if hasattr(config, "modules_to_save") else ()
+    tensors: dict[str, Tensor] = {}
+    tuned: dict[str, None] = {}
+    paths: set[str] = set()
+    given: list[str] = []
+    for name, tensor in adapter.tensors.items():
+        inner = name.removeprefix(PREFIX)
+        path, rest = ("", inner) if inner == name else _split(inner, modules, renamed)
+        own = rest.removeprefix("base_layer.")
+        if inner != name and not path:
+            raise _untaken(adapter, name)
+        paths.add(path)
+        if rest.startswith(prefix):
+            tuned[path] = None
+        elif f"{path}.{own}" in shapes and not _named(path, saved):
+            parameter = f"{path}.{own}"
+            if tensor.shape != shapes[parameter]:
+                raise ExportError(
+                    f"the adapter {adapter.folder} holds {parameter} of shape {list(tensor.shape)}, the model's has "
+                    f"{list(shapes[parameter])}: its vocabulary was resized; merge it with peft and save the model"
+                )
+            given.append(parameter)
+            rest = own
+        tensors[f"{PREFIX}{path}.{rest}" if path else name] = tensor
+    for parameter in given:
+        path, _, own = parameter.rpartition(".")
+        if path in tuned:
+            tensors[f"{PREFIX}{path}.base_layer.{own}"] = tensors.pop(f"{PREFIX}{parameter}")
+    _check_patterns(adapter, tuned)
+    return _Fitted(tensors, paths, list(tuned), given)
+
+
+def _untaken(adapter: Adapter, name: str) -> ExportError:
+    return ExportError(
+        f"the adapter {adapter.folder} holds the tensor {name:.200}, which no module takes; was it trained on this model "
+        f"({adapter.base or 'it does not say on which'})?"
+    )
+
+
+def _split(name: str, modules: set[str], renamed: Callable[[str], str]) -> tuple[str, str]:
+    """(path of the innermost module that a tensor belongs to, the rest of its name), as the model calls it now; ("", name)
+    where it has none. Older names are translated by transformers' own table, as those of the weights are."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        stem = ".".join(parts[:count])
+        newer = renamed(f"{stem}.weight").removesuffix(".weight")
+        for path in (stem, newer):
+            if path in modules and path.rpartition(".")[2] == parts[count - 1]:
+                return path, ".".join(parts[count:])
+    return "", name
+
+
+def _check_patterns(adapter: Adapter, tuned: Mapping[str, None]) -> None:
+    """ExportError for a rank or scale of modules that are not there: their own would be silently another."""
+    for field in ("rank_pattern", "alpha_pattern"):
+        for pattern in adapter.config.get(field) or {}:
+            with contextlib.suppress(re.error):
+                if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in tuned):
+                    raise ExportError(
+                        f"{adapter.folder / CONFIG}: {field} names {pattern:.100}, but the adapter changes no such module"
+                    )
+
+
+def _named(path: str, saved: tuple[str, ...]) -> bool:
+    """Whether a module is, or is inside, one of those that the adapter replaces."""
+    return any(f".{path}.".find(f".{name}.") >= 0 for name in saved)
+
+
+def _changed_modules(tuned: Any) -> dict[str, nn.Module]:
+    """Outermost modules of peft, by their path in the model."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    found: dict[str, nn.Module] = {}
+    for path, module in tuned.base_model.model.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
+            found[path] = cast(nn.Module, module)
+    return found
+
+
+def _base(module: Any) -> nn.Module:
+    """What a module of peft stands around."""
+    found = module.get_base_layer() if hasattr(module, "get_base_layer") else module.original_module
+    while hasattr(found, "base_layer"):
+        found = found.base_layer
+    return found
+
+
+def _tied(model: Any) -> list[list[str]]:
+    """Groups of names of one shared parameter."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _untie(model: Any, paths: set[str]) -> None:
+    """Gives shared tables memory of their own where the adapter changes one: peft would change it for all."""
+    for group in _tied(model):
+        if not paths & {name.rpartition(".")[0] for name in group}:
+            continue
+        for name in group[1:]:
+            path, _, own = name.rpartition(".")
+            shared = model.get_parameter(name)
+            setattr(model.get_submodule(path), own, nn.Parameter(shared.detach().clone(), False))
+
+
+def _fill(model: nn.Module) -> None:
+    """Gives every parameter of a model on the device "meta" float32 zeros that take no memory, each its own."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            zeros = torch.zeros(()).expand(parameter.shape)
+            setattr(module, name, nn.Parameter(zeros, requires_grad=False))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """peft warns of what is checked here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
