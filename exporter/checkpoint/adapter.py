@@ -155,7 +155,9 @@ def adapter_for(folder: Path, source: str, wanted: str | None) -> Adapter | None
     """
     beside = (folder / CONFIG).is_file()
     if beside and not ((folder / "config.json").is_file() and _has_weights(folder)):
-        base = _opened(source, folder).base or "BASE"
+        base = _opened(source, folder).base
+        if not base or Path(base).resolve() == folder.resolve():  # trained there, and the model has gone
+            base = "BASE"
         raise OptionError(f"{source} is an adapter, not a model; give --model {base} --adapter {source}")
     if wanted == NONE:
         return None

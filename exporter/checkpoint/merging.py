@@ -363,16 +363,18 @@ def _split(name: str, modules: set[str], renamed: Callable[[str], str]) -> tuple
     where it has none. Older names are translated by transformers' own table, as those of the weights are."""
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        stem = ".".join(parts[:count])
-        newer = renamed(f"{stem}.weight").removesuffix(".weight")
-        for path in (stem, newer):
-            if path in modules and path.rpartition(".")[2] == parts[count - 1]:
-                return path, ".".join(parts[count:])
+        path = ".".join(parts[:count])
+        if path not in modules:
+            path = renamed(f"{path}.weight").removesuffix(".weight")
+        if path in modules and path.rpartition(".")[2] == parts[count - 1]:
+            return path, ".".join(parts[count:])
     return "", name
 
 
 def _check_patterns(adapter: Adapter, tuned: Mapping[str, None]) -> None:
     """ExportError for a rank or scale of modules that are not there: their own would be silently another."""
+    if adapter.kind == "ADALORA":  # whose pattern says which ranks are left of each tensor
+        return
     for field in ("rank_pattern", "alpha_pattern"):
         for pattern in adapter.config.get(field) or {}:
             with contextlib.suppress(re.error):

@@ -120,6 +120,20 @@ def test_every_kind_has_a_form() -> None:
     assert {getattr(peft, kind)(**{"target_modules": Q} | o).peft_type.value for kind, o in FORMS.values()} == set(KINDS)  # fmt: skip
 
 
+def test_ranks_that_training_took_away(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    base = tiny_checkpoint("llama")
+    config = peft.AdaLoraConfig(**{"target_modules": Q} | FORMS["ADALORA"][1])
+    tiny_adapters.train(config, base, tmp_path)
+    left = {"lora_A": lambda t: t[:2], "lora_B": lambda t: t[:, :2], "lora_E": lambda t: t[:2]}
+    tensors = {k: left[k.rpartition("lora_")[1] + k.rpartition("lora_")[2][0]](v).contiguous()
+               for k, v in load_file(tmp_path / FILE).items()}  # fmt: skip
+    save_file(tensors, tmp_path / FILE)
+    names = [k.removeprefix("base_model.model.") for k in tensors if "lora_E" in k]
+    change(tmp_path, rank_pattern={name: [True, True, False, False] for name in names})
+    model = open_checkpoint(base).model_class.from_pretrained(base, dtype=torch.float32)
+    check_merged(peft.PeftModel.from_pretrained(model, str(tmp_path)).eval(), base, tmp_path)
+
+
 @pytest.mark.parametrize("form", TIED)
 def test_a_table_that_two_layers_share_is_changed_for_one(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, form: str
@@ -278,12 +292,15 @@ def test_none_is_left_out_without_a_word(
     base = tiny_checkpoint("llama")
     both = Path(shutil.copytree(base, tmp_path / "both"))
     shutil.copytree(lora, both, dirs_exist_ok=True)
+    left = Path(shutil.copytree(lora, tmp_path / "left"))
+    change(left, base_model_name_or_path=str(left))
     several = tmp_path / "several"
     shutil.copytree(lora, several / "checkpoint-20")
     for model, adapter, words in (
         (both, None, f"add --adapter {both} to merge it, or --adapter none"),
         (both, lora, "beside the model's weights"),
         (lora, None, f"--model {base} --adapter {lora}"),
+        (left, None, f"--model BASE --adapter {left}"),
         (lora, lora, f"--model {base} --adapter {lora}"),
         (base, several, "checkpoint-20"),
         (base, base, "give it as --model"),
