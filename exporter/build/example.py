@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..checkpoint.aliases import BUNDLED
+from ..aliases import BUNDLED
 from ..checkpoint.load import Checkpoint
 
 EXAMPLE_FILE = "example.png"

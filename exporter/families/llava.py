@@ -53,7 +53,7 @@ class LlavaFamily(Family):
         if isinstance(turns, str):
             text = turns
         else:
-            turns = readable(self.chat_template, turns, processor.tokenizer.special_tokens_map)
+            turns = readable(self.chat_template or "", turns, processor.tokenizer.special_tokens_map)
             text = processor.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True
             )

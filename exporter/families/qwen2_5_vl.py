@@ -64,7 +64,7 @@ class Qwen2_5_VLFamily(Family):
         kinds = ["video" if isinstance(each, Video) else "image" for each in given]
         turns = placed(prompt or "", kinds, self.chat_template, written(*marks))
         if not isinstance(turns, str):
-            turns = readable(self.chat_template, turns, tokenizer.special_tokens_map)
+            turns = readable(self.chat_template or "", turns, tokenizer.special_tokens_map)
             text = tokenizer.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
             )
