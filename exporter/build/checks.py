@@ -164,8 +164,14 @@ def _try_requests(prepared: Prepared, sample: Sample) -> None:
     from ..parity.preparation import compare_preparation
     from ..parity.recorded import compared_rows
 
-    family = prepared.family
-    compare_preparation(sample, family)
+    family, template = prepared.family, sample.manifest.text.chat_template
+    try:
+        compare_preparation(sample, family)
+    except ExportError as error:
+        if not template:
+            raise
+        file = template_file(prepared.checkpoint.folder, template)
+        raise ExportError(f"{error}; the chat template is that of {file}") from error
     image = None if family.vision is None else odd_picture(0)
     get_family(family.name).prepare(sample, image, compared_prompt(sample.manifest))
     family.reference_inputs("realistic", 0, compared_rows(sample.manifest.limits.max_length))

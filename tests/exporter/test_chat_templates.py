@@ -13,6 +13,8 @@ from vlmexport.exporter.build import prepare as prepare_module
 from vlmexport.exporter.build.checks import Sample
 from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.build.text import core_tokenizer
+from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.families.samples import CONVERSATIONS
 from vlmexport.exporter.parity import preparation
 from vlmexport.runtime.errors import ExportError
@@ -76,7 +78,9 @@ def test_prompts_of_conversations_are_transformers_own(
         assert chat.chat_ids(sample, found.manifest.text.chat_template or "", messages).tolist() == wanted
     # The build itself sees a prompt of three turns that is another: with the special tokens of the model's ids, say.
     monkeypatch.setattr(chat, "special_tokens", lambda bundle: {"bos_token": "?", "eos_token": "!"})
-    with pytest.raises(ExportError, match="parity failed: the runtime's prompt of"):
+    with pytest.raises(
+        ExportError, match=r"parity failed: the runtime's prompt of .*model/chat_template\.jinja"
+    ):
         prepared(folder)
 
 
@@ -111,3 +115,15 @@ def test_a_template_that_drops_the_users_words_is_refused_with_its_file(
     ) as caught:
         prepared(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "llava", "qwen2.5-vl"])
+def test_the_reference_is_given_the_form_that_the_template_writes(
+    name: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """transformers alone would drop the words, and the runtime's prompt would be called wrong."""
+    folder = shutil.copytree(tiny_checkpoint(name), tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(LLAVA)
+    family = family_for(open_checkpoint(str(folder), weights=False))
+    found = family.reference_prompt(None, [{"role": "user", "content": "the red cup"}])
+    assert "the red cup" in family.checkpoint.tokenizer.decode(found.input_ids)
