@@ -166,23 +166,31 @@ def test_a_folder_that_machines_do_not_share_is_refused(tmp_path: Path):
         check_shared(tmp_path / "elsewhere", "lock")
 
 
-def test_every_process_and_step_draws_numbers_of_its_own(tmp_path: Path):
+def test_every_process_and_step_draws_numbers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whatever was drawn before, so that a run that is continued draws what it would have drawn."""
     target = make_target("llama", tmp_path / "model")
     records = load_records(str(make_jsonl(tmp_path / "data.jsonl", 4, images=False)))
     own, loop = options(2, steps=4, batch_size=2)
     source = source_for(target, records, own)
+    drawn: dict[tuple[int, ...], float] = {}
+    place: tuple[int, ...] = ()
+
+    def draw(indices: list[int]) -> list[int]:
+        drawn[place] = torch.rand(()).item()
+        return []  # nothing to learn from
+
+    monkeypatch.setattr(source, "rows", draw)
+    optimizer = SimpleNamespace(param_groups=[])
     made = Trainer(partial(objective_for, own), loop, target, source, source, "data", tmp_path / "out")
-    real, drawn = made.accelerator, {}
     for count in (2, 1):
         for rank in range(count):
-            made.accelerator = SimpleNamespace(num_processes=count, process_index=rank)  # type: ignore[assignment]
+            given: Any = SimpleNamespace(num_processes=count, process_index=rank, device="cpu")
+            made.accelerator = given
             for made.step in (0, 1):
                 for state in (1, 2):
+                    place = count, rank, made.step, state
                     torch.manual_seed(state)
-                    made._draw_apart()
-                    drawn[count, rank, made.step, state] = torch.rand(()).item()
-    made.accelerator = real
+                    made._one_step(optimizer)
     two = {key: value for key, value in drawn.items() if key[0] == 2}
     assert len(set(two.values())) == 4 and all(two[2, r, s, 1] == two[2, r, s, 2] for _, r, s, _ in two)
     assert drawn[1, 0, 0, 1] == drawn[1, 0, 1, 1] != drawn[1, 0, 0, 2], (
