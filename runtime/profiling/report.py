@@ -110,9 +110,10 @@ def measured(manifest: Manifest, table: CostTable, longest: Mapping[str, int]) -
     for entry in stored_acceptance(manifest):
         seen, draft = entry.observed, entry.draft
         if draft in table.drafts and seen.is_chain and sum(seen.evaluated):
-            length, speedup = best_length(table, draft, seen.alpha, longest[draft])
+            alpha = sum(seen.accepted) / sum(seen.evaluated)
+            length, speedup = best_length(table, draft, alpha, longest[draft])
             found[draft] = {
-                "acceptance": seen.alpha, "draft_length": length, "speedup": speedup,
+                "acceptance": alpha, "draft_length": length, "speedup": speedup,
                 "tokens_per_second": speedup / table.token_seconds(), "data": entry.data,
             }  # fmt: skip
     return dict(sorted(found.items()))
