@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 Work = TypeVar("Work")
 
+TURN = 0.1
+"""Seconds after which the main thread looks whether a signal has come: one that another thread was given wakes nobody."""
+
 
 def interruptible(work: Callable[[threading.Event], Work]) -> Work:
     """Calls `work(stop)` in a thread of its own and returns what it returns, or raises what it raises.
@@ -32,8 +35,10 @@ def interruptible(work: Callable[[threading.Event], Work]) -> Work:
             done.set_exception(error)
 
     thread = threading.Thread(target=run, name="tensorrt")
-    thread.start()
     try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(TURN)
         return done.result()
     except KeyboardInterrupt:
         if thread.is_alive():
