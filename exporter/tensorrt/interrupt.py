@@ -25,7 +25,7 @@ def interruptible(work: Callable[[threading.Event], Work]) -> Work:
     KeyboardInterrupt sets `stop`, waits until `work` has seen it, however often it is repeated, and is raised then: nothing
     of `work` goes on behind this call.
     """
-    stop = threading.Event()
+    stop, over = threading.Event(), threading.Event()
     done: Future[Work] = Future()
 
     def run() -> None:
@@ -33,23 +33,25 @@ def interruptible(work: Callable[[threading.Event], Work]) -> Work:
             done.set_result(work(stop))
         except BaseException as error:
             done.set_exception(error)
+        finally:
+            over.set()
 
     thread = threading.Thread(target=run, name="tensorrt")
     try:
         thread.start()
-        while thread.is_alive():
-            thread.join(TURN)
+        while not over.wait(TURN):  # not `join`, which takes a thread for ended when it is interrupted
+            pass
         return done.result()
     except KeyboardInterrupt:
-        if thread.is_alive():
+        if not over.is_set():
             # Not logged: while TensorRT works, a handler's stream may be what `builder` collects.
             sys.stderr.write("\nStopping: TensorRT ends the step that it is at.\n")
         raise
     finally:
         stop.set()
-        while thread.is_alive():
+        while thread.ident is not None and not over.is_set():
             with contextlib.suppress(KeyboardInterrupt):
-                thread.join()
+                over.wait(TURN)
 
 
 def check(stop: threading.Event) -> None:

@@ -124,8 +124,8 @@ def test_each_item_of_a_stage_is_a_line(
 ) -> None:
     seconds = iter(range(0, 100, 7))
     monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    with caplog.at_level(logging.INFO, progress.log.name), progress.shown(False) as tell:
-        assert tell is not None
+    with caplog.at_level(logging.INFO, progress.log.name):
+        tell = next(progress._lines())
         tell("graphs", 0, 2)
         tell("graphs", 2, 2)
         for done, name in enumerate(("commit", "mask", "")):

@@ -99,6 +99,8 @@ def test_a_model_is_planned_as_its_bundle_is(
     built = json.loads(capsys.readouterr().out)
     assert main(["fit", str(model), "--draft-layer", "1", "--target", "rtx-4090", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
+    longest = [each["devices"][0].pop("longest") for each in (built, planned)]
+    assert longest[0] <= longest[1], "a bundle has the length that it was built with"
     assert planned == built and not any(tmp_path.iterdir())
     assert main(["fit", str(bundle)]) == 0
     shown = capsys.readouterr().out
