@@ -366,13 +366,13 @@ def evaluate(
     need_extra("train", "`vlmexport eval`")
     run_alone("vlmexport eval")
     use_large_pages()
-    from .early import check_evaluation
-
-    check_evaluation(model, data, draft or [], task, bundle)
     if plot is not None:
         if not draft:
             raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
         check_plot(plot)
+    from .early import check_evaluation
+
+    check_evaluation(model, data, draft or [], task, bundle)
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
     from .evaluation.speed import Machine

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import ExportError as ExportError
     from .errors import ImageError as ImageError
     from .errors import InputError as InputError
+    from .errors import LostProcessError as LostProcessError
     from .errors import NumericsError as NumericsError
     from .errors import OptionError as OptionError
     from .errors import PromptError as PromptError
@@ -62,6 +63,7 @@ _HOMES = {
             "ExportError",
             "ImageError",
             "InputError",
+            "LostProcessError",
             "NumericsError",
             "OptionError",
             "PromptError",

@@ -63,7 +63,7 @@ def test_more_and_less_on_stderr_and_the_same_on_stdout(
             "pass times: assumed",
             "time: .* to the first token, .*vision .* verify ",
             r"cycles: \d+; drafted \d+ tokens",
-            r"12 tokens, .*; tau ",
+            r"12 tokens, .*; 1\.0 tokens per pass, 0 % of drafted accepted; draft imitation@1",
         ):
             assert sum(re.search(f"s  {what}", line) is not None for line in lines) == 1, (what, shown.err)
 

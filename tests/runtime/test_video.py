@@ -127,7 +127,8 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (playlist, "cannot be read as a video"),
         (tmp_path / "empty", "no picture files"),
         ([], "has no frames"),
-        (7, "a video is a file, a folder"),
+        (7, "is a camera or a stream"),
+        (7.5, "a video is a file, a folder"),
     ):
         with pytest.raises(ImageError, match=message):
             open_video(Video(source, fps=4))

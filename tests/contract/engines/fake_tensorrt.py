@@ -90,6 +90,7 @@ def library(cuda: FakeCuda, version: str = VERSION, runs: Runs = ByOnnxRuntime) 
         __version__=version,
         ILogger=Logger,
         IKVCacheUpdateLayer=object,
+        IProgressMonitor=ProgressMonitor,
         NetworkDefinitionCreationFlag=Flag,
         BuilderFlag=Flag,
         ExecutionContextAllocationStrategy=Strategy,
@@ -153,10 +154,18 @@ class Parser:
         return True
 
 
+class ProgressMonitor:
+    """What a build asks after each step whether it is to go on."""
+
+    def step_complete(self, phase: str, step: int) -> bool:
+        return True
+
+
 class Config:
     def __init__(self) -> None:
         self.flags = {Flag.TF32}
         self.profiles: list[dict[str, Any]] = []
+        self.progress_monitor = ProgressMonitor()
 
     def set_flag(self, flag: Flag) -> None:
         self.flags.add(flag)
@@ -190,7 +199,9 @@ class Builder:
     def create_optimization_profile(self) -> Profile:
         return Profile()
 
-    def build_serialized_network(self, network: Network, config: Config) -> bytes:
+    def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
+        if not config.progress_monitor.step_complete("build", 0):
+            return None
         updates = {
             node.output[0]: node.input[0]
             for node in network.model.graph.node
