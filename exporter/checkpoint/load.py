@@ -185,7 +185,22 @@ class Checkpoint:
                 self.folder, local_files_only=True, trust_remote_code=False, backend="pil"
             )
         except Exception as error:  # damaged files fail in many ways
-            raise ExportError(f"no processor can be read from {self.folder}: {first_line(error)}") from error
+            unknown = self._unknown_image_processor()
+            raise ExportError(
+                unknown or f"no processor can be read from {self.folder}: {first_line(error)}"
+            ) from error
+
+    def _unknown_image_processor(self) -> str | None:
+        """The line that refuses a class that transformers does not know, or knows no more; None for any other."""
+        from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+
+        name = self.image_settings.get("image_processor_type")
+        if not isinstance(name, str) or get_image_processor_class_from_name(name) is not None:
+            return None
+        return (
+            f"{self.folder}: transformers {transformers.__version__} has no image_processor_type {name!r:.80}; take "
+            "preprocessor_config.json from the checkpoint's current release"
+        )
 
     @functools.cached_property
     def processor_template(self) -> Any:

@@ -112,6 +112,12 @@ class ReferencePrompt:
     video_steps: tuple[int, ...] = ()
 
 
+def processor_surrounds(tokenizer: Any, rendered: str) -> bool:
+    """Whether transformers' processors put the tokenizer's special tokens around what a chat template has written: unless
+    that begins with the first (`ProcessorMixin.apply_chat_template`). Tokenizers alone never do."""
+    return not (tokenizer.bos_token and rendered.startswith(tokenizer.bos_token))
+
+
 class Family:
     """A model family over one checkpoint: `language`, perhaps `vision`, and the layout of a prompt.
 

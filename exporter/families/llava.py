@@ -11,7 +11,7 @@ from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
 from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .base import Family, ReferencePrompt, processor_surrounds
 from .languages.llama import LlamaLanguage
 from .vision.clip import ClipVision
 
@@ -57,7 +57,7 @@ class LlavaFamily(Family):
             text = processor.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True
             )
-        special = isinstance(turns, str)
+        special = isinstance(turns, str) or processor_surrounds(processor.tokenizer, text)
         made = processor(images=images or None, text=text, return_tensors="pt", add_special_tokens=special)
         ids = tuple(made["input_ids"][0].tolist())
         if not ids:

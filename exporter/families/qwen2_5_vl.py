@@ -16,7 +16,7 @@ from ...runtime.families.qwen2_5_vl import Seen, written
 from ...runtime.images.video import Video
 from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
-from .base import Family, Parts, ReferencePrompt
+from .base import Family, Parts, ReferencePrompt, processor_surrounds
 from .languages import language_for
 from .vision.qwen2_5 import Qwen2_5Vision
 
@@ -68,7 +68,7 @@ class Qwen2_5_VLFamily(Family):
             text = tokenizer.apply_chat_template(
                 turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
             )
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = tokenizer(text, add_special_tokens=processor_surrounds(tokenizer, text))["input_ids"]
         else:
             ids = tokenizer(turns)["input_ids"]
         if not ids:

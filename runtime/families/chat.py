@@ -29,16 +29,21 @@ Media = Mapping[str, Medium]
 """Type of a message's part ("image", "video") → what it is."""
 
 
-def chat_ids(bundle: Source, template: str, messages: list[dict[str, Any]]) -> np.ndarray:
-    """int64 [n]: the template's text with the turn of the answer opened. It writes every special token itself.
+def chat_ids(
+    bundle: Source, template: str, messages: list[dict[str, Any]], *, processor: bool = False
+) -> np.ndarray:
+    """int64 [n]: the template's text with the turn of the answer opened.
 
+    A tokenizer leaves every special token to the template. A `processor` puts those of its tokenizer around the text
+    (`<s>` of LLaVA), unless the template has begun with the first; as transformers' `apply_chat_template` of either.
     Raises `BundleError` for a broken template, `PromptError` for messages that it refuses or of which it drops a part.
     """
     special = special_tokens(bundle)
     turns = readable(template, messages, special)
     rendered = render_chat(template, turns, special)
     check_written(rendered, turns)
-    return bundle.tokenizer.encode(as_text(rendered), add_special_tokens=False)
+    begun = rendered.startswith(special["bos_token"]) if special.get("bos_token") else False
+    return bundle.tokenizer.encode(as_text(rendered), add_special_tokens=processor and not begun)
 
 
 def special_tokens(bundle: Source) -> dict[str, str]:
@@ -72,7 +77,7 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
     if isinstance(turns, str):
         ids = tokenizer.encode(as_text(turns))
     else:
-        ids = chat_ids(bundle, text.chat_template or "", turns)
+        ids = chat_ids(bundle, text.chat_template or "", turns, processor=True)
     for kind, medium in media.items():
         token, count = tokenizer.id(medium.mark), list(given).count(kind)
         if token is None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers.processors import TemplateProcessing
 from vlmexport.exporter.build import prepare as prepare_module
 from vlmexport.exporter.build.checks import Sample
 from vlmexport.exporter.build.request import BuildRequest
@@ -97,6 +99,28 @@ def test_a_picture_stands_in_conversations_and_text_becomes_a_part(
     sample = Sample(found.manifest, Tokenizer(core_tokenizer(found.checkpoint)))
     ids = get_family("llava").prepare(sample, None, [{"role": "user", "content": "the red cup"}]).token_ids
     assert sample.tokenizer.decode(ids).split() == ["USER:", "the", "red", "cup", "ASSISTANT:"]
+
+
+@pytest.mark.parametrize("begun", ["", "{{ bos_token }}"])
+def test_a_processor_puts_its_tokenizers_first_token_before_a_text_without_it(
+    begun: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint("llava"), tmp_path / "model")
+    core = Tokenizers.from_file(str(folder / "tokenizer.json"))
+    first = core.token_to_id("<|im_start|>")
+    core.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", first)]
+    )
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(begun + LLAVA)
+    found = prepared(folder)
+    sample = Sample(found.manifest, Tokenizer(core_tokenizer(found.checkpoint)))
+    messages = [{"role": "user", "content": [{"type": "text", "text": "the red cup"}]}]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    wanted = found.checkpoint.processor.apply_chat_template(messages, **options)["input_ids"]
+    ids = get_family("llava").prepare(sample, None, messages).token_ids.tolist()
+    assert [ids] == wanted
+    assert ids[0] == first and first not in ids[1:]
 
 
 @pytest.mark.parametrize("holder", ["chat_template.jinja", "tokenizer_config.json"])
