@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def _fill_llama(
             norm.weight.data.normal_(1.0, 0.1, generator=generator)
     head = _head(config.vocab_size, config.hidden_size, silent, generator)
     head[0] *= 1.8  # chosen often: padding with id 0 must then show
-    if config.tie_word_embeddings:
+    if model.lm_head.weight is body.embed_tokens.weight:
         with torch.no_grad():
             body.embed_tokens.weight.copy_(head)
         # The row of the current token scores itself: without a final norm that turns signs it would repeat for ever.
@@ -230,6 +231,81 @@ def _fill_vision(model: Blip2ForConditionalGeneration, generator: torch.Generato
     _normal(model.vision_model.embeddings.class_embedding, 0.3, generator)
     patches = model.vision_model.embeddings.patch_embedding
     _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+
+
+def _fill_biases(language: torch.nn.Module, generator: torch.Generator) -> None:
+    """Biases of queries, keys and values that show when they are left out."""
+    for name, value in language.named_parameters():
+        if name.endswith("proj.bias"):
+            _normal(value, 0.5, generator)
+
+
+def _fill_llava(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    """A LLaVA, 1.5 or 1.6: tower, projector, the row behind every line, language model."""
+    tower = model.model.vision_tower
+    _scale_linears(tower, {}, generator)
+    _scale_linears(model.model.multi_modal_projector, {"linear_1": 1.0, "linear_2": 1.0}, generator)
+    _fill_norms(tower, generator)
+    _normal(tower.embeddings.class_embedding, 0.3, generator)
+    _normal(tower.embeddings.position_embedding.weight, 0.3, generator)
+    patches = tower.embeddings.patch_embedding
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    if hasattr(model.model, "image_newline"):
+        _normal(model.model.image_newline, 1.0, generator)
+    _fill_llama(model, silent, generator)
+
+
+def _fill_qwen2_5_vl(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    tower = model.model.visual
+    _scale_linears(tower, {"qkv": 1.6}, generator)
+    patches = tower.patch_embed.proj
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    for name, value in tower.named_parameters():
+        if "norm" in name or "ln_q" in name:
+            value.data.normal_(1.0, 0.1, generator=generator)
+    _fill_qwen2(model, silent, generator)
+
+
+def _fill_qwen2(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _fill_llama(model, silent, generator)
+    _fill_biases(getattr(model.model, "language_model", model), generator)
+
+
+def _fill_vit_gpt2(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _scale_linears(model.encoder, {}, generator)
+    _fill_norms(model.encoder, generator)
+    embeddings = model.encoder.embeddings
+    _normal(embeddings.position_embeddings, 0.3, generator)
+    _normal(embeddings.cls_token, 0.3, generator)
+    patches = embeddings.patch_embeddings.projection
+    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
+    if hasattr(model, "enc_to_dec_proj"):
+        _scale_linears(model, {"enc_to_dec_proj": 1.0}, generator)
+    _fill_gpt2(model.decoder, silent, generator)
+
+
+def _fill_blip2(model: Any, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    _fill_vision(model, generator)
+    fill(model.language_model, silent, generator)
+
+
+FILLS: dict[Any, Callable[[Any, tuple[int, ...], torch.Generator], None]] = {
+    T5ForConditionalGeneration: _fill_t5,
+    OPTForCausalLM: _fill_opt,
+    LlamaForCausalLM: _fill_llama,
+    Qwen2ForCausalLM: _fill_qwen2,
+    LlavaForConditionalGeneration: _fill_llava,
+    LlavaNextForConditionalGeneration: _fill_llava,
+    Qwen2_5_VLForConditionalGeneration: _fill_qwen2_5_vl,
+    VisionEncoderDecoderModel: _fill_vit_gpt2,
+    Blip2ForConditionalGeneration: _fill_blip2,
+}
+"""Class of a model → what draws its weights."""
+
+
+def fill(model: PreTrainedModel, silent: tuple[int, ...], generator: torch.Generator) -> None:
+    """Draws the weights of a model of `FILLS`, whose greedy output then varies; `silent` tokens always get logit 0."""
+    FILLS[type(model)](model, silent, generator)
 
 
 # --- tokenizers ---
@@ -323,7 +399,7 @@ def t5(seed: int = 5, **changes: Any) -> tuple[T5ForConditionalGeneration, T5Tok
     """A text-only T5 and its tokenizer."""
     tokenizer = t5_tokenizer()
     model = T5ForConditionalGeneration(t5_config(len(tokenizer), **changes)).eval()
-    _fill_t5(model, (0, 1), torch.Generator().manual_seed(seed))
+    fill(model, (0, 1), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -346,7 +422,7 @@ def llama(
     tokenizer = llama_tokenizer()
     config = llama_config(tokenizer, tied=tied, **changes)
     model = LlamaForCausalLM(config).eval()
-    _fill_llama(model, (config.bos_token_id, config.eos_token_id), torch.Generator().manual_seed(seed))
+    fill(model, (config.bos_token_id, config.eos_token_id), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -363,17 +439,8 @@ def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedT
         "bos_token_id": None, "eos_token_id": end, "pad_token_id": end + 1,
     } | changes  # fmt: skip
     model = Qwen2ForCausalLM(Qwen2Config(**options)).eval()
-    generator = torch.Generator().manual_seed(seed)
-    _fill_llama(model, (end - 1, end, end + 1), generator)
-    _fill_biases(model, generator)
+    fill(model, (end - 1, end, end + 1), torch.Generator().manual_seed(seed))
     return model, tokenizer
-
-
-def _fill_biases(language: torch.nn.Module, generator: torch.Generator) -> None:
-    """Biases of queries, keys and values that show when they are left out."""
-    for name, value in language.named_parameters():
-        if name.endswith("proj.bias"):
-            _normal(value, 0.5, generator)
 
 
 def qwen2_5_vl(
@@ -405,16 +472,7 @@ def qwen2_5_vl(
         vision_end_token_id=ids["<|vision_end|>"],
     )  # fmt: skip
     model = Qwen2_5_VLForConditionalGeneration(config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    tower = model.model.visual
-    _scale_linears(tower, {"qkv": 1.6}, generator)
-    patches = tower.patch_embed.proj
-    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
-    for name, value in tower.named_parameters():
-        if "norm" in name or "ln_q" in name:
-            value.data.normal_(1.0, 0.1, generator=generator)
-    _fill_llama(model, (end - 1, end, end + 1, *ids.values()), generator)
-    _fill_biases(model.model.language_model, generator)
+    fill(model, (end - 1, end, end + 1, *ids.values()), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -455,18 +513,8 @@ def _llava(
         projector_hidden_act=activation, tie_word_embeddings=tied, **own,
     )  # fmt: skip
     model = kind(config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    tower = model.model.vision_tower
-    _scale_linears(tower, {}, generator)
-    _scale_linears(model.model.multi_modal_projector, {"linear_1": 1.0, "linear_2": 1.0}, generator)
-    _fill_norms(tower, generator)
-    _normal(tower.embeddings.class_embedding, 0.3, generator)
-    _normal(tower.embeddings.position_embedding.weight, 0.3, generator)
-    patches = tower.embeddings.patch_embedding
-    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
-    if hasattr(model.model, "image_newline"):
-        _normal(model.model.image_newline, 1.0, generator)
-    _fill_llama(model, (text.bos_token_id, text.eos_token_id, len(core) - 1), generator)
+    silent = (text.bos_token_id, text.eos_token_id, len(core) - 1)
+    fill(model, silent, torch.Generator().manual_seed(seed))
     return model, core
 
 
@@ -514,9 +562,7 @@ def blip2_t5(
         t5_config(len(tokenizer), **text_changes), tokenizer, image_side, queries, vision_layers, qformer_layers,
         vision_width, qformer_width,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    _fill_vision(model, generator)
-    _fill_t5(model.language_model, (0, 1), generator)
+    fill(model, (0, 1), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -530,10 +576,8 @@ def blip2_opt(
     model = _blip2(
         text, tokenizer, image_side, queries, vision_layers, qformer_layers, vision_width, qformer_width
     )
-    generator = torch.Generator().manual_seed(seed)
-    _fill_vision(model, generator)
     silent = (text.eos_token_id, text.bos_token_id, text.pad_token_id, model.config.image_token_index)
-    _fill_opt(model.language_model, silent, generator)
+    fill(model, silent, torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -557,17 +601,7 @@ def vit_gpt2(
         vision, GPT2Config(**options), decoder_start_token_id=end, eos_token_id=end, pad_token_id=end
     )
     model = VisionEncoderDecoderModel(config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    _scale_linears(model.encoder, {}, generator)
-    _fill_norms(model.encoder, generator)
-    embeddings = model.encoder.embeddings
-    _normal(embeddings.position_embeddings, 0.3, generator)
-    _normal(embeddings.cls_token, 0.3, generator)
-    patches = embeddings.patch_embeddings.projection
-    _normal(patches.weight, patches.weight[0].numel() ** -0.5, generator)
-    if hasattr(model, "enc_to_dec_proj"):
-        _scale_linears(model, {"enc_to_dec_proj": 1.0}, generator)
-    _fill_gpt2(model.decoder, (end,), generator)
+    fill(model, (end,), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
