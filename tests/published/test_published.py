@@ -1,0 +1,81 @@
+"""Every layout of the library: built and token-equal to transformers loaded from the same folder, or refused by name.
+
+The layouts are as published; the weights are random and small.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from answers import Request, Transformers, messages
+from folders import write
+from layouts import Layout, layouts
+from own_generation import difference
+from PIL import Image
+from table import DOCUMENT, written
+from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.build.prepare import prepare
+from vlmexport.runtime import Session
+from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.images.synthetic import synthetic_image
+
+TOKENS = 12
+WORDS = ("what is on the table?", "a red cup and a small box", "where is it?")
+
+
+def _cases() -> list[object]:
+    return [
+        pytest.param(layout, id=layout.name, marks=pytest.mark.slow if layout.slow else ())
+        for layout in layouts()
+        if layout.draft is None
+    ]
+
+
+@pytest.mark.parametrize("layout", _cases())
+def test_a_published_layout_builds_or_is_refused_by_name(layout: Layout, tmp_path: Path) -> None:
+    folder = write(layout, tmp_path / "model")
+    bundle = tmp_path / "bundle"
+    request = BuildRequest(model=str(folder), output=bundle, draft_layer=1, precision="float32")
+    if layout.refused is not None:
+        with pytest.raises(VlmexportError) as raised:
+            prepare(request, write=False)
+        line = str(raised.value)
+        assert layout.refused in line
+        assert "\n" not in line
+        return
+    prepare(request, write=False)
+    build_bundle(request)
+    own = Transformers(folder)
+    with Session.load(bundle) as session:
+        assert session.bundle.manifest.model.family == layout.family
+        for asked in requests(own):
+            found = session.generate(
+                images=list(asked.pictures) or None, prompt=asked.prompt or None, max_new_tokens=TOKENS,
+                draft="early-exit", draft_length=2,
+            )  # fmt: skip
+            assert difference(own.model, own.inputs(asked), found.tokens, TOKENS) is None, asked.prompt
+
+
+def requests(own: Transformers) -> list[Request]:
+    """What this model can be asked: about a picture of an odd size, in text alone, in a conversation."""
+    sees, kind = own.processor is not None, own.config.model_type
+    pictures = (Image.fromarray(synthetic_image(61, 97)),) if sees else ()
+    if kind == "vision-encoder-decoder":
+        return [Request(pictures), Request(pictures, "a red cup")]
+    if kind == "blip-2":
+        return [Request(pictures, WORDS[0]), Request(pictures, WORDS[1])]
+    found = [Request((), WORDS[1])]
+    if own.chat_template is None:
+        if sees:
+            found.append(Request(pictures, f"<image>\n{WORDS[0]}"))
+        return found
+    found = [Request((), messages(WORDS[1:2], parts=sees))]
+    found.append(Request(pictures, messages(WORDS[:1], len(pictures), parts=sees)))
+    found.append(Request(pictures, messages(WORDS, len(pictures), parts=sees)))
+    return found
+
+
+def test_the_document_names_what_the_library_holds() -> None:
+    text = DOCUMENT.read_text("utf-8")
+    assert written(text) == text, "python tests/published/table.py"
