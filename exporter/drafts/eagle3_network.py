@@ -33,8 +33,8 @@ class Eagle3Config(EagleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fc_bias or self.head == "shared":
-            raise OptionError("EAGLE-3: its linear layer has no bias, and its LM head is its own or trimmed")
+        if self.fc_bias or self.qkv_bias or self.head == "shared":
+            raise OptionError("EAGLE-3: its matrices have no biases, and its LM head is its own or trimmed")
         if type(self.norm_before_residual) is not bool:
             raise OptionError(
                 f"EAGLE-3: norm_before_residual {self.norm_before_residual!r:.40} is neither true nor false"

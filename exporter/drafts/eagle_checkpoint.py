@@ -1,7 +1,8 @@
 """EAGLE-1 and EAGLE-2 checkpoints as they are published (github.com/SafeAILab/EAGLE): `config.json` of a Llama with one
 layer, and `model.safetensors` or `pytorch_model.bin`.
 
-Keys are `fc.weight [E, 2E]` (with `fc.bias`), `layers.0.self_attn.{q,k,v,o}_proj.weight`,
+Keys are `fc.weight [E, 2E]` (with `fc.bias`), `layers.0.self_attn.{q,k,v,o}_proj.weight` (queries, keys and values of a
+draft for Qwen2 with `.bias`),
 `layers.0.mlp.{gate,up,down}_proj.weight` and `layers.0.post_attention_layernorm.weight`, sometimes below `model.`; there is
 no norm before attention or at the end, and no LM head: it is the target's. `embed_tokens.weight [V, E]` is a copy of the
 target's table, which is read in its place. `config.json` has the target's V; it says nothing else of the target.
@@ -86,6 +87,12 @@ def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Te
     if joined is None or joined.dim() != 2:
         raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of {what}")
     config = layer_shape(
-        folder / CONFIG, document, tensors, "layers.0.", EagleConfig, fc_bias="fc.bias" in tensors
+        folder / CONFIG,
+        document,
+        tensors,
+        "layers.0.",
+        EagleConfig,
+        fc_bias="fc.bias" in tensors,
+        qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
     )
     return path, config, tensors

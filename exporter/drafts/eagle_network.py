@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,10 @@ class EagleConfig:
     fc_bias: bool = True
     head: str = "shared"
     trimmed: int | None = None
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases, as those of the draft published for Qwen2 have."""
+    added: ClassVar[tuple[str, ...]] = ("qkv_bias",)
+    """See `described`."""
 
     def __post_init__(self) -> None:
         check_width("EAGLE", self.hidden_size)
@@ -63,8 +68,9 @@ class EagleConfig:
             value = getattr(self, name)
             if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
                 raise OptionError(f"EAGLE: {name} {value!r:.40} is not a number above 0")
-        if type(self.fc_bias) is not bool:
-            raise OptionError(f"EAGLE: fc_bias {self.fc_bias!r:.40} is neither true nor false")
+        for name in ("fc_bias", "qkv_bias"):
+            if type(getattr(self, name)) is not bool:
+                raise OptionError(f"EAGLE: {name} {getattr(self, name)!r:.40} is neither true nor false")
         if self.head not in HEADS:
             raise OptionError(f"unknown --head {self.head!r:.40}; choose one of {', '.join(HEADS)}")
         if (self.head == "trimmed") != (self.trimmed is not None):
@@ -106,10 +112,12 @@ class EagleNetwork(nn.Module):
                 head_dim=config.head_dim,
                 rms_norm_eps=config.norm_eps,
                 num_hidden_layers=1,
+                attention_bias=config.qkv_bias,
             ),
             0,
         )
         layer.self_attn.config._attn_implementation = "sdpa"
+        layer.self_attn.o_proj.register_parameter("bias", None)  # a Llama with biases has one here, too
         layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
         self.layers = nn.ModuleList([layer])
         if config.head != "shared":

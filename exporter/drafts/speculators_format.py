@@ -116,12 +116,17 @@ def document(kind: str, layer: EagleConfig, verifier: Verifier) -> dict[str, Any
 
 
 def eagle_checkpoint(network: EagleNetwork, verifier: Verifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(`config.json`, tensors) of a layer as the type `eagle`. ExportError for one with an LM head of its own."""
+    """(`config.json`, tensors) of a layer as the type `eagle`. ExportError for one that has what the
+    type has no place for: an LM head of its own, biases of queries, keys and values."""
     config = network.config
     if config.head != "shared":
         raise ExportError(
             f"the type 'eagle' of speculators has no place for this draft's LM head ({config.head}), it takes the target's; "
             "train with --head shared"
+        )
+    if config.qkv_bias:
+        raise ExportError(
+            "the type 'eagle' of speculators has no place for biases of queries, keys and values alone, which this draft has"
         )
     found = document("eagle", config, verifier) | {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],

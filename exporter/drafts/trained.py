@@ -7,7 +7,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -197,8 +197,11 @@ def described(config: Any) -> dict[str, Any]:
     are left out where they have their default: drafts from before stay what they were."""
     added = set(getattr(config, "added", ()))
     defaults = {one.name: one.default for one in fields(config) if one.name in added}
+    found = {one.name: getattr(config, one.name) for one in fields(config)}
     return {
-        name: value for name, value in asdict(config).items() if name not in added or value != defaults[name]
+        name: described(value) if is_dataclass(value) else value
+        for name, value in found.items()
+        if name not in added or value != defaults[name]
     }
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle import EagleDraft
+from vlmexport.exporter.drafts.trained import described
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.session import Session
 
@@ -33,7 +34,7 @@ CONFIG = {
 
 
 def published(
-    folder: Path, *, bias: bool = True, prefix: str = "", safe: bool = False, **config: Any
+    folder: Path, *, bias: bool = True, qkv: bool = False, prefix: str = "", safe: bool = False, **config: Any
 ) -> dict[str, torch.Tensor]:
     """Writes a checkpoint and returns its tensors."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,6 +52,9 @@ def published(
         "layers.0.mlp.down_proj.weight": (WIDTH, INNER),
         "layers.0.post_attention_layernorm.weight": (WIDTH,),
     } | ({"fc.bias": (WIDTH,)} if bias else {})
+    if qkv:
+        sizes = {"q": WIDTH, "k": keys, "v": keys}
+        shapes |= {f"layers.0.self_attn.{each}_proj.bias": (size,) for each, size in sizes.items()}
     tensors = {
         f"{prefix}{name}": (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).half()
         for name, shape in shapes.items()
@@ -72,7 +76,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", [{}, {"bias": False, "safe": True, "prefix": "model."}])
+@pytest.mark.parametrize("form", [{}, {"bias": False, "safe": True, "prefix": "model."}, {"qkv": True}])
 def test_a_published_checkpoint_becomes_a_draft(llama: Path, tmp_path: Path, form: dict[str, Any]) -> None:
     tensors = published(tmp_path / "layer", **form)
     draft = open_draft(tmp_path / "layer")
@@ -81,6 +85,10 @@ def test_a_published_checkpoint_becomes_a_draft(llama: Path, tmp_path: Path, for
     for name, value in tensors.items():
         name = name.removeprefix("model.")
         assert name == "embed_tokens.weight" or torch.equal(state[name], value.float())
+    draft.save(tmp_path / "own")
+    again = open_draft(tmp_path / "own")
+    assert isinstance(again, EagleDraft) and again.fingerprint == draft.fingerprint
+    assert ("qkv_bias" in described(draft.network.config)) == form.get("qkv", False)
     request = BuildRequest(
         model=str(llama), output=tmp_path / "bundle", drafts=[str(tmp_path / "layer")], max_length=64
     )

@@ -143,6 +143,9 @@ def test_drafts_that_the_format_cannot_hold_are_named(llama: Path, tmp_path: Pat
     layer(llama, tmp_path / "own", head="own")
     with pytest.raises(ExportError, match=r"no place for this draft's LM head \(own\).*--head shared"):
         export_draft(tmp_path / "own", tmp_path / "out", "speculators")
+    layer(llama, tmp_path / "biased", qkv_bias=True)
+    with pytest.raises(ExportError, match="no place for biases of queries, keys and values"):
+        export_draft(tmp_path / "biased", tmp_path / "out", "speculators")
     bundled = (
         Path(open_checkpoint("tiny-blip2-flant5").folder).parent / "drafts" / "tiny-blip2-flant5" / "medusa"
     )

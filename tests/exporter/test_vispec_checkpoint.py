@@ -16,6 +16,7 @@ from test_eagle_checkpoint import published as layer
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle import EagleDraft
+from vlmexport.exporter.drafts.trained import described
 from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig
 from vlmexport.runtime.errors import ExportError, OptionError
@@ -30,7 +31,7 @@ def published(
     **changes: tuple[int, ...] | None,
 ) -> dict[str, torch.Tensor]:
     """Writes a checkpoint, tensors of it with other shapes or left out, and returns its tensors."""
-    tensors = layer(folder, bias=True)
+    tensors = layer(folder, bias=True, qkv=bias)  # their code asks one field, `qkv_bias`, for both
     shapes: dict[str, Any] = {
         "imadpt.q": (queries, HEADS, WIDTH // HEADS),
         "imadpt.k_proj.weight": (WIDTH, WIDTH),
@@ -59,6 +60,7 @@ def test_a_published_vispec_checkpoint_becomes_a_draft(tmp_path: Path, form: dic
     config = draft.network.config
     assert (config.queries, config.adaptor_bias) == (form.get("queries", 2), form.get("bias", False))
     assert config.layer.rope_theta == 500000.0 and config.adaptor_heads == HEADS
+    assert config.layer.qkv_bias == ("qkv_bias" in described(config)["layer"]) == form.get("bias", False)
     state = draft.network.state_dict()
     assert len(state) == len(tensors) - 1  # the copy of the target's table is left out
     for name, value in tensors.items():
