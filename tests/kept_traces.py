@@ -29,6 +29,18 @@ _kept: dict[Any, Template] = {}
 _anew = False
 
 
+UNREAD = frozenset(
+    (
+        "_name_or_path", "architectures", "auto_map", "bos_token_id", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
+        "initializer_factor", "initializer_range", "label2id", "max_position_embeddings", "max_window_layers", "n_positions",
+        "output_past", "pad_token_id", "pretraining_tp", "problem_type", "sep_token_id", "task_specific_params",
+        "tie_word_embeddings", "transformers_version", "use_cache", "vocab_size",
+    )
+)  # fmt: skip
+"""Fields of configurations that no layer reads: where a model lies, ids of tokens, how its weights were drawn. (Tables of
+tokens and positions, and the type of numbers, show in the signature of a module.)"""
+
+
 def install() -> None:
     """Let the exporter, in this process, look for a kept trace before it traces."""
     for name, module in list(sys.modules.items()):
@@ -86,6 +98,13 @@ def _functions(module: ModuleType) -> tuple[tuple[str, Any], ...]:
     return tuple((name, _code(value)) for name, value in found if isinstance(value, FunctionType | type))
 
 
+def _read(fields: Any) -> Any:
+    """A configuration, its parts and theirs, without what is `UNREAD`."""
+    if not isinstance(fields, dict):
+        return fields
+    return {name: _read(value) for name, value in fields.items() if name not in UNREAD}
+
+
 def _code(value: Any) -> Any:
     """Of a function that closes over nothing, its code: hooks may make it again and again."""
     return value.__code__ if isinstance(value, FunctionType) and not value.__closure__ else value
@@ -101,7 +120,7 @@ def _value(value: Any) -> Any:
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         return value.__code__, _value([*closed, *(value.__defaults__ or ())])
     if isinstance(value, PretrainedConfig):
-        return type(value), json.dumps(value.to_dict(), sort_keys=True, default=repr)
+        return type(value), json.dumps(_read(value.to_dict()), sort_keys=True, default=repr)
     if isinstance(value, Language):
         return type(value), type(value).run_layer, _value(value.config)
     raise NotComparable(type(value))

@@ -32,6 +32,10 @@ def test_what_is_equal_is_traced_once() -> None:
         assert made() is not made()
 
 
+def test_where_a_model_lies_and_its_tokens_decide_no_trace() -> None:
+    assert kept_key() == kept_key(name_or_path="/elsewhere", eos_token_id=7, vocab_size=50, dtype="float16")
+
+
 @pytest.mark.parametrize(
     "options",
     [
