@@ -7,8 +7,9 @@ and `layout.json`, which says what the files cannot (see `Layout`). No weights: 
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ class Layout:
     `kind` (see `vocabularies.KINDS`), `size` (published tokens, added ones included), `files` that hold it. `weights`:
     see `folders`; None where no class of transformers has them. `extends`: another folder whose files these are but for
     those here; `without`: files of it that are not. `refused`: the part of vlmexport's one line that names what it does not
-    take; None where it builds. `slow`: left to `make test-all`. `draft` and `target`: of heads, their kind and the folder
-    of the model that they draft for.
+    take; None where it builds. `needs`: a package that transformers reads its files with. `slow`: left to `make test-all`.
+    `draft` and `target`: of a draft, its kind and the folder of the model that it drafts for; `weights` is then described
+    in `drafts`.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Layout:
     refused: str | None = None
     unread: list[str] = field(default_factory=list)
     slow: bool = False
+    needs: str | None = None
     draft: str | None = None
     target: str | None = None
 
@@ -52,6 +55,17 @@ class Layout:
     def release(self) -> str | None:
         """Which of several forms of its files, where it has had several."""
         return next(iter(self.name.split("--")[2:]), None)
+
+    @property
+    def missing(self) -> str | None:
+        """The package that it `needs`, where that is not installed."""
+        return self.needs if self.needs and importlib.util.find_spec(self.needs) is None else None
+
+    @property
+    def converted(self) -> Layout:
+        """The same with a tokenizer.json, which whoever lacks the package that it `needs` has to give it."""
+        files = sorted({*self.tokenizer["files"], "tokenizer.json"})
+        return replace(self, tokenizer=self.tokenizer | {"files": files})
 
     @property
     def files(self) -> dict[str, Path]:
@@ -68,12 +82,16 @@ class Layout:
 
 
 def read(name: str) -> Layout:
-    """The layout in the folder `name`; what it does not say is as in the one that it extends."""
+    """The layout in the folder `name`; what it does not say is as in the one that it extends, or in a draft's target."""
     said = json.loads((CHECKPOINTS / name / OWN).read_text("utf-8"))
-    if (parent := said.get("extends")) is not None:
-        base = vars(read(parent))
-        inherited = ("family", "tokens", "tokenizer", "weights", "slow")
-        said = {key: base[key] for key in inherited} | said
+    inherited = {
+        "extends": ("family", "tokens", "tokenizer", "weights", "slow"),
+        "target": ("family", "tokens", "tokenizer"),
+    }
+    for relation, keys in inherited.items():
+        if (parent := said.get(relation)) is not None:
+            base = vars(read(parent))
+            said = {key: base[key] for key in keys} | said
     return Layout(name=name, **said)
 
 

@@ -40,9 +40,12 @@ def _kind(layout: Layout) -> str:
 def _named(found: list[Layout]) -> str:
     """Ids, each once, with the releases of its files where there are several."""
     releases: dict[str, list[str | None]] = {}
+    needs: dict[str, str] = {}
     for layout in found:
         releases.setdefault(layout.checkpoint, []).append(layout.release)
-    return ", ".join(f"`{name}`{_releases(of)}" for name, of in releases.items())
+        if layout.needs:
+            needs[layout.checkpoint] = f" (with {layout.needs}, or a tokenizer.json)"
+    return ", ".join(f"`{name}`{_releases(of)}{needs.get(name, '')}" for name, of in releases.items())
 
 
 def _releases(found: list[str | None]) -> str:

@@ -34,20 +34,17 @@ def _cases() -> list[object]:
 
 @pytest.mark.parametrize("layout", _cases())
 def test_a_published_layout_builds_or_is_refused_by_name(layout: Layout, tmp_path: Path) -> None:
-    folder = write(layout, tmp_path / "model")
-    bundle = tmp_path / "bundle"
-    request = BuildRequest(model=str(folder), output=bundle, draft_layer=1, precision="float32")
+    request = requested(layout, tmp_path)
+    if layout.missing is not None:
+        assert f"needs {layout.missing}: pip install {layout.missing}" in refusal(request)
+        request = requested(layout.converted, tmp_path / "converted")
     if layout.refused is not None:
-        with pytest.raises(VlmexportError) as raised:
-            prepare(request, write=False)
-        line = str(raised.value)
-        assert layout.refused in line
-        assert "\n" not in line
+        assert layout.refused in refusal(request)
         return
     prepare(request, write=False)
     build_bundle(request)
-    own = Transformers(folder)
-    with Session.load(bundle) as session:
+    own = Transformers(Path(request.model))
+    with Session.load(request.output) as session:
         assert session.bundle.manifest.model.family == layout.family
         for asked in requests(own):
             found = session.generate(
@@ -55,6 +52,21 @@ def test_a_published_layout_builds_or_is_refused_by_name(layout: Layout, tmp_pat
                 draft="early-exit", draft_length=2,
             )  # fmt: skip
             assert difference(own.model, own.inputs(asked), found.tokens, TOKENS) is None, asked.prompt
+
+
+def requested(layout: Layout, folder: Path) -> BuildRequest:
+    """A build of a layout's checkpoint, below `folder`."""
+    model = write(layout, folder / "model")
+    return BuildRequest(model=str(model), output=folder / "bundle", draft_layer=1, precision="float32")
+
+
+def refusal(request: BuildRequest) -> str:
+    """The line that a build ends with before it begins."""
+    with pytest.raises(VlmexportError) as raised:
+        prepare(request, write=False)
+    line = str(raised.value)
+    assert "\n" not in line
+    return line
 
 
 def requests(own: Transformers) -> list[Request]:

@@ -94,11 +94,20 @@ def t5(first: list[str]) -> Tokenizer:
     return core
 
 
+def smollm2(first: list[str]) -> Tokenizer:
+    """As GPT-2's, every digit by itself."""
+    core = gpt2(first)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return core
+
+
 KINDS: dict[str, Callable[[list[str]], Tokenizer]] = {
     "gpt2": gpt2,
     "qwen2": qwen2,
     "llama3": llama3,
     "llama": llama,
+    "smollm2": smollm2,
     "t5": t5,
 }
 """A layout's `tokenizer.kind` → its tokenizer without added tokens, given the tokens that come first."""
@@ -127,7 +136,7 @@ def tokenizer(described: dict[str, Any], tokens: dict[str, int], flags: dict[str
             single=around, pair=f"{around} {around.replace('$A', '$B')}:1",
             special_tokens=[(word, core.token_to_id(word)) for word in dict.fromkeys(named)],
         )  # fmt: skip
-        byte_level = described["kind"] in ("llama3", "qwen2", "gpt2")
+        byte_level = described["kind"] in ("llama3", "qwen2", "gpt2", "smollm2")
         steps = [processors.ByteLevel(trim_offsets=False), template] if byte_level else [template]
         core.post_processor = processors.Sequence(steps) if byte_level else template
     return core
