@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "fuzz"))
+sys.path[:0] = [str(TESTS), str(TESTS / "fuzz"), str(TESTS / "published")]
 
+import folders  # noqa: E402
+import layouts  # noqa: E402
 from cases import Case, denied, judge  # noqa: E402
 
 
@@ -98,7 +103,10 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", "6", "--seed", "7"]
+    from kinds import KINDS
+
+    every = str(len(KINDS))
+    command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", every, "--seed", "7"]
     command += [
         "--patience",
         "20",
@@ -108,12 +116,47 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["failures"] == [] and len(found["kinds"]) == 6
+    assert found["failures"] == [] and list(found["kinds"]) == list(KINDS)
     for kind, row in found["kinds"].items():
         assert row.get("refused", 0) + row.get("served", 0) == 1, kind
     # Which one a kind draws moves with the files that a bundle has: some damage is none that a reader can see.
     refused = sum(row.get("refused", 0) for row in found["kinds"].values())
-    assert 2 * refused >= len(found["kinds"]), f"{refused} of 6 are refused: are these mutants?"
+    assert 2 * refused >= len(found["kinds"]), f"{refused} of {every} are refused: are these mutants?"
+
+
+def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
+    from layout_changes import CHANGES, change_folder
+
+    def folder(name: str, seed: int) -> dict[str, bytes]:
+        place = tmp_path / name
+        place.mkdir()
+        config = {"vocab_size": 9, "tie_word_embeddings": True, "eos_token_id": 2, "bos_token_id": 1}
+        for file in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+            (place / file).write_text(json.dumps(config))
+        save_file({"model.embed_tokens.weight": torch.ones(9, 4)}, place / "model.safetensors")
+        change_folder(place, random.Random(seed))
+        return {
+            str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()
+        }
+
+    made = [folder(f"a{seed}", seed) for seed in range(4 * len(CHANGES))]
+    assert made == [folder(f"b{seed}", seed) for seed in range(len(made))]
+    assert len({json.dumps({name: str(data) for name, data in each.items()}) for each in made}) > len(CHANGES)
+
+
+def test_a_bundle_of_another_model_differs(tmp_path: Path) -> None:
+    from kinds import published as kind
+
+    name = "HuggingFaceTB--SmolLM2-135M-Instruct"
+    model = folders.write(layouts.read(name), tmp_path / "model")
+    kind.build(model, tmp_path / "bundle")
+    assert kind.compared(model, tmp_path / "bundle") == "equal"
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    save_file({key: value.flip(0) for key, value in tensors.items()}, model / "model.safetensors")
+    said = kind.compared(model, tmp_path / "bundle")
+    assert said.startswith("DIFFERS") and kind.differs(0, f"\n{said}\n") == said[:300]
+    assert kind.differs(0, "equal\n") is None
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from . import bundles, checkpoints, data, drafts, images
+from . import bundles, checkpoints, data, drafts, images, published
 
 KINDS = {
     "bundle": bundles.prepare,
@@ -14,4 +14,5 @@ KINDS = {
     "checkpoint": checkpoints.prepare,
     "draft": drafts.prepare,
     "data": data.prepare,
+    "layout": published.prepare,
 }
