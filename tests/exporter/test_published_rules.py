@@ -6,6 +6,8 @@ import itertools
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -362,3 +364,25 @@ def test_a_folder_in_the_authors_format_names_the_converted_one(
     )
     with pytest.raises(UnsupportedModelError, match=r"LlavaLlamaForCausalLM .*\(llava-hf/llava-1\.5-7b-hf"):
         open_checkpoint(path)
+
+
+def test_a_refusal_is_one_line_whatever_transformers_warns_of(folder: Callable[[str], Path]) -> None:
+    path = folder("llama")
+    for name in ("config.json", "generation_config.json"):
+        change(path / name, lambda d: d.update(eos_token_id=99_999))
+    words = [
+        sys.executable,
+        "-m",
+        "vlmexport",
+        "build",
+        "--model",
+        str(path),
+        "--draft-layer",
+        "1",
+        "--dry-run",
+        "-o",
+        "x",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "generation_config.json: eos_token_id 99999" in line
