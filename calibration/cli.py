@@ -17,8 +17,10 @@ from ..runtime.commands.output import print_json
 from ..runtime.commands.plot import check_plot
 from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
+from ..runtime.files import check_folder
 from . import forms
 from .calibrate import calibrate
+from .early import check_inputs
 from .processes import described, join_processes, launched_processes, run_alone, said_once
 from .search import KINDS as SEARCHED
 from .training.flags import read_flags, with_option_flags
@@ -100,6 +102,7 @@ def train(
     use_large_pages()
     own, loop = read_flags(draft, options, preset)
     launched_processes()  # refused before anything is loaded
+    check_inputs(model, [*data, *(validation or [])])
     _quiet()
     from ..exporter.drafts.files import MODEL
     from .data import load_records
@@ -109,7 +112,6 @@ def train(
     place = find_device(device)
     state = join_processes(cpu=place.type == "cpu")
     _use_threads(threads)  # accelerate chooses a number for several processes
-    start = time.monotonic()
     how = {
         "cache": cache_features, "cache_dtype": cache_dtype, "eval_every": eval_every, "save_every": save_every,
         "restart": restart,
@@ -119,6 +121,7 @@ def train(
         records = load_records(data, strict, prompt, limit)
         held = load_records(validation, strict, prompt, limit) if validation else None
         target = load_target(model, place)
+        start = time.monotonic()
         if search is not None:
             document = _search(target, records, own, loop, options, search, out, held, how)
         else:
@@ -203,6 +206,7 @@ def search(
     """Search a draft out of what a target has: the sublayers that it can leave out."""
     need_extra("search", "`vlmexport search`")
     run_alone("vlmexport search")
+    check_inputs(model, data)
     use_large_pages()
     _quiet()
     _use_threads(threads)
@@ -291,6 +295,7 @@ def generate_data(
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     need_extra("train", "`vlmexport generate-data`")
     run_alone("vlmexport generate-data")
+    check_inputs(model, data)
     use_large_pages()
     _quiet()
     _use_threads(threads)
@@ -370,9 +375,13 @@ def evaluate(
         if not draft:
             raise OptionError(f"--plot {plot} draws what drafts do, and there is none; give --draft")
         check_plot(plot)
+    if answers is not None:
+        check_folder("--answers", answers)
+    from ..exporter.cli.progress import tell_loading
     from .early import check_evaluation
 
     check_evaluation(model, data, draft or [], task, bundle)
+    tell_loading()
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
     from .evaluation.speed import Machine

@@ -1,4 +1,4 @@
-"""What `eval` refuses before it loads PyTorch. Each check is also made where the work is done."""
+"""What commands of this room refuse before they load PyTorch. Each check is also made where the work is done."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..exporter.aliases import check_known
-from ..exporter.cli.progress import tell_loading
 from ..exporter.drafts import KINDS
-from ..exporter.drafts.named import check_folder
+from ..exporter.drafts.named import NONE
+from ..exporter.drafts.named import check_named as check_drafts
 from ..runtime.bundle.folder import Bundle
+from ..runtime.errors import OptionError
 from .data.load import check_named
 from .evaluation.quality import open_task
+
+
+def check_inputs(model: str, data: Sequence[str]) -> None:
+    """Raises OptionError for a model and for data that are names of nothing."""
+    check_known(model)
+    check_named(data)
 
 
 def check_evaluation(
     model: str, data: Sequence[str], drafts: Sequence[str], task: str, bundle: Path | None
 ) -> None:
-    """Raises OptionError, ExportError or BundleError for names of nothing; says that PyTorch comes next."""
-    check_known(model)
-    check_named(data)
+    """Raises OptionError, ExportError or BundleError for names of nothing."""
+    check_inputs(model, data)
     for draft in drafts:
+        if draft == NONE:
+            raise OptionError("--draft none: eval measures drafts; leave it out to judge the answers alone")
         if draft.partition("@")[0] not in KINDS:
-            check_folder(Path(draft))
+            check_drafts([draft])
     if task not in ("auto", "none"):
         open_task(task)
     if bundle is not None:
         Bundle.open(bundle)
-    tell_loading()

@@ -30,8 +30,10 @@ PATIENCE = timedelta(hours=12)
 noticed at once."""
 
 
-def launched_processes(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many processes the launcher says there are; None where there is no launcher.
+def launched_processes(
+    environment: Mapping[str, str] = os.environ, remedy: str = f"start them with {TORCHRUN}"
+) -> int | None:
+    """How many processes the launcher says there are; None where there is no launcher. `remedy` is what errors say to do.
 
     Raises OptionError for a launcher that was asked for several and started one, and for variables that name no
     process.
@@ -41,27 +43,26 @@ def launched_processes(environment: Mapping[str, str] = os.environ) -> int | Non
         if "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_ADDR" in environment:
             raise OptionError(
                 "accelerate launch started one process and was asked for several (it set MASTER_ADDR), as it does on "
-                f"CPUs: start them with {TORCHRUN}, or give --num_processes 1 and unset MASTER_ADDR"
+                f"CPUs: {remedy}, or give --num_processes 1 and unset MASTER_ADDR"
             )
         return None
     said = environment[name]
     if not said.isdecimal() or not 0 < int(said[:9]) < 1 << 20:
-        raise OptionError(f"{name}={said!r:.40} is not a number of processes; unset it, or use {TORCHRUN}")
+        raise OptionError(f"{name}={said!r:.40} is not a number of processes; unset it, or {remedy}")
     if int(said) > 1 and not any(environment.get(rank) for rank in RANKS):
         raise OptionError(
-            f"{name}={said}, and nothing says which of these processes this is (RANK): start them with {TORCHRUN}, or "
-            f"unset {name}"
+            f"{name}={said}, and nothing says which of these processes this is (RANK): {remedy}, or unset {name}"
         )
     return int(said)
 
 
 def run_alone(command: str) -> None:
     """OptionError where a launcher started several processes of a command that would do all its work in each of them."""
-    count = launched_processes()
+    count = launched_processes(remedy="start it without a launcher")
     if count is not None and count > 1:
         raise OptionError(
             f"{command} runs in one process, and the launcher started {count}, each of which would do the whole work: "
-            f"start it without a launcher (it uses every core; --threads N sets how many)"
+            "start it without a launcher"
         )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from vlmexport.runtime import BusyError, ImageError, Session, VlmexportError
+from vlmexport.runtime.images.folder import picture_files
 
 
 class NewestFrame:
@@ -61,10 +62,7 @@ class NewestFrame:
 def frames(source: str, fps: float) -> Iterator[np.ndarray]:
     """uint8 arrays [H, W, 3], RGB. Raises `ImageError`."""
     if Path(source).is_dir():
-        pictures = sorted(path for path in Path(source).iterdir() if path.suffix in (".jpg", ".jpeg", ".png"))
-        if not pictures:
-            raise ImageError(f"{source}: no .jpg or .png in this folder")
-        for path in itertools.cycle(pictures):
+        for path in itertools.cycle(picture_files(Path(source))):
             yield np.asarray(Image.open(path).convert("RGB"))
             time.sleep(1 / fps)
     try:

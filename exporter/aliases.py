@@ -127,9 +127,7 @@ def check_known(model: str) -> None:
     if find_alias(model) is not None or Path(model).is_dir():
         return
     if Path(model).exists():
-        raise OptionError(
-            f"--model {model} is a file; give the folder that holds config.json and the weights"
-        )
+        raise OptionError(f"{model} is a file; give the folder that holds config.json and the weights")
     if model.startswith(".") or not HUB_ID.fullmatch(model):
         raise unknown_model(model)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
+from .adapter_names import NONE, check_adapter
 from .aliases import check_known
 from .drafts.named import check_folder, check_named, check_precisions
 from .output import check_output
@@ -30,7 +31,7 @@ def check_build(request: BuildRequest, write: bool = True) -> None:
     check_known(request.model)
     check_named(request.drafts)
     check_precisions(request.draft_precision)
-    _ = request.skip
+    check_adapter(request.adapter)
     if request.backend is not None:
         from .tensorrt.options import PlanOptions, resolve
 
@@ -38,11 +39,16 @@ def check_build(request: BuildRequest, write: bool = True) -> None:
         resolve(options, source=request.precision)
 
 
-def check_verify(bundle: Path, model: str, drafts: Sequence[str]) -> None:
+def check_verify(bundle: Path, model: str, drafts: Sequence[str], adapter: str | None = None) -> None:
     """Raises BundleError, OptionError or ExportError for what cannot be compared."""
     from ..runtime.bundle.folder import Bundle
 
-    Bundle.open(bundle)
+    merged = Bundle.open(bundle).manifest.model.adapter
+    if merged is not None and adapter in (None, NONE):
+        raise OptionError(
+            f"the bundle was built with the adapter {merged.name}; add --adapter with its folder"
+        )
+    check_adapter(adapter)
     check_known(model)
     for draft in drafts:
         check_folder(Path(draft))

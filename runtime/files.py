@@ -33,15 +33,18 @@ def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a whole file (text: UTF-8), or leave what was there. Raises `OSError` naming `path`."""
-    with replacing(path) as out:
-        out.write(content.encode() if isinstance(content, str) else content)
+    """Write a whole file (text: UTF-8, `?` for what it cannot hold), or leave what was there; a link stays one. Raises
+    `OSError` naming `path`."""
+    with replacing(path.resolve()) as out:
+        out.write(content.encode(errors="replace") if isinstance(content, str) else content)
 
 
 def check_folder(option: str, path: Path) -> None:
     """Raise `OptionError` where `path`, which `option` names, has no folder to be written in: before anything is measured."""
     if path.is_dir():
         raise OptionError(f"{option} {path}: is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise OptionError(f"{option} {path}: is a device or a pipe, which cannot be replaced; name a file")
     if not path.parent.is_dir():
         raise OptionError(f"{option} {path}: the folder {path.parent} does not exist")
 

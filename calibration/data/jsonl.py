@@ -57,7 +57,7 @@ def _read(value: Mapping[str, Any]) -> dict[str, str]:
 
     turns = first(TURNS)
     named = {turns: "turns"} if turns else {first(PROMPTS): "prompt"}
-    named |= {first(IMAGES): "image"} | {name: name for name in ANSWERS if value.get(name) is not None}
+    named |= {first(IMAGES): "image"} | {name: name for name in ANSWERS if value.get(name) not in (None, [])}
     return {name: part for name, part in named.items() if name is not None}
 
 
@@ -85,7 +85,12 @@ def _records(
     if "turns" not in names:
         yield _answered(Record(f"line-{number}", value[asked] if asked else prompt, image), told)
         return
-    for one in turn_records(f"line-{number}", value, image, names["turns"], unanswered=True):
+    found = list(turn_records(f"line-{number}", value, image, names["turns"], unanswered=True))
+    if told != (None, ()) and found[-1].answer is not None:
+        raise ValueError(
+            f"an answer stands beside {names['turns']!r}, which end with one; leave one of them out"
+        )
+    for one in found:
         yield one if one.answer is not None else _answered(one, told)
 
 

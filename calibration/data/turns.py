@@ -33,15 +33,16 @@ def turn_records(
     history. `<image>` is left out of the texts: where a picture stands, the model's own template says.
 
     ValueError for a turn of nobody known, an answer to nothing, and a conversation without an answer; where it may be
-    `unanswered`, its last question is a record without one.
+    `unanswered`, a question at its end is a record without one.
     """
     said: list[tuple[str, str]] = []
     made = 0
     for place, turn in enumerate(items(entry, name)):
         who, words = (fields(turn).get(a, turn.get(b)) for a, b in (("from", "role"), ("value", "content")))
+        speaker = "from" if "from" in turn else "role"
         role = ROLES.get(who) if isinstance(who, str) else None
         if role is None:
-            raise ValueError(f"{name}[{place}]: from {who!r:.40} is none of {', '.join(ROLES)}")
+            raise ValueError(f"{name}[{place}]: {speaker} {who!r:.40} is none of {', '.join(ROLES)}")
         words = _words(words, f"{name}[{place}]")
         if role == "assistant":
             if not said:  # ShareGPT's dumps may begin within a conversation
@@ -54,13 +55,13 @@ def turn_records(
                     f"{key}-{made}", said[-1][1], image, words, history=tuple(said[:-1]), references=(words,)
                 )
         said.append((role, words))
-    if made:
-        return
-    if not unanswered:
-        raise ValueError("the conversation has no answer")
-    if not said or said[-1][0] != "user":
+    asked = bool(said) and said[-1][0] == "user"
+    if unanswered and asked:
+        yield Record(f"{key}-{made + 1}", said[-1][1], image, history=tuple(said[:-1]))
+    elif not made and unanswered:
         raise ValueError(f"{name}: there is neither an answer nor a question at the end")
-    yield Record(f"{key}-1", said[-1][1], image, history=tuple(said[:-1]))
+    elif not made:
+        raise ValueError("the conversation has no answer")
 
 
 def pictures_of(entry: Any, name: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("id", "idx", "key", "uid", "question_id")
-"""Of records, for people: nobody misses them."""
+"""Names that people give to records: no score and no training reads them."""
 
 TURNS = ("messages", "conversations")
 """Fields that hold turns; the fields of a turn are looked at, too."""

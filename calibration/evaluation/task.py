@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 from ...runtime.errors import OptionError
-from ...runtime.extras import MODULES, need_extra
+from ...runtime.extras import need_extra
 from ..data.records import Record, RecordSet
 from .quality import names, open_task
 
@@ -61,7 +60,7 @@ def _fitting(records: RecordSet) -> tuple[str | None, str | None]:
     found = records.task or fitting_task(records)
     if found is None or not any(map(_judged_by(found), records)):
         return None, f"--task auto: {_nothing_to_judge(found or 'exact', records)}"
-    if found == "captions" and any(importlib.util.find_spec(name) is None for name in MODULES["captions"]):
+    if found == "captions":
         try:
             need_extra("captions", "--task auto: captions")
         except OptionError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
@@ -29,6 +30,8 @@ from .changing import ChangingDecoder
 FUSED = 4  # how many last residuals FastVLM fuses
 Span: TypeAlias = "tuple[int, int, int]"
 """A picture or a video among the rows that a decoder reads: the token that holds its place, the first place, the end."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -386,11 +389,13 @@ def load_target(model: str | Path, device: str | torch.device = "cpu") -> Target
     """
     place = find_device(device)
     family = family_for(open_checkpoint(model))
+    for notice in family.checkpoint.notices:
+        log.info("%s", notice)
     return Target(family, load_whole(family.checkpoint), place)
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """What `--device` names; `auto` is this process's GPU where there is one, else the CPU. Of several processes each has
+    """What `--device` names; `auto` is this process's CUDA GPU where there is one, else the CPU. Of several processes each has
     a GPU of its own, also for `cuda`.
 
     Raises OptionError for a name that is none, for a GPU that PyTorch does not find, for one that several processes

@@ -81,6 +81,8 @@ class BuildRequest(BaseModel):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise OptionError(f"--{name.replace('_', '-')} {value} is out of range {low}..{high}")
+        if self.skip_attention is not None or self.skip_mlp is not None:
+            Sublayers.of(self.skip_attention or [], self.skip_mlp or [])  # refuses what names no layers
         if self.verify_width is not None and self.verify_width > self.max_width:
             raise OptionError(
                 f"--verify-width {self.verify_width} is above --max-width {self.max_width}; no pass is wider than that"

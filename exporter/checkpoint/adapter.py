@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import pickle
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,13 @@ from typing import Any
 import torch
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
+from ..adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
 from .lines import first_line
+from .tensors import WEIGHT_FILES
 
-CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """In the order in which peft looks for them."""
-
-NONE = "none"
-"""The value of `--adapter` that leaves an adapter beside the model's weights out."""
 
 LONGEST_CONFIG = 16 << 20
 """Bytes. A list of every module of a large model has some hundred kilobytes."""
@@ -133,28 +130,24 @@ class Adapter:
 def find_adapter(source: str) -> Adapter:
     """The adapter in a folder or of the hub. Raises OptionError for a name that is neither, ExportError where it cannot be
     fetched or read, UnsupportedModelError where no weights of a model can do what it does."""
+    check_adapter(source)
     folder = Path(source)
-    if folder.is_dir():
-        pass
-    elif folder.exists():
-        raise OptionError(f"--adapter {source} is a file; give the folder that holds {CONFIG}")
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
+    if not folder.is_dir():
         folder = download_adapter(source)
-    else:
-        raise OptionError(f"--adapter {source!r:.200}: there is no such folder, and it is no hub id")
     if not (folder / CONFIG).is_file():
         raise OptionError(f"--adapter {source}: {_remedy(folder)}")
     return _opened(source, folder)
 
 
-def adapter_for(folder: Path, source: str, wanted: str | None) -> Adapter | None:
+def adapter_for(folder: Path, source: str, wanted: str | None, *, described: bool = False) -> Adapter | None:
     """What is to be merged into the model in `folder`, which the user calls `source`: `wanted` is the value of `--adapter`.
+    The weights of a model that is only `described` are not in the folder.
 
     An adapter is never left out without a word: raises OptionError for one beside the model's weights that `wanted` does
     not name, and for a folder that holds nothing else.
     """
     beside = (folder / CONFIG).is_file()
-    if beside and not ((folder / "config.json").is_file() and _has_weights(folder)):
+    if beside and not ((folder / "config.json").is_file() and (described or _has_weights(folder))):
         base = _opened(source, folder).base
         if not base or Path(base).resolve() == folder.resolve():  # trained there, and the model has gone
             base = "BASE"
@@ -164,8 +157,8 @@ def adapter_for(folder: Path, source: str, wanted: str | None) -> Adapter | None
     found = None if wanted is None else find_adapter(wanted)
     if beside and (found is None or found.folder.resolve() != folder.resolve()):
         raise OptionError(
-            f"{source} holds an adapter ({CONFIG}) beside the model's weights; add --adapter {source} to merge it, or "
-            f"--adapter {NONE} to leave it out"
+            f"{source} holds an adapter ({CONFIG}) beside the model's weights: `build` and `verify` merge it with --adapter {source} "
+            f"and leave it out with --adapter {NONE}; for other commands give a folder without it, or with it merged"
         )
     return found
 
@@ -205,7 +198,7 @@ def _check(adapter: Adapter) -> None:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any(True for pattern in ("model*.safetensors*", "pytorch_model*") for _ in folder.glob(pattern))
+    return any((folder / name).is_file() for name in WEIGHT_FILES)
 
 
 def _remedy(folder: Path) -> str:

@@ -39,7 +39,7 @@ def download(hub_id: str, revision: str | None = None) -> Path:
     """The folder of a whole model in the hub's cache. Raises ExportError where it cannot be fetched."""
     try:
         folder = _snapshot(hub_id, [*SMALL, "*.safetensors"], revision)
-        if not any(folder.glob("*.safetensors")):
+        if all(file.name.startswith("adapter_") for file in folder.glob("*.safetensors")):
             folder = _snapshot(hub_id, [*SMALL, "*.bin"], revision)
         return folder
     except Exception as error:

@@ -21,8 +21,8 @@ from .hub import SMALL, described, download
 from .lines import first_line
 from .merging import Merger
 from .names import StoredNames, hollow_names
-from .numbers import check_weights
 from .originals import check_converted
+from .quantized import check_weights
 from .tensors import TensorFiles
 
 _VOCABULARIES = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -108,13 +108,18 @@ class Checkpoint:
         if self.tensors.unread:
             read = ", ".join(sorted({file.name for file in self.tensors.shards})[:3])
             found.append(
-                f"weights are read from {read}, as transformers reads them; not from {', '.join(self.tensors.unread)}"
+                f"weights are read from {read}, as transformers reads them; not from {', '.join(self.tensors.unread)}."
             )
         unread = [disk for _, disk in self.names.unread]
         if unread:
             some = ", ".join(unread[:3]) + (", …" if len(unread) > 3 else "")
+            what = (
+                "1 tensor of the checkpoint belongs"
+                if len(unread) == 1
+                else f"{len(unread)} tensors of the checkpoint belong"
+            )
             found.append(
-                f"{len(unread)} tensors belong to no parameter of {self.architecture} and are not read ({some})"
+                f"{what} to no parameter of {self.architecture} and {'is' if len(unread) == 1 else 'are'} not read, as in transformers: {some}."
             )
         return found
 
@@ -298,7 +303,9 @@ def open_checkpoint(
     elif hub_id is not None:
         folder, tensors = described(hub_id)
     _check_files(folder)
-    merged = adapter_for(folder, source, None if adapter is None else str(adapter))
+    merged = adapter_for(
+        folder, source, None if adapter is None else str(adapter), described=tensors is not None
+    )
     if not (folder / "config.json").is_file():
         raise ExportError(f"{folder} has no config.json; give a Hugging Face model folder")
     check_converted(folder)

@@ -271,7 +271,7 @@ def verify(
 
     size = _optional_size(parity_memory, "--parity-memory")
     pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
-    check_verify(bundle, model, draft or [])
+    check_verify(bundle, model, draft or [], adapter)
     tell_loading()
     from ..parity.verify import verify_bundle
 

@@ -75,7 +75,7 @@ def _manifest(
             raise OptionError("--draft-layer is for a model; a bundle has its drafts already")
         manifest = Bundle.open(what).manifest
         return manifest, manifest.limits.max_length
-    if not Path(what).exists() and (known := published(what)) is not None:
+    if (known := published(what)) is not None:
         return planned(known, draft_layer, max_length, batch), known.max_positions
     need_extra("export", "`vlmexport fit MODEL`")
     from ..build.request import BuildRequest

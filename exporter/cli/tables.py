@@ -67,6 +67,10 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
+TOKENS = {"generation": "generated tokens", "first tokens": "first tokens"}
+"""Rows of parity that compare tokens and no graph → what those are."""
+
+
 def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Parity entries as they stand in the manifest."""
     table = Table("Parity on random and realistic inputs: float32, differences from float64")
@@ -76,8 +80,8 @@ def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     for name in ("PyTorch's", "graph's", "relative", "limit"):
         table.add_column(name, justify="right")
     for row in rows:
-        if row["graph"] == "generation":
-            table.add_row("generation", row["reference"], f"{row['values']} tokens", "", "equal", "", "")
+        if row["graph"] in TOKENS:
+            table.add_row(row["graph"], row["reference"], f"{row['values']} tokens", "", "equal", "", "")
             continue
         table.add_row(
             row["graph"], row["reference"], f"{row['values']:,}",
@@ -90,7 +94,7 @@ def parity_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 def parity_line(rows: Sequence[Mapping[str, Any]]) -> str:
     """Parity in one line: how near the limit the graph comes that is nearest."""
-    graphs = {row["graph"] for row in rows} - {"preparation", "generation"}
+    graphs = {row["graph"] for row in rows} - {"preparation", *TOKENS}
     shares = {
         row["graph"]: row["relative_difference"] / row["limit"]
         for row in rows
@@ -103,7 +107,7 @@ def parity_line(rows: Sequence[Mapping[str, Any]]) -> str:
         else (f"largest difference {100 * shares[worst]:.2g} % of its limit ({worst})")
     )
     texts = "".join(
-        f"; {row['values']} generated tokens equal" for row in rows if row["graph"] == "generation"
+        f"; {row['values']} {TOKENS[row['graph']]} equal" for row in rows if row["graph"] in TOKENS
     )
     number = f"{len(graphs)} graph{'s' * (len(graphs) != 1)}"
     return f"{number} compared with PyTorch: {found}{texts}"

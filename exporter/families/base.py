@@ -14,7 +14,7 @@ from torch import nn
 
 from ...runtime.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from ..checkpoint.numbers import check_not_quantized
+from ..checkpoint.quantized import check_not_quantized
 from ..graphs.precision import Precision
 from ..graphs.weights import WeightRef, WeightStore
 

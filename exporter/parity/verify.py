@@ -73,6 +73,7 @@ def verify_bundle(
 
     report.files_checked = bundle.check_sums(progress=checked)
     checkpoint = open_checkpoint(model, adapter=adapter)
+    report.notes += checkpoint.notices
     found = fingerprint(checkpoint)
     merged = bundle.manifest.model.adapter
     if merged is not None and checkpoint.adapter is None:

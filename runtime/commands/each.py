@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ImageError, OptionError
+from ..errors import ImageError, OptionError, PromptError
 from .requests import read_picture
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def answer_each(
     bundle: str | None,
 ) -> None:
     """Write a line per picture: its name, a tab, the text in one line; with `bundle`, how the JSON calls it, one JSON object.
-    A picture that cannot be read is told of on stderr, and the others are answered.
+    A picture that cannot be read, or does not fit, is told of on stderr, and the others are answered.
 
-    Raises `ImageError` at the end where any could not be read.
+    Raises `ImageError` at the end where any could not be answered.
     """
     from .run import report, summary
 
@@ -64,8 +64,9 @@ def answer_each(
     for path in pictures:
         try:
             result = session.generate(read_picture(path), prompt, **options)
-        except ImageError as error:
-            log.error("%s", error)
+        except (ImageError, PromptError) as error:
+            said = str(error)
+            log.error("%s", said if str(path) in said else f"{path}: {said}")
             bad += 1
             continue
         if bundle is None:
@@ -77,4 +78,4 @@ def answer_each(
         sys.stdout.flush()
         log.debug("%s: %s", path.name, summary(result))
     if bad:
-        raise ImageError(f"{bad} of {len(pictures)} pictures could not be read; the others were answered")
+        raise ImageError(f"{bad} of {len(pictures)} pictures could not be answered; the others were")

@@ -73,7 +73,7 @@ def check_lossy(lossy: str | None, temperature: float, epsilon: float, delta: fl
 
 def tell_idle(temperature: float, of_sampling: Mapping[str, Any]) -> None:
     """Say in one line which options do nothing at temperature 0: options by their flags, None where they are not given."""
-    idle = [f"{flag} {value:g}" for flag, value in of_sampling.items() if value is not None]
+    idle = [f"{flag} {value}" for flag, value in of_sampling.items() if value is not None]
     if temperature == 0 and idle:
         log.warning(
             "%s: without effect, at temperature 0 the likeliest token is taken; give a --temperature above 0",

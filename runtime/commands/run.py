@@ -246,6 +246,8 @@ def summary(result: Result) -> str:
     line = f"{len(result.tokens)} tokens{rate} ({result.finish_reason}){kept}"
     if not stats.proposed:
         return f"{line}; plain decoding"
-    length = "as many as pay" if stats.draft_length is None else f"{stats.draft_length}"
-    line += f"; {told(stats)}; draft {stats.draft}, {length} tokens a pass"
+    length = "as many tokens a pass as pay"
+    if stats.draft_length is not None:
+        length = f"{stats.draft_length} tokens a pass"
+    line += f"; {told(stats)}; draft {stats.draft}, {length}"
     return line if result.lossy is None else f"{line}; LOSSY ({result.lossy} acceptance)"

@@ -21,11 +21,15 @@ _IMAGE = "`--image FILE`, once for each picture"
 WORDS = {
     "serve": _SERVE, "server": _SERVE, "stream": _STREAM, "quantize": _QUANTIZE, "quantise": _QUANTIZE, "quant": _QUANTIZE,
     "chat": "`vlmexport run BUNDLE --chat`", "help": _HELP, "version": "`vlmexport --version`",
-    "export": "`vlmexport build --model MODEL -o BUNDLE`", "convert": "`vlmexport build --model MODEL -o BUNDLE`",
-    "generate": _RUN, "caption": _RUN, "infer": _RUN, "benchmark": "`vlmexport bench BUNDLE`",
-    "list": "`vlmexport models`", "info": "`vlmexport inspect BUNDLE`", "images": _IMAGE, "img": _IMAGE, "i": _IMAGE,
+    "export": "`vlmexport build --model MODEL -o BUNDLE`; `vlmexport export-draft` writes a draft for other engines",
+    "convert": "`vlmexport build --model MODEL -o BUNDLE`",
+    "generate": f"{_RUN}; `vlmexport generate-data` writes a model's answers to train drafts on", "caption": _RUN, "infer": _RUN, "benchmark": "`vlmexport bench BUNDLE`",
+    "list": "`vlmexport models`", "info": "`vlmexport inspect BUNDLE`",
 }  # fmt: skip
 """A command or an option that does not exist, without dashes → what to do."""
+
+OF_PICTURES = {"images": _IMAGE, "img": _IMAGE, "i": _IMAGE}
+"""The same of an option where the command has `--image`."""
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 
@@ -35,12 +39,14 @@ def suggestion(error: Exception) -> str | None:
     option; None for others, which have suggestions of their own."""
     message = str(getattr(error, "message", ""))
     wrong = _wrong(error, message)
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    sees = any("--image" in option.opts for option in getattr(command, "params", ()))
     if wrong is not None:
-        known = WORDS.get(wrong.lstrip("-").lower())
+        words = WORDS | OF_PICTURES if sees and wrong.startswith("-") else WORDS
+        known = words.get(wrong.lstrip("-").lower())
         return None if known is None else f"{wrong}: {known}"
     extra = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
-    command = getattr(getattr(error, "ctx", None), "command", None)
-    if extra is None or not any("--image" in option.opts for option in getattr(command, "params", ())):
+    if extra is None or not sees:
         return None
     words = extra[1].split()
     if not all(PurePath(word).suffix.lower() in PICTURES for word in words):

@@ -14,10 +14,10 @@ PLACES = {"image": ("image", "url", "path"), "video": ("video", "url", "path")}
 def gathered(media: list[Any], prompt: Prompt) -> tuple[list[Any], Prompt]:
     """(`media`, or what the parts of the messages hold, in their order; messages whose parts only say where each stands).
 
-    What a part holds is whatever may be given beside the prompt. Again, of its own result: does nothing. Raises
+    What a part holds is whatever may be given beside the prompt. A second call with its result changes nothing. Raises
     `PromptError` for a part that holds something where there are `media`, too, or that holds two.
     """
-    if not isinstance(prompt, list):
+    if not isinstance(prompt, list | tuple):
         return media, prompt
     found: list[Any] = []
     turns = []

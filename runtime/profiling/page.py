@@ -142,10 +142,14 @@ def measured_line(report: Mapping[str, Any]) -> str:
     if not report["measured"]:
         return "No acceptance was measured: `vlmexport calibrate BUNDLE --data …` says which row holds for your requests."
     seen = [
-        f"{draft} {row['acceptance']:.2f} ({row['speedup']:.2f} × at {row['draft_length']}; {row['data']})"
+        f"{draft} {row['acceptance']:.2f} ({_paying(row)}; {row['data']})"
         for draft, row in report["measured"].items()
     ]
     return f"Measured acceptance: {', '.join(seen)}"
+
+
+def _paying(row: Mapping[str, Any]) -> str:
+    return f"{row['speedup']:.2f} × at {row['draft_length']}" if row["draft_length"] else "no length pays"
 
 
 def _groups(graphs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -59,6 +59,7 @@ def shown(record: Record) -> str | None:
         ({"messages": PARTS}, "What is it?", "a.png", "A cup.", ("A cup.",)),
         ({"messages": PARTS, "image": "a.png"}, "What is it?", "a.png", "A cup.", ("A cup.",)),
         ({"messages": ASKED}, "What is it?", None, None, ()),
+        ({"question": "What is it?", "answers": []}, "What is it?", None, None, ()),
         ({"messages": ASKED, "answer": "A cup."}, "What is it?", None, "A cup.", ("A cup.",)),
         ({"conversations": SHARED, "images": ["a.png"]}, "What is it?", "a.png", "A cup.", ("A cup.",)),
     ],
@@ -73,7 +74,13 @@ def test_the_words_of_the_field_are_read(
 
 def test_a_record_per_answer_of_a_conversation(tmp_path: Path):
     talk = [*TALK, {"role": "user", "content": "Whose?"}, {"role": "assistant", "content": "Mine."}, *ASKED]
-    first, second = read(tmp_path, {"messages": talk, "image": "a.png"})
+    first, second, last = read(tmp_path, {"messages": talk, "image": "a.png", "answer": "A bowl."})
+    assert (last.key, last.answer, last.references, len(last.history)) == (
+        "line-1-3",
+        "A bowl.",
+        ("A bowl.",),
+        4,
+    )
     assert (first.key, second.key, second.prompt, second.answer) == (
         "line-1-1",
         "line-1-2",
@@ -97,7 +104,9 @@ def test_a_record_per_answer_of_a_conversation(tmp_path: Path):
         ({"question": "?", "images": ["c.png"]}, "does not exist"),
         ({"messages": PARTS, "image": "b.png"}, "the record has 2 pictures"),
         ({"messages": "hi"}, "field 'messages' is 'hi', not a list"),
-        ({"messages": [{"role": "tool", "content": "?"}]}, r"messages\[0\]: from 'tool' is none of"),
+        ({"messages": [{"role": "tool", "content": "?"}]}, r"messages\[0\]: role 'tool' is none of"),
+        ({"messages": [*TALK, {"role": "tool", "content": "?"}]}, r"messages\[2\]: role 'tool' is none of"),
+        ({"messages": TALK, "answer": "A bowl."}, "an answer stands beside 'messages', which end with one"),
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "neither a text nor a picture"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]}]},
          "does not exist"),

@@ -240,6 +240,10 @@ LAYOUTS: dict[str, tuple[Callable, str]] = {
     ),
     "awq": (lambda w: {"qweight": INT, "qzeros": INT, "scales": torch.ones(4, 4)}, "q_proj.qweight stands beside"),
     "gptq": (lambda w: {"qweight": INT, "g_idx": INT[0], "scales": torch.ones(4, 4)}, "q_proj.g_idx stands beside"),
+    "lora": (
+        lambda w: {"weight": w, "lora_A.default.weight": w[:2], "lora_B.default.weight": w[:, :2]},
+        "q_proj.lora_A.default.weight stands beside .* merge it",
+    ),
     "uint8": (lambda w: {"weight": w.to(torch.uint8)}, "uint8, which is no weight"),
     "float16-scaled": (lambda w: {"weight": w.half(), "input_scale": torch.ones(1)}, "q_proj.input_scale stands"),
 }  # fmt: skip
@@ -293,11 +297,13 @@ def test_leftovers_of_older_releases_are_no_weights_and_are_let_pass(
     assert open_checkpoint(path).names.shapes
 
 
-def test_tensors_that_nothing_reads_are_told(folder: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("name", ["value_head.summary.weight", "model.layers.0.self_attn.o_proj.bias"])
+def test_tensors_that_nothing_reads_are_told(name: str, folder: Callable[[str], Path]) -> None:
+    """As transformers, which warns of them; a further bias is of another form of the model, and no quantisation's."""
     path = folder("llama")
-    change_tensors(path, lambda t: {**t, "value_head.summary.weight": torch.ones(2, 2)})
+    change_tensors(path, lambda t: {**t, name: torch.ones(96)})
     (notice,) = open_checkpoint(path).notices
-    assert "1 tensors" in notice and "value_head.summary.weight" in notice
+    assert "1 tensor of the checkpoint belongs to no parameter" in notice and name in notice
 
 
 # --- which template, and which processor files ---

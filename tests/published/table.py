@@ -41,11 +41,15 @@ def _named(found: list[Layout]) -> str:
     """Ids, each once, with the releases of its files where there are several."""
     releases: dict[str, list[str | None]] = {}
     needs: dict[str, str] = {}
+    read = {layout.checkpoint for layout in found if any(one.startswith("http") for one in layout.source)}
     for layout in found:
         releases.setdefault(layout.checkpoint, []).append(layout.release)
         if layout.needs:
             needs[layout.checkpoint] = f" (with {layout.needs}, or a tokenizer.json)"
-    return ", ".join(f"`{name}`{_releases(of)}{needs.get(name, '')}" for name, of in releases.items())
+    return ", ".join(
+        f"`{name}`{'' if name in read else chr(42)}{_releases(of)}{needs.get(name, '')}"
+        for name, of in releases.items()
+    )
 
 
 def _releases(found: list[str | None]) -> str:

@@ -274,11 +274,22 @@ def test_run_answers_every_picture_of_a_folder(tiny_bundle: Bundles, pictures: P
             assert lines == [f"{name}\t{' '.join(result.text.split())}" for name, result in want.items()]
         first, last = shown.err.splitlines()
         assert "frame3.png: not an image" in first
-        assert last == "vlmexport: 1 of 3 pictures could not be read; the others were answered"
+        assert last == "vlmexport: 1 of 3 pictures could not be answered; the others were"
     (pictures / "frame3.png").unlink()
     assert main("run", path, *words) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2 and shown.err == ""
+
+
+def test_run_names_the_picture_that_does_not_fit(
+    tiny_bundle: Bundles, pictures: Path, capsys: Capture
+) -> None:
+    """One that is refused by its prompt, and not as a picture, leaves the others their answers."""
+    (pictures / "frame3.png").unlink()
+    assert main("run", tiny_bundle("t5").path, "--image", pictures, "--prompt", "a " * 400) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert ["frame2.png: " in lines[0], "frame10.png: " in lines[1]] == [True, True]
+    assert lines[2] == "vlmexport: 2 of 2 pictures could not be answered; the others were"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from .names import StoredNames
 from .tensors import TensorFiles
 
 WEIGHT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+PARAMETERS = ("weight", "bias")
+"""Names of parameters in their modules: one that the configuration does not ask for is no quantisation's."""
+UNMERGED = "an adapter's, saved without being merged; merge it (peft's merge_and_unload) and save the model"
 REMEDY = "quantized checkpoints are not supported; give the original in float32, float16 or bfloat16"
 
 
@@ -44,19 +47,23 @@ def check_weights(tensors: TensorFiles, names: StoredNames) -> None:
             raise UnsupportedModelError(
                 f"{tensors.folder}: tensor {disk} is {tensors.dtype(disk)}, which is no weight: {REMEDY}"
             )
-    for disk, module in _beside(names.unread, names.modules):
+    for disk, module, own in _beside(names.unread, names.modules):
+        if own in PARAMETERS and tensors.dtype(disk) in WEIGHT_DTYPES:
+            continue  # of another form of the model: transformers does not read it either, and a notice tells
+        unmerged = own.rpartition(".")[2] in PARAMETERS and own not in PARAMETERS
         raise UnsupportedModelError(
-            f"{tensors.folder}: tensor {disk} stands beside the parameters of {module} and is none of them: {REMEDY}"
+            f"{tensors.folder}: tensor {disk} stands beside the parameters of {module} and is none of them: "
+            f"{UNMERGED if unmerged else REMEDY}"
         )
 
 
-def _beside(unread: Iterable[tuple[str, str]], modules: dict[str, bool]) -> Iterator[tuple[str, str]]:
-    """(tensor, module) of those `unread` (parameter's name, tensor) that lie in a module with parameters, or anywhere below
-    one that has no modules of its own (`q_proj.weight.absmax`)."""
+def _beside(unread: Iterable[tuple[str, str]], modules: dict[str, bool]) -> Iterator[tuple[str, str, str]]:
+    """(tensor, module, name in the module) of those `unread` (parameter's name, tensor) that lie in a module with
+    parameters, or anywhere below one that has no modules of its own (`q_proj.weight.absmax`)."""
     for name, disk in unread:
         path = name.split(".")
         for length in range(len(path) - 1, 0, -1):
             module = ".".join(path[:length])
             if module in modules and (modules[module] or length == len(path) - 1):
-                yield disk, module
+                yield disk, module, ".".join(path[length:])
                 break
