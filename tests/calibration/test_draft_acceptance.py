@@ -199,8 +199,9 @@ def test_the_target_runs_once_for_all_drafts(
     names = [str(draft), "early-exit@1", f"early-exit@{LAYER}"]
     together = evaluate_drafts(target, records, names, 3, NEW, report=lines.append)
     assert len(calls) == 1
-    assert lines[0] == f"answered {len(records)}/{len(records)} records"
-    assert f"answers were cut at --max-new-tokens {NEW}" in lines[1] and "measured" in lines[-1]
+    assert lines[0].startswith(f"answering {len(records)} records, {NEW} tokens at most, on cpu")
+    assert lines[1] == f"answered {len(records)}/{len(records)} records"
+    assert f"answers were cut at --max-new-tokens {NEW}" in lines[2] and "measured" in lines[-1]
     assert together == {n: evaluate_drafts(target, records, [n], 3, NEW)[n] for n in names}
 
 

@@ -114,13 +114,13 @@ def test_answers_without_a_score_are_refused():
     [
         (["--task", "auto"], "no record of"),
         (["--task", "taste"], "--task 'taste' is none of"),
-        (["--draft", "d", "--bundle", "nothing"], "nothing"),
-        (["--draft", "d", "--strict"], "field `hue` is not read"),
+        (["--draft", "medusa", "--bundle", "nothing"], "nothing"),
+        (["--draft", "medusa", "--strict"], "field `hue` is not read"),
     ],
 )
 def test_eval_refuses_before_torch_is_imported(words: list[str], problem: str, tmp_path: Path):
     (tmp_path / "own.jsonl").write_text('{"question": "?", "hue": "red"}')
-    given = ["eval", "--model", str(tmp_path / "nothing"), "--data", str(tmp_path / "own.jsonl"), *words]
+    given = ["eval", "--model", "tiny-vit-gpt2", "--data", str(tmp_path / "own.jsonl"), *words]
     code = (
         f"import sys; from vlmexport.runtime.cli import main; print(main({given!r}), 'torch' in sys.modules)"
     )

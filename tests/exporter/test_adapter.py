@@ -20,7 +20,7 @@ from vlmexport.exporter.build.build import build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.checkpoint.adapter import CONFIG, KINDS, NONE
+from vlmexport.exporter.checkpoint.adapter import CONFIG, KINDS, NONE, adapter_for
 from vlmexport.exporter.checkpoint.whole import load_whole
 from vlmexport.exporter.families.reference import collate
 from vlmexport.exporter.families.registry import family_for
@@ -297,7 +297,7 @@ def test_none_is_left_out_without_a_word(
     several = tmp_path / "several"
     shutil.copytree(lora, several / "checkpoint-20")
     for model, adapter, words in (
-        (both, None, f"add --adapter {both} to merge it, or --adapter none"),
+        (both, None, f"merge it with --adapter {both} and leave it out with --adapter none"),
         (both, lora, "beside the model's weights"),
         (lora, None, f"--model {base} --adapter {lora}"),
         (left, None, f"--model BASE --adapter {left}"),
@@ -313,6 +313,14 @@ def test_none_is_left_out_without_a_word(
     assert fingerprint(open_checkpoint(both, adapter=both)) == fingerprint(
         open_checkpoint(base, adapter=lora)
     )
+    # Of a model on the hub only the description is here when this is asked.
+    described = tmp_path / "described"
+    described.mkdir()
+    for name in ("config.json", CONFIG, FILE):
+        shutil.copy(both / name, described)
+    with pytest.raises(OptionError, match="is an adapter, not a model"):
+        adapter_for(described, "org/model", NONE)
+    assert adapter_for(described, "org/model", NONE, described=True) is None
     plain = open_checkpoint(both, adapter=NONE)
     assert fingerprint(plain) == fingerprint(open_checkpoint(base))
     # transformers would apply what lies beside the weights.

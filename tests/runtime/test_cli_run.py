@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.commands import plot
-from vlmexport.runtime.errors import ImageError
+from vlmexport.runtime.errors import ImageError, PromptError
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark, machine
@@ -282,14 +282,26 @@ def test_run_answers_every_picture_of_a_folder(tiny_bundle: Bundles, pictures: P
 
 
 def test_run_names_the_picture_that_does_not_fit(
-    tiny_bundle: Bundles, pictures: Path, capsys: Capture
+    tiny_bundle: Bundles, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is refused by its prompt, and not as a picture, leaves the others their answers."""
-    (pictures / "frame3.png").unlink()
-    assert main("run", tiny_bundle("t5").path, "--image", pictures, "--prompt", "a " * 400) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert ["frame2.png: " in lines[0], "frame10.png: " in lines[1]] == [True, True]
-    assert lines[2] == "vlmexport: 2 of 2 pictures could not be answered; the others were"
+    """One that is refused by the rows that it takes of the prompt, and not as a picture, leaves the others their answers."""
+    for number, side in enumerate((40, 400, 40), 1):
+        Image.fromarray(synthetic_image(side, side)).save(tmp_path / f"{number}.png")
+    generate = Session.generate
+
+    def fitting(self: Session, image: Image.Image, *rest: Any, **options: Any) -> Any:
+        if image.width > 100:
+            raise PromptError("the prompt has 162 tokens; max_length is 160")
+        return generate(self, image, *rest, **options)
+
+    monkeypatch.setattr(Session, "generate", fitting)
+    words = ["--image", tmp_path, "--prompt", "describe", "--max-new-tokens", 4]
+    assert main("run", tiny_bundle("t5").path, *words) == 2
+    shown = capsys.readouterr()
+    assert [line.split("\t")[0] for line in shown.out.splitlines()] == ["1.png", "3.png"]
+    *_, first, last = shown.err.splitlines()
+    assert f"{tmp_path / '2.png'}: the prompt has 162 tokens" in first
+    assert last == "vlmexport: 1 of 3 pictures could not be answered; the others were"
 
 
 @pytest.mark.parametrize(
