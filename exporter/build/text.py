@@ -79,18 +79,27 @@ def _special(checkpoint: Checkpoint, name: str) -> Any:
     return next((value for value in found if value is not None), None)
 
 
+def _one_special(checkpoint: Checkpoint, name: str) -> int | None:
+    found = _special(checkpoint, name)
+    if found is not None and type(found) is not int:  # transformers' `generate` fails on it
+        raise UnsupportedModelError(
+            f"{checkpoint.folder}: {name} {found!r:.80} is not a token id; correct it"
+        )
+    return found
+
+
 def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | None) -> dict[str, Any]:
     """The manifest's `text`. Raises UnsupportedModelError when no token ends a text."""
     vocabulary = family.tensors()["embedding_table"].shape[0]
     ends = end_tokens(checkpoint, vocabulary)
-    pad, bos = _special(checkpoint, "pad_token_id"), _special(checkpoint, "bos_token_id")
+    pad, bos = (_one_special(checkpoint, name) for name in ("pad_token_id", "bos_token_id"))
     prompt = checkpoint.default_prompt if default_prompt is None else default_prompt
     return {
         "tokenizer": TOKENIZER_FILE,
         "vocab_size": vocabulary,
         "eos_token_ids": ends,
-        "pad_token_id": pad if isinstance(pad, int) and 0 <= pad < vocabulary else None,
-        "bos_token_id": bos if isinstance(bos, int) and 0 <= bos < vocabulary else None,
+        "pad_token_id": pad if pad is not None and 0 <= pad < vocabulary else None,
+        "bos_token_id": bos if bos is not None and 0 <= bos < vocabulary else None,
         "chat_template": family.chat_template,
         "default_prompt": prompt,
         "special_tokens": dict(checkpoint.tokenizer.special_tokens_map),

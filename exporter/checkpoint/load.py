@@ -156,6 +156,11 @@ class Checkpoint:
             raise ExportError(
                 f"the tokenizer of {self.folder} ({type(tokenizer).__name__}) has no tokenizer.json form"
             )
+        if getattr(tokenizer, "split_special_tokens", False):
+            raise ExportError(
+                f"{self.folder / 'tokenizer_config.json'}: split_special_tokens=true reads special tokens as text, which "
+                "tokenizer.json cannot say; set it to false"
+            )
         return tokenizer
 
     def _check_tokenizer_files(self) -> None:

@@ -71,7 +71,12 @@ def patched_image(
             raise UnsupportedModelError(
                 f"image processor: {name}={found[name]!r:.40} differs from the vision tower's {getattr(grid, name)}"
             )
-    size = {**reference.size, **(settings.get("size") or {})}
+    given = settings.get("size") or {}
+    if not isinstance(given, dict):
+        raise UnsupportedModelError(
+            f"image processor: size {given!r:.40} is no object of shortest_edge and longest_edge, in pixels"
+        )
+    size = {**reference.size, **given}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         asked = settings.get(name)
         found[name] = size.get(edge) if asked is None else asked

@@ -23,7 +23,7 @@ from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.runtime.errors import ExportError, UnsupportedModelError
+from vlmexport.runtime.errors import ExportError, UnsupportedModelError, VlmexportError
 
 VLMS = ("llava", "llava-next", "qwen2.5-vl")
 
@@ -354,6 +354,31 @@ def test_processor_files_of_older_releases_count_the_same_rows(
     change(path / "processor_config.json", lambda d: [d.pop(name, None) for name in gone])
     found = prepare(BuildRequest(model=str(path), output=path / "never", draft_layer=1), write=False)
     check_requests(found)  # the prompt of the runtime is that of the processor
+
+
+def test_a_size_that_is_no_object_is_refused(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen2.5-vl")
+    file = next(f for f in (path / "processor_config.json", path / "preprocessor_config.json") if f.is_file())
+    change(file, lambda d: d.get("image_processor", d).update(size=28))
+    with pytest.raises(UnsupportedModelError, match="size 28 is no object"):
+        prepare(BuildRequest(model=str(path), output=path / "never", draft_layer=1), write=False)
+
+
+def test_special_tokens_that_are_read_as_text_are_refused(folder: Callable[[str], Path]) -> None:
+    path = folder("llama")
+    change(path / "tokenizer_config.json", lambda d: d.update(split_special_tokens=True))
+    with pytest.raises(ExportError, match=r"tokenizer_config\.json: split_special_tokens=true"):
+        prepare(BuildRequest(model=str(path), output=path / "never", draft_layer=1), write=False)
+
+
+@pytest.mark.parametrize("name", ["bos_token_id", "pad_token_id"])
+def test_a_special_token_that_is_no_id_is_refused(name: str, folder: Callable[[str], Path]) -> None:
+    path = folder("llama")
+    change(path / "generation_config.json", lambda d: d.update({name: "<s>"}))
+    with pytest.raises(
+        VlmexportError, match=f"{name} '<s>' is not a token id|generation_config.json: transformers"
+    ):
+        prepare(BuildRequest(model=str(path), output=path / "never", draft_layer=1), write=False)
 
 
 # --- which folder ---

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ class Seeds:
         change_folder(model, rng)
 
         def serve() -> None:
-            transformers.logging.set_verbosity_error()  # its warnings are no part of a refusal
+            # Warnings are no part of a refusal; the commands leave them out, too.
+            transformers.logging.set_verbosity_error()
+            warnings.simplefilter("ignore")
             build(model, folder / "bundle")
             print(compared(model, folder / "bundle"))
 
