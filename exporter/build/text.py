@@ -93,6 +93,7 @@ def describe_text(checkpoint: Checkpoint, family: Family, default_prompt: str | 
     vocabulary = family.tensors()["embedding_table"].shape[0]
     ends = end_tokens(checkpoint, vocabulary)
     pad, bos = (_one_special(checkpoint, name) for name in ("pad_token_id", "bos_token_id"))
+    _one_special(checkpoint, "decoder_start_token_id")  # `Family.decoder_start` finds it
     prompt = checkpoint.default_prompt if default_prompt is None else default_prompt
     return {
         "tokenizer": TOKENIZER_FILE,

@@ -371,7 +371,7 @@ def test_special_tokens_that_are_read_as_text_are_refused(folder: Callable[[str]
         prepare(BuildRequest(model=str(path), output=path / "never", draft_layer=1), write=False)
 
 
-@pytest.mark.parametrize("name", ["bos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("name", ["bos_token_id", "pad_token_id", "decoder_start_token_id"])
 def test_a_special_token_that_is_no_id_is_refused(name: str, folder: Callable[[str], Path]) -> None:
     path = folder("llama")
     change(path / "generation_config.json", lambda d: d.update({name: "<s>"}))
