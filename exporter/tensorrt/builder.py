@@ -51,41 +51,30 @@ def build_plan(
     `decomposable` set. Portable copies have no attention layer. With `lean` the lean runtime loads the plan.
     Raises ExportError with TensorRT's own reason. KeyboardInterrupt ends it at TensorRT's next step.
     """
-    return interruptible(
-        lambda stop: _build(library, capability, source, scratch, options, profiles, lean, stop)
-    )
 
+    def build(stop: threading.Event) -> BuiltPlan:
+        attempts = [options]
+        if options.lowering == "native":
+            first = replace(options, decomposable=options.decomposable or options.precision == "float32")
+            attempts = [first] if first.decomposable else [first, replace(first, decomposable=True)]
+        reason = ""
+        for attempt in attempts:
+            copied = copy_graph(source, scratch, attempt)
+            check(stop)
+            parsed = parse(library, copied.path)
+            inputs, outputs = symbolic_shapes(copied.path)
+            data = _serialize(parsed, capability, profiles, inputs, attempt.precision, lean, stop)
+            check(stop)
+            if data is not None:
+                kept = attempt.lowering == "native" and not attempt.decomposable
+                fused = kept if copied.attentions else None
+                return BuiltPlan(data, len(memoryview(data)), copied, parsed.summary, fused, inputs, outputs)
+            reason = reason or first_error(parsed.logger.errors)
+            if not copied.attentions:
+                break
+        raise ExportError(f"{library.backend} {library.version} cannot build {source.name}: {reason}")
 
-def _build(
-    library: TensorRT,
-    capability: Any,
-    source: Path,
-    scratch: Path,
-    options: CopyOptions,
-    profiles: Sequence[Profile],
-    lean: bool,
-    stop: threading.Event,
-) -> BuiltPlan:
-    attempts = [options]
-    if options.lowering == "native":
-        first = replace(options, decomposable=options.decomposable or options.precision == "float32")
-        attempts = [first] if first.decomposable else [first, replace(first, decomposable=True)]
-    reason = ""
-    for attempt in attempts:
-        copied = copy_graph(source, scratch, attempt)
-        check(stop)
-        parsed = parse(library, copied.path)
-        inputs, outputs = symbolic_shapes(copied.path)
-        data = _serialize(parsed, capability, profiles, inputs, attempt.precision, lean, stop)
-        check(stop)
-        if data is not None:
-            kept = attempt.lowering == "native" and not attempt.decomposable
-            fused = kept if copied.attentions else None
-            return BuiltPlan(data, len(memoryview(data)), copied, parsed.summary, fused, inputs, outputs)
-        reason = reason or first_error(parsed.logger.errors)
-        if not copied.attentions:
-            break
-    raise ExportError(f"{library.backend} {library.version} cannot build {source.name}: {reason}")
+    return interruptible(build)
 
 
 def _serialize(
