@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from ...runtime.families.chat import chat_ids
 from ...runtime.text.sandbox import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
-from ..families.samples import CONVERSATIONS, SENTENCE, odd_picture
+from ..families.samples import CONVERSATIONS, SENTENCE, Sample, odd_picture
 from ..graphs.hollow import signature
 from ..graphs.template import TraceInput, trace
 from .text import core_tokenizer, template_file
@@ -36,14 +35,6 @@ SPARE_BYTES = 16 << 20
 
 _accepted: set[tuple] = set()
 """Signatures of activations that were traced in this process."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What preparing a request reads of a bundle that does not exist yet."""
-
-    manifest: Manifest
-    tokenizer: Tokenizer
 
 
 def check_early(prepared: Prepared) -> None:

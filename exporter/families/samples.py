@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from PIL import Image
 
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.images.synthetic import synthetic_image
+from ...runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What preparing a request reads of a bundle that does not exist yet, or of one with other limits."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+
 
 SENTENCE = (
     "a small robot puts the red cube on the table next to the blue cup , then it looks at the green ball . "

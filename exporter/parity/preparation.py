@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import ExportError, PromptError
 from ...runtime.families import get_family
 from ...runtime.families.base import Prepared, Source
-from ...runtime.text.tokenizer import Tokenizer
 from ..families.base import Family
 from ..families.reference import decoder_prefix
-from ..families.samples import CONVERSATIONS, ODD_SIZES, SENTENCE, odd_picture
+from ..families.samples import CONVERSATIONS, ODD_SIZES, SENTENCE, Sample, odd_picture
 from .tally import ParityRow, Tally
 
 PIXELS = 1e-5
@@ -36,26 +34,17 @@ def compare_preparation(bundle: Source, family: Family) -> ParityRow:
         _compare(runtime.prepare(bundle, image, prompt), family, image, prompt, tally)
     for image, messages in _conversations(bundle, family):
         try:
-            found = runtime.prepare(_Longer.of(bundle), image, messages)
-        except (
-            PromptError
-        ):  # a template without such turns: the runtime refuses these, and nothing is to compare
-            continue
+            found = runtime.prepare(_without_limit(bundle), image, messages)
+        except PromptError:
+            continue  # a template without such turns: the runtime refuses them, and nothing is to compare
         _compare(found, family, image, messages, tally)
     return tally.row("preparation", "transformers", "realistic", floor=PIXELS)
 
 
-@dataclass(frozen=True)
-class _Longer:
-    """A bundle whose limit of length no conversation meets."""
-
-    manifest: Manifest
-    tokenizer: Tokenizer
-
-    @classmethod
-    def of(cls, bundle: Source) -> _Longer:
-        limits = replace(bundle.manifest.limits, max_length=1 << 20)
-        return cls(replace(bundle.manifest, limits=limits), bundle.tokenizer)
+def _without_limit(bundle: Source) -> Source:
+    """The bundle with a limit of length that no conversation meets."""
+    limits = replace(bundle.manifest.limits, max_length=1 << 20)
+    return Sample(replace(bundle.manifest, limits=limits), bundle.tokenizer)
 
 
 def _conversations(bundle: Source, family: Family) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
