@@ -133,16 +133,18 @@ def readable(template: str, messages: Sequence[Message], special_tokens: Mapping
     for form in (list(messages), _as_parts(messages), _as_text(messages)):
         if form is None:
             continue
+        marked = _marked(form)
         try:
-            lost = _lost(template, form, special_tokens)
+            rendered = _rendered(template, marked, special_tokens)
         except TooMuch:
             raise
         except PromptError as error:
             failures.append((len(form) + 1, error))
             continue
+        lost = _lost(form, marked, rendered)
         if not lost:
-            _check_roles(template, form, special_tokens)
-            _check_fields(template, form, special_tokens)
+            _check_roles(template, marked, special_tokens, rendered)
+            _check_fields(template, marked, special_tokens, rendered)
             return form
         failures.append((len({text.message for text in lost}), _dropped(lost[0])))
     raise min(failures, key=lambda failure: failure[0])[1]
@@ -188,10 +190,8 @@ def _dropped(text: Text) -> PromptError:
 # --- what a template does with messages of this shape ---
 
 
-def _lost(template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> list[Text]:
-    """The texts that the template does not write, or not in their order."""
-    marked = _marked(messages)
-    rendered = _rendered(template, marked, special_tokens)
+def _lost(messages: Sequence[Message], marked: Sequence[Message], rendered: str) -> list[Text]:
+    """The texts that the template does not write, or not in their order: `rendered` is what it makes of `marked`."""
     marks = [mark for mark in texts(marked) if mark.text.strip()]
     said = [text for text in texts(messages) if text.text.strip()]
     for mark in marks:  # a list that is written as Python or JSON writes it is not laid out
@@ -213,30 +213,31 @@ def _missing(rendered: str, wanted: Sequence[tuple[Text, str]]) -> list[Text]:
     return lost
 
 
-def _check_roles(template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> None:
+def _check_roles(
+    template: str, marked: Sequence[Message], special_tokens: Mapping[str, str], rendered: str
+) -> None:
     """No turn stands as one of another role would."""
-    marked = _marked(messages)
-    rendered = _rendered(template, marked, special_tokens)
-    for role in dict.fromkeys(message["role"] for message in messages):
+    for role in dict.fromkeys(message["role"] for message in marked):
         for other in ("user", "assistant") if role != "user" else ():
             renamed = [{**m, "role": other} if m["role"] == role else m for m in marked]
             if role != other and _same(template, renamed, special_tokens, rendered):
-                at = next(i for i, message in enumerate(messages) if message["role"] == role)
+                at = next(i for i, message in enumerate(marked) if message["role"] == role)
                 raise PromptError(
                     f"the chat template writes message {at} of role {role!r:.40} as if its role were {other!r}; put it "
                     "into a turn of the user, or give the prompt raw"
                 )
 
 
-def _check_fields(template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> None:
+def _check_fields(
+    template: str, marked: Sequence[Message], special_tokens: Mapping[str, str], rendered: str
+) -> None:
     """Fields beside role and content are read by the template."""
-    marked = _marked(messages)
-    for field in dict.fromkeys(key for message in messages for key in message):
+    for field in dict.fromkeys(key for message in marked for key in message):
         if field in ("role", "content"):
             continue
         without = [{key: value for key, value in m.items() if key != field} for m in marked]
-        if _same(template, without, special_tokens, _rendered(template, marked, special_tokens)):
-            at = next(i for i, message in enumerate(messages) if field in message)
+        if _same(template, without, special_tokens, rendered):
+            at = next(i for i, message in enumerate(marked) if field in message)
             raise PromptError(
                 f"message {at}: the chat template does not read its field {field!r:.40}; leave it out"
             )
