@@ -3,13 +3,11 @@ rank. A draft has one colour in all panels; its later heads are paler."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...runtime.commands.plot import check_plot
-from ...runtime.files import write_file
+from ...runtime.commands.plot import check_plot, save_figure
 from .acceptance import Acceptance
 
 LEAST = 20
@@ -61,9 +59,7 @@ def _save(figure: Any, results: Mapping[str, Acceptance], path: Path) -> None:
     names = [f"{name} (alpha {result.alpha:.3f})" for name, result in results.items()]
     columns = max(1, int(figure.get_figwidth() // 3.5))
     figure.legend(lines, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:].lower(), dpi=130)
-    write_file(path, content.getvalue())
+    save_figure(figure, path, 130)
 
 
 def _colour(draft: int) -> str:

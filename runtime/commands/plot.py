@@ -27,8 +27,13 @@ def check_plot(path: Path) -> None:
 
 def write_plot(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `benchmark.measure` into `path`, as a whole or not at all."""
+    save_figure(drawn(report), path, 150)
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Write a figure of matplotlib in the format that the name of `path` ends in, as a whole or not at all."""
     content = io.BytesIO()
-    drawn(report).savefig(content, format=path.suffix[1:].lower(), dpi=150)
+    figure.savefig(content, format=path.suffix[1:].lower(), dpi=dpi)
     write_file(path, content.getvalue())
 
 
