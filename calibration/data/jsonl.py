@@ -43,8 +43,7 @@ def load_jsonl(path: Path, prompt: str, problems: Problems) -> list[Record]:
         yield from _records(value, {part: name for name, part in read.items()}, path, number, prompt)
 
     found = gather(lines, record, problems)
-    if said := unread.line():
-        problems.tell(said)
+    unread.tell(problems)
     return found
 
 

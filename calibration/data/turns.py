@@ -134,6 +134,5 @@ def load_conversations(
         yield from found[:1] if turns == "first" else found
 
     found = collect(path, "", document, record, problems)
-    if said := unread.line():
-        problems.tell(said)
+    unread.tell(problems)
     return found

@@ -6,7 +6,10 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .records import Problems
 
 NAMES = ("id", "idx", "key", "uid", "question_id")
 """Names that people give to records: no score and no training reads them."""
@@ -53,6 +56,11 @@ class Unread:
                     self._fields.update(found)
             elif name not in NAMES and value not in (None, "", [], {}):
                 self._fields[name] += 1
+
+    def tell(self, problems: Problems) -> None:
+        """Says what was not read, if anything. Raises InputError where `problems` are strict."""
+        if said := self.line():
+            problems.tell(said)
 
     def line(self) -> str | None:
         """One line that names them all, most frequent first; None where everything is read."""
