@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..runtime.bundle.manifest import ModelInfo
 from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
-from .aliases import HUB_ID
+from .aliases import is_hub_id
 
 NONE = "none"
 """Leaves an adapter out that lies beside a model's weights."""
 
 CONFIG = "adapter_config.json"
+
+
+def check_merged(model: ModelInfo, wanted: str | None) -> None:
+    """OptionError for a bundle with an adapter in its weights that is to be compared with the model without."""
+    if model.adapter is not None and wanted in (None, NONE):
+        raise OptionError(
+            f"the bundle was built with the adapter {model.adapter.name}; add --adapter with its folder"
+        )
 
 
 def check_adapter(source: str | None) -> None:
@@ -22,6 +31,6 @@ def check_adapter(source: str | None) -> None:
     if not folder.is_dir():
         if folder.exists():
             raise OptionError(f"--adapter {source} is a file; give the folder that holds {CONFIG}")
-        if source.startswith(".") or not HUB_ID.fullmatch(source):
+        if not is_hub_id(source):
             raise OptionError(f"--adapter {source!r:.200}: there is no such folder, and it is no hub id")
     need_extra("adapter", "`--adapter`")

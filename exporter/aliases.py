@@ -11,7 +11,7 @@ from ..runtime.errors import OptionError
 
 BUNDLED = Path(__file__).parent / "bundled"
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,18 @@ def find_alias(name: str) -> Alias | None:
     return next((a for a in ALIASES if a.name == name), None)
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a hub could have something of this name, which no file or folder here has."""
+    return not Path(name).exists() and not name.startswith(".") and _HUB_ID.fullmatch(name) is not None
+
+
 def check_known(model: str) -> None:
     """OptionError for what is no alias, no folder and no id that a hub could have; nothing is opened."""
     if find_alias(model) is not None or Path(model).is_dir():
         return
     if Path(model).exists():
         raise OptionError(f"{model} is a file; give the folder that holds config.json and the weights")
-    if model.startswith(".") or not HUB_ID.fullmatch(model):
+    if not is_hub_id(model):
         raise unknown_model(model)
 
 

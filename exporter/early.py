@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
-from .adapter_names import NONE, check_adapter
+from .adapter_names import check_adapter, check_merged
 from .aliases import check_known
 from .drafts.named import check_folder, check_named, check_precisions
 from .output import check_output
@@ -43,11 +43,7 @@ def check_verify(bundle: Path, model: str, drafts: Sequence[str], adapter: str |
     """Raises BundleError, OptionError or ExportError for what cannot be compared."""
     from ..runtime.bundle.folder import Bundle
 
-    merged = Bundle.open(bundle).manifest.model.adapter
-    if merged is not None and adapter in (None, NONE):
-        raise OptionError(
-            f"the bundle was built with the adapter {merged.name}; add --adapter with its folder"
-        )
+    check_merged(Bundle.open(bundle).manifest.model, adapter)
     check_adapter(adapter)
     check_known(model)
     for draft in drafts:

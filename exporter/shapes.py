@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..runtime.bundle.manifest import GraphInfo, Manifest
 from ..runtime.errors import OptionError
+from .lengths import check_length
 
 FOLDER = Path(__file__).parent / "bundled" / "shapes"
 
@@ -41,15 +42,9 @@ def published(alias: str) -> Shapes | None:
 def planned(shapes: Shapes, draft_layer: int | None, max_length: int | None, batch: int) -> Manifest:
     """The manifest of a build with these options. Raises OptionError for what a build would refuse."""
     manifest = shapes.manifest
-    limits, most = manifest.limits, shapes.max_positions
+    limits = manifest.limits
     if max_length is not None:
-        if most is not None and max_length > most:
-            raise OptionError(f"--max-length {max_length} is beyond the model's {most} positions")
-        if shapes.needed_rows and max_length < shapes.needed_rows + 2:
-            raise OptionError(
-                f"--max-length {max_length} has no room for a picture of this model, which has up to {shapes.needed_rows} "
-                f"rows; give at least {shapes.needed_rows + 2}, and more for text"
-            )
+        check_length(max_length, shapes.max_positions, shapes.needed_rows)
         manifest = replace(manifest, limits=replace(limits, max_length=max_length))
     if batch > limits.max_batch:
         manifest = replace(manifest, limits=replace(manifest.limits, max_batch=batch))

@@ -15,6 +15,7 @@ from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts.selection import DraftSelection, select_drafts, set_precisions
 from ..families.base import Family
 from ..families.registry import family_for
+from ..lengths import check_length
 from ..output import check_output, check_space
 from .checks import check_early, estimated_bytes
 from .describe import describe
@@ -70,15 +71,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
         )
     if request.max_length is None:
         request = request.model_copy(update={"max_length": _length(request, family)})
-    if family.max_positions is not None and request.length > family.max_positions:
-        raise OptionError(
-            f"--max-length {request.length} is beyond the model's {family.max_positions} positions"
-        )
-    if (rows := family.needed_rows) and request.length < rows + 2:
-        raise OptionError(
-            f"--max-length {request.length} has no room for a picture of this model, which has up to {rows} rows; "
-            f"give at least {rows + 2}, and more for text"
-        )
+    check_length(request.length, family.max_positions, family.needed_rows)
     selection = select_drafts(
         request.model,
         checkpoint.alias,

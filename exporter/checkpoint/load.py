@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, UnsupportedModelError
-from ..aliases import HUB_ID, Alias, check_known, find_alias
+from ..aliases import Alias, check_known, find_alias, is_hub_id
 from .adapter import Adapter, adapter_for
 from .changed import Origin
 from .hub import SMALL, described, download
@@ -274,8 +274,7 @@ def hub_id_of(model: str) -> str | None:
     alias = find_alias(model)
     if alias is not None:
         return alias.hub_id or None
-    known = not Path(model).exists() and not model.startswith(".") and HUB_ID.fullmatch(model)
-    return model if known else None
+    return model if is_hub_id(model) else None
 
 
 def open_checkpoint(

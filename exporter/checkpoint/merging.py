@@ -53,7 +53,6 @@ class Merger:
         self.adapter = adapter
         model = hollow_names(checkpoint.model_class, checkpoint.config)
         self._tied = _tied(model)
-        self._ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
         _fill(model)
         self._hollow = dict(model.named_parameters())
         names = {id(p): name for name, p in self._hollow.items()}
@@ -73,12 +72,12 @@ class Merger:
         """`tensors` with what the adapter changes merged in; `names` are those of `tensors` alone."""
         entries: dict[str, Merged] = {}
         for name in self.changed:
-            source = self._source(name, names)
+            source = names.find_tied(name)
             if source is None:
                 raise ExportError(
                     f"the adapter {self.adapter.name} changes {name}, which {tensors.folder} does not hold"
                 )
-            twins = [n for n in self._group(name) if n != name and self._source(n, names) == source]
+            twins = [n for n in self._group(name) if n != name and names.find_tied(n) == source]
             if len(twins) > 1:
                 raise UnsupportedModelError(
                     f"the adapter {self.adapter.name} changes {name}, which the model shares with {' and '.join(twins)}; "
@@ -105,11 +104,6 @@ class Merger:
     def _group(self, name: str) -> list[str]:
         """Names of the parameter that the model's class shares with others."""
         return next((g for g in self._tied if name in g), [name])
-
-    def _source(self, name: str, names: StoredNames) -> str | None:
-        """The tensor of a parameter, or of the one that it is tied to."""
-        candidates = [name, *([self._ties[name]] if name in self._ties else []), *self._group(name)]
-        return next((found for n in candidates if (found := names.find(n)) is not None), None)
 
     def _merged(self, path: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of one module with the adapter in them, by name."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.errors import ExportError
 from ...runtime.families import FAMILIES
+from ..adapter_names import check_merged
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts import open_draft, shipped_drafts
 from ..drafts.base import Draft
@@ -62,6 +63,7 @@ def verify_bundle(
     `Session.load` has it (parity is a CPU's)."""
     return_large_buffers()
     bundle = Bundle.open(folder)
+    check_merged(bundle.manifest.model, adapter)
     report = VerifyReport(str(folder), model)
     total, done = sum(info.bytes for info in bundle.manifest.files.values()), 0
 
@@ -75,11 +77,6 @@ def verify_bundle(
     checkpoint = open_checkpoint(model, adapter=adapter)
     report.notes += checkpoint.notices
     found = fingerprint(checkpoint)
-    merged = bundle.manifest.model.adapter
-    if merged is not None and checkpoint.adapter is None:
-        raise OptionError(
-            f"the bundle was built with the adapter {merged.name}; add --adapter with its folder"
-        )
     if found != bundle.manifest.model.fingerprint:
         report.failures.append(
             f"the bundle was built from other weights ({bundle.manifest.model.fingerprint[:19]}) than {model} ({found[:19]})"
