@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
 from ..adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
 from .lines import first_line
+from .small_files import read_weights
 from .tensors import WEIGHT_FILES
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -89,7 +89,10 @@ class Adapter:
         path = next((self.folder / name for name in WEIGHTS if (self.folder / name).is_file()), None)
         if path is None:
             raise ExportError(f"the adapter {self.folder} has no weights ({' or '.join(WEIGHTS)})")
-        found = _read(path)
+        try:
+            found = read_weights(path)
+        except ExportError as error:
+            raise ExportError(f"{error}; save the adapter again") from error
         for name, tensor in found.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
                 raise ExportError(
@@ -209,31 +212,6 @@ def _remedy(folder: Path) -> str:
     if (folder / "config.json").is_file():
         return f"it holds a model and no {CONFIG}; give it as --model"
     return f"it holds no {CONFIG}"
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    """Nothing in the file is trusted: pickled tensors are read with `weights_only=True`."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        OSError,
-        EOFError,
-        KeyError,
-    ) as error:
-        raise ExportError(f"{path} cannot be read ({first_line(error)}); save the adapter again") from error
-    if not isinstance(found, dict) or not all(isinstance(t, torch.Tensor) for t in found.values()):
-        raise ExportError(f"{path} is not a table of tensors; save the adapter again")
-    return {str(name): tensor for name, tensor in found.items()}
 
 
 def _last(name: str) -> str:

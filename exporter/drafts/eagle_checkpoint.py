@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import ExportError
+from ..checkpoint.small_files import read_weights
 from .eagle_network import EagleConfig, EagleNetwork
 from .published import (
     CONFIG,
@@ -26,7 +27,6 @@ from .published import (
     layer_shape,
     read_config,
     read_names,
-    read_weights,
 )
 
 PREFIX = "model."

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import ExportError, OptionError
+from ..checkpoint.small_files import read_weights
 from .medusa_network import MedusaConfig, MedusaHeads
-from .published import filled, find_weights, read_config, read_weights
+from .published import filled, find_weights, read_config
 
 CONFIG = "config.json"
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import ExportError
+from ..checkpoint.small_files import read_weights
 from .eagle_network import EagleConfig, EagleNetwork
 from .published import (
     CONFIG,
@@ -28,7 +29,6 @@ from .published import (
     find_weights,
     layer_shape,
     read_config,
-    read_weights,
 )
 
 VERSIONS = {"eagle": "0.2.0", "eagle3": "0.9.0"}
