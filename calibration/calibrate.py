@@ -86,7 +86,7 @@ def calibrate(
     if merge:
         if data:
             raise OptionError("--merge takes over what was measured, --data measures: give one of them")
-        costs, acceptance = merged([_document(path) for path in merge], manifest.model.fingerprint)
+        costs, acceptance = merged({str(path): _document(path) for path in merge}, manifest.model.fingerprint)
         if not dry_run:
             store_costs(opened.path, costs, acceptance)
         if as_json:

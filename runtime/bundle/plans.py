@@ -14,13 +14,14 @@ from ..errors import BundleError, OptionError
 from ..measure.devices import RTX_TARGETS
 from .manifest import LOWERINGS, ValueInfo
 from .schema import (
+    GIB,
     ITEM_SIZES,
     Part,
     boolean,
     bundle_path,
     checked,
     dimension,
-    failure,
+    integer,
     list_of,
     optional,
     string,
@@ -71,6 +72,7 @@ class Plan(Part):
     version: str = checked(string(40))
     precision: str = checked(string(20, ("float32", "float16", "bfloat16")))
     bindings: list[Binding] = checked(list_of(Binding.parse, 10_000))
+    bytes: int | None = checked(optional(integer(0, 4096 * GIB)), default=None)
     lowering: str = checked(string(20, LOWERINGS), default="native")
     lean: bool = checked(boolean, default=False)
     """For the lean runtime alone."""
@@ -106,7 +108,7 @@ def choose_plans(
 ) -> dict[str, Plan]:
     """The plan of every graph that has one for the GPU `target`, of one TensorRT: an `installed` one where there are several.
 
-    Raises `BundleError` for entries that are none and for graphs without a plan, `OptionError` where there is no plan for
+    Raises `BundleError` for graphs without a plan, `OptionError` where there is no plan for
     that GPU; both name the command that builds them.
     """
     here = [(number, plan) for number, plan in enumerate(manifest.plans) if plan.get("target") == target]
@@ -125,9 +127,6 @@ def choose_plans(
         raise BundleError(
             f"{bundle}: no {backends[0]} plan for {target} of {', '.join(missing)[:200]}; build them again with {command}"
         )
-    for number, plan in here:
-        if plan.get("file") not in manifest.files:
-            raise failure(f"plans[{number}].file", plan.get("file"), "a file listed under 'files'")
     if len({plan.lean for plan in found.values()}) > 1:
         raise BundleError(
             f"{bundle}: some plans for {target} are for the lean runtime, others are not; build them again with {command}"

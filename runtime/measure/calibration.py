@@ -22,7 +22,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..bundle.combination import combinations
-from ..errors import OptionError
+from ..bundle.entries import check_report
+from ..errors import BundleError, OptionError
 from ..proposers import KINDS
 from ..speculate.budget import Budget
 from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
@@ -316,23 +317,27 @@ class Calibration:
         return found if self._by == "reward" or found.speedup >= self._least else None
 
 
-def merge(documents: Sequence[Mapping[str, Any]], fingerprint: str) -> tuple[list[Any], list[Any]]:
-    """(costs, acceptance) of several reports of `calibrate` of the same model, or of manifests.
+def merge(documents: Mapping[str, Mapping[str, Any]], fingerprint: str) -> tuple[list[Any], list[Any]]:
+    """(costs, acceptance) of several reports of `calibrate` of the same model, or of manifests, each under its name.
 
-    Raises `OptionError` for a document of another model.
+    Raises `OptionError`, naming document, field and value, for one of another model and for what is no report.
     """
     costs: list[Any] = []
     acceptance: list[Any] = []
-    for document in documents:
+    for name, document in documents.items():
         model = document.get("model")
         found = model.get("fingerprint") if isinstance(model, Mapping) else document.get("fingerprint")
         if found != fingerprint:
             raise OptionError(
-                f"--merge: {found!r:.80} is the fingerprint of another model than this bundle's"
+                f"--merge {name}: {found!r:.80} is the fingerprint of another model than this bundle's"
             )
-        entries = document.get("costs")
-        costs += entries if isinstance(entries, list) else [entries]
-        acceptance += document.get("acceptance") or []
+        try:
+            more_costs, more_acceptance = check_report(document)
+        except BundleError as error:
+            reason = str(error).removeprefix("manifest ").removesuffix("; build the bundle again")
+            raise OptionError(f"--merge {name}: {reason}; give a report of `vlmexport calibrate --json`") from None
+        costs += more_costs
+        acceptance += more_acceptance
     return costs, acceptance
 
 

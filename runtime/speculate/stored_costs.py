@@ -126,14 +126,15 @@ class StoredChoice(Part):
 
 @dataclass(kw_only=True)
 class StoredCosts(Part):
-    """One entry of `costs`: pass times in seconds, what they were measured on, and what was chosen by them."""
+    """One entry of `costs`: pass times in seconds, what they were measured on, and what was chosen by them. One without
+    pass times (`plain`) says nothing, and is passed over."""
 
     machine: str = checked(string(200))
     threads: int = checked(integer(1, 4096))
-    date: str = checked(string(40))
+    date: str = checked(string(40), default="")
     cache: int | None = checked(optional(integer(0, 1 << 21)), default=None)
     """Key/value rows that were visible."""
-    plain: dict[int, float] = checked(_seconds)
+    plain: dict[int, float] = checked(_seconds, default_factory=dict)
     host: float = checked(number(0, 1e4), default=0.0)
     drafts: dict[str, _StoredDraft] = checked(
         mapping_of(_StoredDraft.parse, string(100), 100), default_factory=dict
@@ -201,8 +202,9 @@ def find_costs(manifest: Manifest, machine: str, threads: int) -> StoredCosts | 
 
 
 def every_costs(manifest: Manifest) -> list[StoredCosts]:
-    """All entries, oldest first. Raises `BundleError` for an entry that is not one."""
-    return [StoredCosts.parse(entry, f"costs[{at}]") for at, entry in enumerate(manifest.costs)]
+    """All entries with pass times, oldest first. Raises `BundleError` for an entry that is not one."""
+    found = [StoredCosts.parse(entry, f"costs[{at}]") for at, entry in enumerate(manifest.costs)]
+    return [entry for entry in found if entry.plain]
 
 
 def bundle_here(bundle: Bundle, machine: str, threads: int) -> Bundle:

@@ -27,6 +27,7 @@ from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.options import resolve
 from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.decode.floats import widen
@@ -171,7 +172,7 @@ def test_an_installed_library_is_chosen(planned: Bundle) -> None:
 )  # fmt: skip
 def test_an_entry_that_is_none(planned: Bundle, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BundleError, match=said):
-        Emulated(changed(planned, **fields))
+        Manifest.from_dict(changed(planned, **fields).manifest.to_dict())
 
 
 def test_plans_of_another_version(planned: Bundle) -> None:

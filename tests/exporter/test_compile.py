@@ -54,8 +54,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(source.name)
         scratch.mkdir()
         data = f"{source.name} {options.lowering} {len(asked)}".encode()
-        summary = NetworkSummary(Counter(), {}, {}, {}, ())
-        return BuiltPlan(data, len(data), GraphCopy(scratch / source.name, {}, 0), summary, None, {}, {})
+        summary = NetworkSummary(Counter(), {}, {"out": ("float32", (1,))}, {}, ())
+        copied = GraphCopy(scratch / source.name, {}, 0)
+        return BuiltPlan(data, len(data), copied, summary, None, {}, {"out": [1]})
 
     monkeypatch.setattr(plans, "build_plan", build)
     return asked

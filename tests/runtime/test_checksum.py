@@ -132,7 +132,8 @@ def test_a_new_calibration_replaces_what_was_stored_of_its_drafts(folder: Path) 
     """A chain that was looked at on other requests must not tell of a later calibration; devices are merged beside it."""
 
     def seen(draft: str, depth: int, date: str) -> dict[str, object]:
-        return {"draft": draft, "nodes": depth, "depth": depth, "date": date}
+        counted = {"shapes": [[depth, depth, 2]], "accepted": [2], "discarded": 0, "requests": 1, "data": "d"}
+        return {"draft": draft, "nodes": depth, "depth": depth, "date": date, **counted}
 
     def stored() -> list[tuple[str, int, str]]:
         return [(e["draft"], e["depth"], e["date"]) for e in Bundle.open(folder).manifest.acceptance]

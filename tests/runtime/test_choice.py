@@ -144,11 +144,15 @@ def test_acceptance_survives_the_manifest() -> None:
 
 
 def test_devices_are_merged_and_another_model_is_refused() -> None:
-    def report(machine: str) -> dict[str, Any]:
-        return {"fingerprint": "f", "costs": {"machine": machine}, "acceptance": [{"draft": machine}]}
+    def costs_of(machine: str) -> dict[str, Any]:
+        return {"machine": machine, "threads": 1, "date": "2026", "plain": {"1": 0.1}}
 
-    whole = {"model": {"fingerprint": "f"}, "costs": [{"machine": "c"}, {"machine": "d"}], "acceptance": []}
-    costs, acceptance = merge([report("a"), report("b"), whole], "f")
+    def report(machine: str) -> dict[str, Any]:
+        seen = StoredAcceptance.of(chain(machine, 4, 0.9), 3, "scenes", "2026").to_dict()
+        return {"fingerprint": "f", "costs": costs_of(machine), "acceptance": [seen]}
+
+    whole = {"model": {"fingerprint": "f"}, "costs": [costs_of("c"), costs_of("d")], "acceptance": []}
+    costs, acceptance = merge({"a": report("a"), "b": report("b"), "whole": whole}, "f")
     assert [entry["machine"] for entry in costs] == ["a", "b", "c", "d"] and len(acceptance) == 2
-    with pytest.raises(OptionError, match="another model"):
-        merge([report("a")], "g")
+    with pytest.raises(OptionError, match="--merge a: 'f' is the fingerprint of another model"):
+        merge({"a": report("a")}, "g")
