@@ -3,33 +3,84 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import OptionError
+from .locks import hold, is_still, release
+
+_SUFFIX = ".new"
 
 
 @contextlib.contextmanager
-def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path`, synced, when the block ends without an exception; else nothing is left of
-    it. A kill leaves the old file or the new one, and perhaps `scratch` (default: `path` with `.new` behind it).
+    it. A kill leaves the old file or the new one, and perhaps a scratch file beside it, which the next writer of the same
+    file removes. Several may write at once: each has a scratch file of its own, and the last one's file stays.
 
     Raises `OSError` that names `path`: that of a full disk names nothing.
     """
-    scratch = path.with_name(path.name + ".new") if scratch is None else scratch
+    scratch, lock = None, None
     try:
-        with scratch.open("wb") as out:
+        remove_scratch(path)
+        scratch, out, lock = _new_scratch(path)
+        with out:
             yield out
             out.flush()
             os.fsync(out.fileno())
         scratch.replace(path)
     except BaseException as error:
-        scratch.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(scratch)):
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError) and (
+            error.filename is None or is_scratch(Path(error.filename).name, path.name)
+        ):
             error.filename = str(path)
         raise
+    finally:
+        release(lock)
+
+
+def is_scratch(name: str, file: str) -> bool:
+    """Whether `name` is that of a scratch file of `replacing` for the file called `file`."""
+    return name.startswith(_prefix(file)) and name.endswith(_SUFFIX)
+
+
+def remove_scratch(path: Path) -> None:
+    """Removes scratch files for `path` whose writers were killed: nobody holds a lock on them."""
+    for left in path.parent.glob(f"{glob.escape(_prefix(path.name))}*{_SUFFIX}"):
+        try:
+            lock = hold(left)
+        except BlockingIOError:
+            continue  # its writer lives
+        if lock is not None:
+            if is_still(left, lock):
+                left.unlink(missing_ok=True)
+            release(lock)
+
+
+def _new_scratch(path: Path) -> tuple[Path, BinaryIO, int | None]:
+    """(a new file beside `path`, open to be written, its lock). Raises `OSError`."""
+    while True:
+        scratch = path.with_name(f"{_prefix(path.name)}{secrets.token_hex(4)}{_SUFFIX}")
+        out = scratch.open("xb")
+        try:
+            lock = hold(scratch)
+            if lock is None or is_still(scratch, lock):
+                return scratch, out, lock
+            release(lock)
+        except BlockingIOError:
+            pass
+        out.close()  # another writer took it for a leftover before it was locked, and removes it
+
+
+def _prefix(file: str) -> str:
+    """How names of scratch files for `file` begin; a long name is cut, so that there is room for the rest."""
+    return f".{os.fsdecode(os.fsencode(file)[:200])}."
 
 
 def write_file(path: Path, content: bytes | str) -> None:

@@ -29,7 +29,7 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
     """
     pytest.importorskip("torch", reason="building the bundles needs [export]")
     import tiny_bundles  # torch is imported only by tests that ask
-    from filelock import FileLock  # comes with torch
+    from filelock import FileLock
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -18,10 +18,14 @@ from typing import Any
 from ...exporter.disk import full_disk_in
 from ...runtime.errors import InputError, OptionError
 from ...runtime.files import replacing
+from ...runtime.locks import only_one
 from ..data.generated import META, read_meta, shard_name
 from ..data.records import Problems, Record, RecordSet
 from ..training.provenance import provenance
 from .answers import Answers, GenerationOptions
+
+LOCK = ".lock"
+"""A file of the folder while a process writes there."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def generate_data(
     strict: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Generated:
-    """Answers every record; returns what this call wrote.
+    """Answers every record; returns what this call wrote. One process at a time writes to a folder.
 
     Args:
         answers: who answers. records: what to; their own texts are ignored.
@@ -59,11 +63,13 @@ def generate_data(
         of skipping it.
 
     Raises:
-        OptionError: `out` holds generations of another target, data or options.
+        OptionError: `out` holds generations of another target, data or options, or another process writes to it.
         InputError: a bad record, when strict; a shard without any answer before there are others.
     """
     options = options or GenerationOptions()
     with full_disk_in(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with full_disk_in(out), only_one(out / LOCK, kept=False):
         say = report or (lambda line: print(line, file=sys.stderr, flush=True))
         shards = -(-len(records) // shard_size)
         run: dict[str, Any] = {
@@ -145,7 +151,6 @@ def _nothing_written(problems: Problems, lengths: list[int], options: Generation
 
 def _claim(out: Path, run: dict[str, Any]) -> None:
     """Makes the folder `run`'s own. OptionError when it holds generations of another one."""
-    out.mkdir(parents=True, exist_ok=True)
     meta = out / META
     # A run that failed before its first shard claims nothing.
     if meta.exists() and any(out.glob("shard-*.jsonl")):

@@ -15,7 +15,7 @@ from ...exporter.families.registry import family_for
 from ...runtime.bundle.folder import Bundle
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.files import cache_folder
-from ..lock import alone
+from ...runtime.locks import alone
 
 PROMPT = 1024
 """Positions that prompts may take beside the answer; the buffers cost nothing where nobody writes them."""
@@ -44,7 +44,8 @@ def target_bundle(
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)
     folder = cache_folder() / "bundles" / f"{name}-{_key(checkpoint, length)}"
-    with alone(folder.with_name(f"{folder.name}.lock")):  # another process may be building it
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder.with_name(f"{folder.name}.lock"), folder):  # another process may be building it
         if folder.exists():
             try:
                 return Bundle.open(folder)

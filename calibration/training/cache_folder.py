@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...runtime.errors import OptionError
 from ...runtime.files import replacing
+from ...runtime.locks import alone
 from ..data.records import RecordSet
-from ..lock import alone
 from ..targets.target import Target
 
 CACHE_DTYPES = ("float16", "float32")
@@ -38,6 +38,7 @@ def to_make(place: Path, names: Sequence[str]) -> Iterator[list[str]]:
     if not missing():
         yield []
         return
+    place.mkdir(parents=True, exist_ok=True)
     with alone(place / "lock"):
         yield missing()
 

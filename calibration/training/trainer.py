@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
 from ...runtime.errors import DivergedError
-from ..lock import only_one
+from ...runtime.locks import only_one
 from ..processes import all_summed, check_shared, join_processes, wait_for_all
 from .features import Source, in_batches
 from .objectives.base import LearnedTarget, Objective
@@ -113,7 +113,10 @@ class Trainer:
             DivergedError: the loss is no number any more. LostProcessError: another process of this run ended.
         """
         self.out.mkdir(parents=True, exist_ok=True)
-        with only_one(self.out / LOCK) if self.accelerator.is_main_process else nullcontext():
+        alone = only_one(
+            self.out / LOCK, remedy="; several processes of one training are started by torchrun"
+        )
+        with alone if self.accelerator.is_main_process else nullcontext():
             return self._train(restart, stop_after)
 
     def _train(self, restart: bool, stop_after: int | None) -> Draft:

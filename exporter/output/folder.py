@@ -5,56 +5,84 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...runtime.bundle.folder import MANIFEST, read_manifest
+from ...runtime.bundle.folder import MANIFEST, is_own, locked, read_manifest
 from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
+from ...runtime.locks import hold, only_one, release
 from ..disk import FULL
-from .leftovers import hold, new_folder, release, remove_leftovers
+from .leftovers import new_folder, remove_leftovers
 
 
 @contextlib.contextmanager
-def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
+def replaced_folder(
+    output: Path, force: bool, finish: Callable[[Path], None] | None = None
+) -> Iterator[Path]:
     """Gives a temporary folder beside `output` that takes its place when the block ends without an exception.
 
+    While the folders are exchanged nobody can change the manifest of a bundle in `output`. With `finish` it is called
+    with the temporary folder just before, under the same lock, and any number of processes may be inside the block; without,
+    a second one is refused at once: it would work for nothing.
+
     On any failure, Ctrl-C included, the temporary folder and the parents that were made for it are removed and an
-    existing bundle stays as it was. Raises OptionError when `output` exists without `force`, or is something that is not a bundle.
+    existing bundle stays as it was. Raises OptionError when `output` exists without `force`, is something that is not a
+    bundle, or another process makes it.
     """
     output = output.absolute()
-    remove_leftovers(output)
     check_output(output, force)
     made = [parent for parent in (output.parent, *output.parent.parents) if not parent.exists()]
+    with contextlib.ExitStack() as undone:
+        undone.callback(_remove_empty, made, output)
+        work = _work_folder(output, force, finish is None, undone)
+        old = work.with_name(work.name.replace(".building-", ".old-"))
+        held = undone.enter_context(contextlib.ExitStack())
+        try:
+            yield work
+            if (output / MANIFEST).is_file() and os.access(output, os.W_OK | os.X_OK):
+                held.enter_context(locked(output))
+            if finish is not None:
+                finish(work)
+            if output.exists():
+                with contextlib.suppress(BlockingIOError):
+                    held.callback(release, hold(output))
+                output.rename(old)
+            work.rename(output)
+        except OSError as error:
+            if error.errno in FULL:
+                raise ExportError(
+                    f"no space left on the disk of {output.parent}; nothing was changed"
+                ) from error
+            raise
+        finally:
+            if old.exists() and not output.exists():
+                old.rename(output)  # stopped between the two renames
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitStack) -> Path:
+    """A temporary folder, whose lock, and with `only` that of `output`, is held until `undone`. OptionError."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        if only:
+            undone.enter_context(only_one(output.with_name(f".{output.name}.lock"), output, kept=False))
+            check_output(output, force)  # once more: another process may just have made it
+        remove_leftovers(output)
         work, lock = new_folder(output)
     except OSError as error:
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
-    old = work.with_name(work.name.replace(".building-", ".old-"))
-    locks = [lock]
-    try:
-        yield work
-        if output.exists():
-            locks.append(hold(output))
-            output.rename(old)
-        work.rename(output)
-    except OSError as error:
-        if error.errno in FULL:
-            raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
-        raise
-    finally:
-        if old.exists() and not output.exists():
-            old.rename(output)  # stopped between the two renames
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-        if not output.exists():
-            with contextlib.suppress(OSError):  # somebody else uses the folder by now
-                for parent in made:
-                    parent.rmdir()
-        for held in locks:
-            release(held)
+    undone.callback(release, lock)
+    return work
+
+
+def _remove_empty(made: list[Path], output: Path) -> None:
+    if not output.exists():
+        with contextlib.suppress(OSError):  # somebody else uses the folder by now
+            for parent in made:
+                parent.rmdir()
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -79,7 +107,7 @@ def check_output(output: Path, force: bool) -> None:
     files = document.get("files")
     for path in sorted(output.rglob("*")):
         name = path.relative_to(output).as_posix()
-        if not path.is_dir() and name != MANIFEST and not (isinstance(files, dict) and name in files):
+        if not path.is_dir() and not is_own(name) and not (isinstance(files, dict) and name in files):
             raise OptionError(
                 f"{path} is not part of the bundle that --force would replace; move it out first"
             )

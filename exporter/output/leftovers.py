@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import os
 import secrets
 import shutil
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:
-    fcntl = None
+from ...runtime.locks import hold, is_still, release
 
 
 def new_folder(output: Path) -> tuple[Path, int | None]:
@@ -26,44 +22,26 @@ def new_folder(output: Path) -> tuple[Path, int | None]:
     while True:
         folder = output.with_name(f".{output.name}.building-{secrets.token_hex(4)}")
         folder.mkdir()
-        lock = hold(folder)
-        if lock is None or _still(folder, lock):
-            return folder, lock
-        release(lock)  # another build took it for a leftover before it was locked
-
-
-def hold(folder: Path) -> int | None:
-    """A lock on `folder`, or None where another process holds it or there are no locks."""
-    if fcntl is None:
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def release(lock: int | None) -> None:
-    """Ends a lock of `hold`."""
-    if lock is not None:
-        with contextlib.suppress(OSError):
-            os.close(lock)
+        with contextlib.suppress(BlockingIOError):
+            lock = hold(folder)
+            if lock is None or is_still(folder, lock):
+                return folder, lock
+            release(lock)
+        # Another build took it for a leftover before it was locked.
 
 
 def remove_leftovers(output: Path) -> None:
     """Removes what a killed build left beside `output`; a bundle that it had only moved aside comes back."""
     for kind in ("old", "building"):
         for path in output.parent.glob(f".{glob.escape(output.name)}.{kind}-*"):
-            lock = hold(path)
+            try:
+                lock = hold(path)
+            except BlockingIOError:
+                continue
             if lock is None:
                 continue
             try:
-                if not _still(path, lock):
+                if not is_still(path, lock):
                     continue  # its build has just come to its end
                 if kind == "old" and not output.exists():
                     path.rename(output)
@@ -71,11 +49,3 @@ def remove_leftovers(output: Path) -> None:
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 release(lock)
-
-
-def _still(folder: Path, lock: int) -> bool:
-    """Whether `folder` is what was locked."""
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(lock))
-    except OSError:
-        return False

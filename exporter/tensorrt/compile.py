@@ -55,7 +55,7 @@ def compile_bundle(path: Path, options: PlanOptions, progress: Progress | None =
 
     They are built in a folder beside it, which has the bundle's other files as further names (hard links) and takes its
     place when manifest and checksums are written: on any failure, Ctrl-C included, the bundle is as it was. Who has it
-    open keeps what it has open.
+    open keeps what it has open. Others may change its manifest while plans are built; only the exchange is locked.
 
     Raises BundleError for what is no valid bundle, OptionError for options that do not fit it and for a place that cannot
     be written, ExportError where TensorRT is missing or refuses a graph, and for a full disk.
@@ -68,8 +68,14 @@ def compile_bundle(path: Path, options: PlanOptions, progress: Progress | None =
     home = path.resolve()
     check_place(home)
     check_space(home.parent, estimated_bytes(manifest, wanted))
-    before = copy.deepcopy(manifest)
-    with replaced_folder(home, force=True) as folder:
+    before, written = copy.deepcopy(manifest), 0
+
+    def finish(folder: Path) -> None:
+        nonlocal written
+        take_over(home, before, manifest)
+        written = write_manifest(folder, manifest)
+
+    with replaced_folder(home, True, finish) as folder:
         shutil.copymode(home, folder)
         link_files(home, folder, manifest)
         report = add_plans(
@@ -77,8 +83,6 @@ def compile_bundle(path: Path, options: PlanOptions, progress: Progress | None =
             options,
             (lambda name, done, total: progress("plans", done, total, name)) if progress else None,
         )
-        take_over(home, before, manifest)
-        written = write_manifest(folder, manifest)
     replaced = len(before.plans) + len(report.entries) - len(manifest.plans)
     total = written + sum(file.bytes for file in manifest.files.values())
     return CompileReport(path, report, replaced, total, time.monotonic() - begin)
@@ -113,7 +117,7 @@ def link_files(home: Path, folder: Path, manifest: Manifest) -> None:
 
 def take_over(home: Path, before: Manifest, manifest: Manifest) -> None:
     """Lets `manifest` have what was measured (`calibrate`, `bench --save`) while plans were built. Raises ExportError where
-    the bundle at `home` became another one since it was `before`."""
+    the bundle at `home` became another one since it was `before`. Nobody may change it meanwhile (`locked`)."""
     now = Manifest.from_dict(read_manifest(home / MANIFEST))
     if (now.files, now.plans) != (before.files, before.plans):
         raise ExportError(f"{home} was changed while its plans were built; it stays so: compile it again")

@@ -38,8 +38,9 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest_text(document: Mapping[str, Any]) -> str:
-    """What a `manifest.json` of this document holds, checksum included. Every writer of manifests asks here."""
-    return json.dumps(sealed(document), indent=1, ensure_ascii=False) + "\n"
+    """What a `manifest.json` of this document holds, checksum included. Every writer of manifests asks here. Raises
+    `ValueError` for a number that JSON has not."""
+    return json.dumps(sealed(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def check_seal(document: Mapping[str, Any], path: Path, needed: bool = False) -> None:
@@ -73,9 +74,9 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def replace_manifest(path: Path, unfinished: Path, document: Mapping[str, Any]) -> None:
+def replace_manifest(path: Path, document: Mapping[str, Any]) -> None:
     """Write the manifest in one step, so that a reader finds the old one or the new. Raises `OSError`."""
-    with replacing(path, unfinished) as stream:
+    with replacing(path) as stream:
         stream.write(manifest_text(document).encode())
 
 

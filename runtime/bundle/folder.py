@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +19,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..errors import BundleError, OptionError
+from ..files import is_scratch
+from ..locks import alone, remove
 from ..options import integer
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
+from .entries import check_measured
 from .manifest import FileInfo, Manifest, TensorInfo
-from .remembered import Mark, mark, read_record, record_path, write_record
+from .remembered import Identity, Mark, identity, mark, read_record, record_path, write_record
 
 MANIFEST = "manifest.json"
+LOCK = ".manifest.lock"
+"""Held while a manifest is changed; gone afterwards, unless its holder was killed."""
 UNFINISHED = ".manifest.json.new"
-"""A manifest that is being written beside the valid one; never read."""
+"""What a killed writer of an older vlmexport left; never read."""
+REPLACING = 0.05
+"""Seconds that a writer waits for a folder that is not there: while one takes another's place there is none for a moment."""
 MANIFEST_LIMIT = 64 << 20
 """Bytes. A manifest of a 96-layer model with plans is below 4 MB; anything near this is not one."""
 SMALL = 4 << 20
@@ -44,13 +54,22 @@ _DTYPES: dict[str, str] = {"bfloat16": "uint16"}  # numpy has no bfloat16: its b
 class Bundle:
     """A checked bundle. Construct with `Bundle.open`; tensors are read-only views of the file on disk.
 
-    `path` is absolute: graphs and tokenizer are read when they are needed, and a program may change its folder."""
+    `path` is absolute: graphs and tokenizer are read when they are needed, and a program may change its folder. What is
+    read late is compared with what was there when the bundle was opened (`reading`)."""
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path = path.absolute()
         self.manifest = manifest
         self._tokenizer: Tokenizer | None = None
         self._maps: dict[str, np.ndarray] = {}
+        self._opened: dict[str, Identity] = {}
+        """What every file was when the bundle was opened; empty where it was not opened but is being written."""
+
+    def unread(self) -> Bundle:
+        """The same bundle for another process (by `pickle`), which reads for itself, and finds what was replaced since."""
+        other = copy(self)
+        other._tokenizer, other._maps = None, {}
+        return other
 
     def with_verify_width(self, width: int) -> Bundle:
         """The same bundle for passes of `width` rows, 0 for as many as are verified. Raises `OptionError`."""
@@ -110,7 +129,7 @@ class Bundle:
                 )
         bundle = cls(folder, manifest)
         for name, info in manifest.files.items():
-            bundle._check_file(name, info)
+            bundle._opened[name] = identity(bundle._check_file(name, info))
         bundle._check_nothing_else()
         if check == "size":
             bundle.check_sums(SMALL)
@@ -164,7 +183,8 @@ class Bundle:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the bundle, read on first use."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.open(self.path / self.manifest.text.tokenizer)
+            with self.reading(self.manifest.text.tokenizer):
+                self._tokenizer = Tokenizer.open(self.path / self.manifest.text.tokenizer)
         return self._tokenizer
 
     def tensor(self, name: str) -> np.ndarray:
@@ -183,9 +203,44 @@ class Bundle:
 
     def _mapped(self, file: str) -> np.ndarray:
         if file not in self._maps:
-            # A plain ndarray: memmap's own subclass makes every small operation slower.
-            self._maps[file] = np.asarray(np.memmap(self.path / file, dtype=np.uint8, mode="r"))
+            with self.reading(file):
+                # A plain ndarray: memmap's own subclass makes every small operation slower.
+                self._maps[file] = np.asarray(np.memmap(self.path / file, dtype=np.uint8, mode="r"))
         return self._maps[file]
+
+    @contextlib.contextmanager
+    def reading(self, *names: str) -> Iterator[None]:
+        """Files that are read by their path inside the block. Raises `BundleError` where one is not the file that was there
+        when the bundle was opened: a folder may be replaced while a session has it open, and one session must not mix
+        two bundles. A file with the same bytes will do."""
+        for name in names:
+            self._check_same(name)
+        try:
+            yield
+        except Exception:
+            for name in names:
+                self._check_same(
+                    name
+                )  # what was read may be another file's: that says more than what became of it
+            raise
+        for name in names:
+            self._check_same(name)
+
+    def _check_same(self, name: str) -> None:
+        known, path = self._opened.get(name), self.path / name
+        if known is None:
+            return
+        try:
+            status = path.stat()
+            if identity(status) == known:
+                return
+            if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+                raise BundleError(f"{path}: is not a regular file")
+            self._opened[name] = identity(self._compare(name, self.manifest.files[name]))
+        except (OSError, BundleError) as error:
+            raise BundleError(
+                f"{path}: was replaced since the bundle was opened; load the session again"
+            ) from error
 
     def check_sums(self, limit: int | None = None, progress: Callable[[str, int], None] | None = None) -> int:
         """Compare the SHA-256 of every file of at most `limit` bytes; returns how many were compared.
@@ -232,7 +287,7 @@ class Bundle:
         except OSError as error:
             raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
 
-    def _check_file(self, name: str, info: FileInfo) -> None:
+    def _check_file(self, name: str, info: FileInfo) -> os.stat_result:
         path = self.path / name
         try:
             real = path.resolve(strict=True)
@@ -249,6 +304,7 @@ class Bundle:
             raise BundleError(
                 f"{path}: {status.st_size} bytes, the manifest says {info.bytes}: cut off or changed; {_REBUILD}"
             )
+        return status
 
     def _check_nothing_else(self) -> None:
         for folder, inner, names in os.walk(self.path):
@@ -259,10 +315,15 @@ class Bundle:
                     )
             for name in names:
                 relative = (Path(folder) / name).relative_to(self.path).as_posix()
-                if relative not in (MANIFEST, UNFINISHED) and relative not in self.manifest.files:
+                if not is_own(relative) and relative not in self.manifest.files:
                     raise BundleError(
                         f"{self.path / relative}: not listed in the manifest; move it out of the bundle"
                     )
+
+
+def is_own(name: str) -> bool:
+    """Whether a path in a bundle is that of its manifest, or of what a writer of the manifest has, or left, beside it."""
+    return name in (MANIFEST, UNFINISHED, LOCK) or is_scratch(name, MANIFEST)
 
 
 def _check_option(check: Any) -> None:
@@ -282,6 +343,39 @@ def _not_writable(bundle: Path, why: str | None) -> OptionError:
     )
 
 
+@contextlib.contextmanager
+def locked(bundle: Path) -> Iterator[None]:
+    """Nobody else changes the manifest in the folder `bundle`, or puts another folder in its place, inside the block.
+    Waits for who does. Raises `OptionError` when the folder cannot be written, `BundleError` when there is none."""
+    with contextlib.ExitStack() as held:
+        folder = _lock_folder(bundle, held)
+        try:
+            yield
+        finally:
+            if bundle.exists() and os.path.samestat(
+                folder, bundle.stat()
+            ):  # else another folder's lock lies there
+                remove(bundle / LOCK)
+
+
+def _lock_folder(bundle: Path, held: contextlib.ExitStack) -> os.stat_result:
+    """The folder at `bundle`, locked until `held` is closed."""
+    while True:
+        try:
+            folder = bundle.stat()
+            with contextlib.ExitStack() as tried:
+                tried.enter_context(alone(bundle / LOCK, bundle))
+                if os.path.samestat(folder, bundle.stat()):  # else it was replaced while this process waited
+                    held.push(tried.pop_all())
+                    return folder
+        except FileNotFoundError as error:
+            time.sleep(REPLACING)
+            if not bundle.exists():
+                raise BundleError(f"{bundle}: does not exist; {_give(bundle)}") from error
+        except OSError as error:
+            raise _not_writable(bundle, error.strerror) from error
+
+
 def store_costs(
     bundle: Path,
     entries: Sequence[dict[str, Any]],
@@ -292,37 +386,56 @@ def store_costs(
     machine and threads, whose `choice` stays where the new ones have none; acceptance replaces that of the same draft
     and budget, and `anew` all that was there of its drafts.
 
-    The new manifest takes the old one's place in one step, so that a reader finds either. Raises `OptionError` when
-    the folder cannot be written, `BundleError` when it holds no valid manifest.
+    Raises `OptionError` when the folder cannot be written, `BundleError` when it holds no valid manifest or an entry is
+    none.
     """
-    path = bundle / MANIFEST
-    document = read_manifest(path)
-    check_seal(document, path)
-    costs = {(old.get("machine"), old.get("threads")): old for old in document.get("costs", [])}
-    for entry in entries:
-        here = entry["machine"], entry["threads"]
-        choice = entry.get("choice") or costs.pop(here, {}).get("choice")
-        costs[here] = entry if choice is None else {**entry, "choice": choice}
-    document["costs"] = list(costs.values())
-    gone = {entry["draft"] for entry in acceptance} if anew else set()
-    seen = [*(old for old in document.get("acceptance", []) if old.get("draft") not in gone), *acceptance]
-    document["acceptance"] = list(
-        {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in seen}.values()
-    )
-    _replace(bundle, document)
+
+    check_measured(entries, acceptance)
+
+    def stored(document: Any) -> None:
+        check_seal(document, bundle / MANIFEST)
+        costs = {(old.get("machine"), old.get("threads")): old for old in document.get("costs", [])}
+        for entry in entries:
+            here = entry["machine"], entry["threads"]
+            choice = entry.get("choice") or costs.pop(here, {}).get("choice")
+            costs[here] = entry if choice is None else {**entry, "choice": choice}
+        document["costs"] = list(costs.values())
+        gone = {entry["draft"] for entry in acceptance} if anew else set()
+        seen = [*(old for old in document.get("acceptance", []) if old.get("draft") not in gone), *acceptance]
+        document["acceptance"] = list(
+            {(e.get("draft"), e.get("nodes"), e.get("depth")): e for e in seen}.values()
+        )
+
+    change_manifest(bundle, stored)
 
 
 def reseal(bundle: Path) -> None:
     """Write the manifest's own checksum anew, after an edit. Raises `BundleError` when the manifest is not valid."""
-    _replace(bundle, read_manifest(bundle / MANIFEST))
+    change_manifest(bundle, lambda document: None)
 
 
-def _replace(bundle: Path, document: Any) -> None:
-    document = Manifest.from_dict(document).to_dict()
-    try:
-        replace_manifest(bundle / MANIFEST, bundle / UNFINISHED, document)
-    except OSError as error:
-        raise _not_writable(bundle, error.strerror) from error
+def change_manifest(bundle: Path, change: Callable[[Any], None]) -> None:
+    """Let `change` edit the parsed manifest of a bundle, check it, and write it in place of the old one: in one step for
+    readers, who never wait, and one after the other for writers.
+
+    Raises what `change` does, `OptionError` when the folder cannot be written, `BundleError` when the manifest is not
+    valid, before or afterwards; it is then as it was.
+    """
+    read_manifest(bundle / MANIFEST)  # of what is no bundle nothing is locked
+    with locked(bundle):
+        path = bundle / MANIFEST
+        document = read_manifest(path)
+        Manifest.from_dict(document)  # `change` may rely on every field
+        change(document)
+        try:
+            check_texts(document)
+            document = Manifest.from_dict(document).to_dict()
+            (bundle / UNFINISHED).unlink(missing_ok=True)
+            replace_manifest(path, document)
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{path}: cannot be written as JSON ({error})") from error
+        except OSError as error:
+            raise _not_writable(bundle, error.strerror) from error
 
 
 def _give(folder: Path) -> str:
@@ -346,7 +459,16 @@ def read_manifest(path: Path) -> Any:
         if size > MANIFEST_LIMIT:
             raise BundleError(f"{path}: {size} bytes; a manifest has at most {MANIFEST_LIMIT}; {_REBUILD}")
         text = path.read_bytes().decode("utf-8")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
+        document = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_integer,
+            parse_float=_float,
+        )
+        if "\\u" in text:
+            check_texts(document)
+        return document
     except FileNotFoundError:
         raise BundleError(
             f"{path.parent}: holds no {MANIFEST}, so it is not a bundle; {_give(path.parent)}"
@@ -360,6 +482,31 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         twice = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
         raise ValueError(f"{twice!r} appears twice")
+    return found
+
+
+def check_texts(document: Any) -> None:
+    """Raise `ValueError` that names the field of a text which no file can hold: half of a surrogate pair, which JSON may
+    write as an escape."""
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{where} (a name)", name) for name in value]
+            waiting += [(f"{where}.{name}" if where else str(name), each) for name, each in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(f"{where}[{at}]", each) for at, each in enumerate(value)]
+        elif isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"field {where!a:.200}: {value!a:.120} is not Unicode text") from None
+
+
+def _float(digits: str) -> float:
+    found = float(digits)
+    if not math.isfinite(found):
+        raise ValueError(f"{digits:.30} is too large a number")
     return found
 
 

@@ -15,18 +15,26 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from ..files import cache_folder
+from ..files import cache_folder, replacing
 
 LIMIT = 16 << 20
 """Bytes. A larger record is not one of ours."""
 
 Mark = tuple[int, int, int, str]
 """Inode, size, time of change in nanoseconds, SHA-256."""
+
+
+Identity = tuple[int, int, int, int]
+"""Device, inode, size, time of change in nanoseconds: what tells one file from another that took its place."""
+
+
+def identity(status: os.stat_result) -> Identity:
+    """Which file it is that has this status."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def mark(status: os.stat_result, sha256: str) -> Mark:
@@ -61,13 +69,8 @@ def write_record(path: Path, bundle: Path, files: dict[str, Mark]) -> None:
     text = json.dumps({"bundle": str(bundle.resolve()), "files": files}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
-                stream.write(text)
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with replacing(path) as out:
+            out.write(text.encode(errors="replace"))
     except OSError as error:
         raise _cannot(path, error) from error
 

@@ -187,7 +187,7 @@ def test_a_stop_signal_saves_and_ends(tmp_path, monkeypatch):
 def test_one_training_a_folder(tmp_path):
     with (
         LongRun(tmp_path, {}),
-        pytest.raises(OptionError, match="another process trains"),
+        pytest.raises(OptionError, match="another process writes to"),
         LongRun(tmp_path, {}),
     ):
         pass

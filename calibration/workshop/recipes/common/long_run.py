@@ -6,10 +6,10 @@ that is under way, with its state saved; the same command continues it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from .....runtime.errors import OptionError
 from .....runtime.files import cache_folder, replacing
+from .....runtime.locks import only_one
 
 
 def recipe_folder(name: str) -> Path:
@@ -33,7 +34,7 @@ class LongRun:
         save_every: seconds between two saves.
 
     Raises:
-        OptionError: another process trains in `folder`, or its state belongs to other settings.
+        OptionError: another process writes to `folder`, or its state belongs to other settings.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], save_every: float = 300.0) -> None:
@@ -43,16 +44,10 @@ class LongRun:
         self.stopping = False
         self._saved = time.monotonic()
         self._handlers: dict[int, Any] = {}
+        self._held = ExitStack()
 
     def __enter__(self) -> LongRun:
-        self._lock = (self.folder / "lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise OptionError(
-                f"another process trains in {self.folder}; stop it or choose another --out"
-            ) from None
+        self._held.enter_context(only_one(self.folder / "lock"))
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers[number] = signal.signal(number, self._stop)
         return self
@@ -60,7 +55,7 @@ class LongRun:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._lock.close()
+        self._held.close()
 
     def _stop(self, number: int, frame: object) -> None:
         self.stopping = True

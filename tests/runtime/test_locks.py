@@ -1,0 +1,355 @@
+"""Processes that write to one place take turns, or the second one is refused; nothing they leave is in anybody's way."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import handmade_bundle
+import pytest
+from vlmexport.runtime import locks
+from vlmexport.runtime.bundle import folder as bundle_module
+from vlmexport.runtime.bundle.folder import (
+    LOCK,
+    UNFINISHED,
+    Bundle,
+    change_manifest,
+    locked,
+    reseal,
+    store_costs,
+)
+from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.files import is_scratch, replacing
+from vlmexport.runtime.locks import alone, only_one
+
+HOLD = (
+    "import sys; from pathlib import Path; from vlmexport.runtime.{module} import {name} as hold\n"
+    "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+)
+
+
+def other(module: str, name: str, path: Path) -> subprocess.Popen[str]:
+    """Another process that is inside the block until its input ends."""
+    command = [sys.executable, "-c", HOLD.format(module=module, name=name), str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return handmade_bundle.write_bundle(tmp_path / "bundle")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- lock files ---
+
+
+def test_who_waits_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locks, "PATIENCE", 0.01)
+    with other("locks", "alone", tmp_path / "lock") as process:
+        threading.Timer(0.3, process.communicate).start()
+        with alone(tmp_path / "lock"):
+            assert process.wait(10) == 0, "it was inside the block, too"
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [r.getMessage() for r in said] == [f"waiting for another process that works on {tmp_path}"]
+    caplog.clear()
+    with alone(tmp_path / "lock"):
+        pass
+    assert not caplog.records
+
+
+def test_the_second_one_is_refused_and_a_killed_one_is_forgotten(tmp_path: Path) -> None:
+    with other("locks", "only_one", tmp_path / "lock") as process:
+        with (
+            pytest.raises(
+                OptionError, match=f"another process writes to {tmp_path}: wait for it, or .*; do this"
+            ),
+            only_one(tmp_path / "lock", remedy="; do this"),
+        ):
+            pass
+        process.kill()
+        process.wait()
+        with only_one(tmp_path / "lock"):
+            pass
+    assert names(tmp_path) == ["lock"]
+    with only_one(tmp_path / "lock", kept=False), pytest.raises(OptionError), only_one(tmp_path / "lock"):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_without_locks_nobody_waits(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As some network and FUSE file systems answer."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with alone(tmp_path / "lock"), only_one(tmp_path / "lock"):
+        store_costs(bundle, [{"machine": "m", "threads": 1}])
+    assert len(Bundle.open(bundle).manifest.costs) == 1
+
+
+# --- files that are replaced ---
+
+
+def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with replacing(path) as first:
+        first.write(b"first, and long")
+        with replacing(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first, and long" and names(tmp_path) == ["report.json"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "report[1].json"
+    code = (
+        "import os, sys; from pathlib import Path; from vlmexport.runtime.files import replacing\n"
+        "with replacing(Path(sys.argv[1])) as out: out.write(b'half'); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    (left,) = names(tmp_path)
+    assert is_scratch(left, path.name) and not is_scratch(left, "report.json")
+    with replacing(path) as living, replacing(path) as out:
+        assert left not in names(tmp_path) and len(names(tmp_path)) == 2
+        living.write(b"a")
+        out.write(b"whole")
+    assert names(tmp_path) == [path.name]
+
+
+def test_errors_name_the_file_and_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "no" / "file"):
+        pass
+    assert caught.value.filename == str(tmp_path / "no" / "file")
+    with pytest.raises(OSError, match="full") as full, replacing(tmp_path / "file"):
+        raise OSError(errno.ENOSPC, "full")
+    assert full.value.filename == str(tmp_path / "file")
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file"):
+        raise KeyboardInterrupt
+    long = tmp_path / ("x" * 255)
+    with replacing(long) as out:
+        out.write(b"1")
+    assert names(tmp_path) == [long.name]
+
+
+# --- manifests ---
+
+WRITER = """
+import json, sys
+from pathlib import Path
+from vlmexport.runtime.bundle.folder import reseal, store_costs
+bundle, name = Path(sys.argv[1]), sys.argv[2]
+for number in range(60):
+    store_costs(bundle, [{"machine": f"{name}{number}", "threads": 1}])
+    if number % 20 == 0:
+        reseal(bundle)
+"""
+
+
+def test_entries_of_two_writers_are_there_and_readers_find_whole_manifests(bundle: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(bundle), name]) for name in "AB"]
+    read = 0
+    while any(writer.poll() is None for writer in writers):
+        found = [entry["machine"] for entry in Bundle.open(bundle, check="sha256").manifest.costs]
+        assert len(found) >= read
+        read = len(found)
+        time.sleep(0.005)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    found = {entry["machine"] for entry in Bundle.open(bundle).manifest.costs}
+    assert found == {f"{name}{number}" for name in "AB" for number in range(60)}
+    assert not [name for name in names(bundle) if name.startswith(".")]
+
+
+def test_threads_take_turns_too(bundle: Path) -> None:
+    def write(name: str) -> None:
+        for number in range(8):
+            store_costs(bundle, [{"machine": f"{name}{number}", "threads": 1}])
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "ABC"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Bundle.open(bundle).manifest.costs) == 24
+
+
+def test_leftovers_of_writers_are_no_part_of_a_bundle(bundle: Path) -> None:
+    for name in (LOCK, UNFINISHED, ".manifest.json.0a1b2c3d.new"):
+        (bundle / name).write_text("{")
+    Bundle.open(bundle)
+    reseal(bundle)
+    assert not [name for name in names(bundle) if name.startswith(".")]
+    for name in (".manifest.json.new.txt", ".lock", ".weights.bin.0a1b2c3d.new"):
+        (bundle / name).write_text("{")
+        with pytest.raises(BundleError, match="not listed in the manifest"):
+            Bundle.open(bundle)
+        (bundle / name).unlink()
+
+
+def test_a_writer_waits_for_the_folder_that_takes_the_place(bundle: Path) -> None:
+    """An exchange of folders and a change of the manifest exclude each other, and the change is the new folder's."""
+    new = handmade_bundle.write_bundle(bundle.with_name("new"), "llama")
+    began, done = threading.Event(), threading.Event()
+
+    def change() -> None:
+        began.set()
+        store_costs(bundle, [{"machine": "late", "threads": 1}])
+        done.set()
+
+    with locked(bundle):
+        thread = threading.Thread(target=change)
+        thread.start()
+        began.wait()
+        time.sleep(0.05)
+        assert not done.is_set()
+        old = bundle.rename(bundle.with_name("old"))
+        new.rename(bundle)
+    thread.join()
+    opened = Bundle.open(bundle).manifest
+    assert opened.model.family == "llama" and [entry["machine"] for entry in opened.costs] == ["late"]
+    assert not Bundle.open(old).manifest.costs
+    assert not [name for name in names(bundle) if name.startswith(".")]
+
+
+def test_a_folder_that_is_read_only_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(bundle / LOCK))
+
+    before = (bundle / "manifest.json").read_bytes()
+    monkeypatch.setattr(bundle_module, "alone", refuse)  # root may write anywhere
+    with pytest.raises(
+        OptionError, match=r"cannot be written \(Permission denied\); save into a copy of the bundle"
+    ):
+        store_costs(bundle, [])
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_what_is_no_bundle_gets_no_lock(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BundleError, match=r"holds no manifest\.json"):
+            reseal(place)
+    with pytest.raises(BundleError, match="does not exist"), locked(tmp_path / "nowhere"):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OptionError("no"), OSError(errno.ENOSPC, "full")])
+def test_a_change_that_fails_changes_nothing(bundle: Path, error: BaseException) -> None:
+    before = {path.name: path.read_bytes() for path in bundle.iterdir()}
+
+    def fail(document: Any) -> None:
+        document["costs"] = [{"machine": "m", "threads": 1}]
+        raise error
+
+    with pytest.raises(type(error)):
+        change_manifest(bundle, fail)
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+    reseal(bundle)
+
+
+# --- a bundle that is replaced while it is open ---
+
+
+def touched(path: Path) -> None:
+    """Another file with the same bytes."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def another(path: Path) -> None:
+    """Another file of the same size."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(bytes(255 - byte for byte in content))
+
+
+def in_place(path: Path) -> None:
+    """The same file with other bytes."""
+    with path.open("r+b") as file:
+        file.write(b"\0" * 8)
+    os.utime(path, ns=(1, 1))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+READ: dict[str, Callable[[Bundle], object]] = {
+    "tokenizer.json": lambda bundle: bundle.tokenizer,
+    "weights.bin": lambda bundle: bundle.tensor("embedding_table"),
+}
+
+
+@pytest.mark.parametrize("name", list(READ))
+@pytest.mark.parametrize("change", [another, in_place, pipe, a_folder, Path.unlink])
+def test_another_file_is_not_read_late(bundle: Path, name: str, change: Callable[[Path], object]) -> None:
+    opened = Bundle.open(bundle)
+    change(bundle / name)
+    with pytest.raises(BundleError, match="was replaced since the bundle was opened; load the session again"):
+        READ[name](opened)
+
+
+@pytest.mark.parametrize("name", list(READ))
+def test_a_file_that_changes_while_it_is_read_is_not_used(bundle: Path, name: str) -> None:
+    opened = Bundle.open(bundle)
+    for error in (None, BundleError("the library's own")):
+        with pytest.raises(BundleError, match="was replaced since"), opened.reading(name):
+            another(bundle / name)
+            if error is not None:
+                raise error
+        another(bundle / name)  # as it was
+
+
+def test_what_was_read_stays_and_equal_bytes_will_do(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    table = opened.tensor("embedding_table").copy()
+    tokenizer = opened.tokenizer
+    for path in list(bundle.iterdir()):
+        touched(path)
+    with opened.reading(*opened.manifest.files):
+        pass
+    for path in list(bundle.iterdir()):
+        another(path)
+    assert (opened.tensor("embedding_table") == table).all() and opened.tokenizer is tokenizer
+
+
+def test_another_process_finds_what_was_replaced(bundle: Path, tmp_path: Path) -> None:
+    opened = Bundle.open(bundle)
+    _ = opened.tokenizer, opened.tensor("embedding_table")
+    sent = pickle.dumps(opened.unread())
+    assert pickle.loads(sent).tokenizer.vocab_size == opened.tokenizer.vocab_size
+    shutil.move(bundle, tmp_path / "old")
+    handmade_bundle.write_bundle(bundle, default_prompt="another")
+    document = json.loads((bundle / "tokenizer.json").read_text())
+    (bundle / "tokenizer.json").write_text(json.dumps(document, indent=1))
+    with pytest.raises(BundleError, match=r"tokenizer\.json: was replaced since"):
+        _ = pickle.loads(sent).tokenizer
