@@ -449,8 +449,10 @@ class Session:
         self._busy.release()
 
     def _load_graphs(self) -> None:
-        """Load what the default request needs, so that the first one is not slower than the others."""
+        """Load what the default request needs: the first one is then not slower than the others, and a folder that is
+        replaced behind the session's back changes nothing of it."""
         manifest = self.bundle.manifest
+        _ = self.bundle.tokenizer
         names = [
             *manifest.segments,
             "head",

@@ -72,7 +72,7 @@ class BundleAnswers:
         self.sessions = count, batch
         """How many there are at most, and how many requests each decodes together."""
         level = logging.getLogger(LOGGER).getEffectiveLevel()
-        self._workers = Workers(count, Start(self.bundle.path.absolute(), batch, speculative, level))
+        self._workers = Workers(count, Start(self.bundle.unread(), batch, speculative, level))
         self._load = partial(Decoding, self.bundle, batch, None if small else threads, speculative)
         self._own = self._load() if count == 1 else None
         self._ends = frozenset(manifest.text.eos_token_ids)

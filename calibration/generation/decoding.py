@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
@@ -32,10 +31,9 @@ class Decoding:
         BundleError, OptionError: as `Session.load`.
     """
 
-    def __init__(self, bundle: Bundle | Path, batch: int, threads: int | None, speculative: bool) -> None:
-        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        self._manifest = opened.manifest
-        self._session = Session.load(opened, max_batch=batch, threads=threads)
+    def __init__(self, bundle: Bundle, batch: int, threads: int | None, speculative: bool) -> None:
+        self._manifest = bundle.manifest
+        self._session = Session.load(bundle, max_batch=batch, threads=threads)
         self._speculative = speculative
 
     def wave(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 
+from ...runtime.bundle.folder import Bundle
 from .answers import GenerationOptions
 from .decoding import Ask
 
@@ -21,7 +21,7 @@ LOGGER = __name__.partition(".")[0]
 class Start:
     """What `Decoding` takes, and the level of what is logged."""
 
-    bundle: Path
+    bundle: Bundle
     batch: int
     speculative: bool
     level: int

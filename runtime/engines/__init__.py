@@ -34,7 +34,7 @@ def create(
                 raise
             raise OptionError(f"device {device!r}: {NO_ONNX_RUNTIME}") from error
 
-        return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads=threads)
+        return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads, bundle.reading)
     if device in DEVICES and threads is not None:
         raise OptionError(
             f"threads: {threads} asked for, but device {device!r} computes on a GPU; leave it out"
@@ -49,7 +49,7 @@ def create(
                 f"device {device!r}: ONNX Runtime is not installed: pip install 'onnxruntime-gpu[cuda,cudnn]'"
             ) from error
 
-        return OnnxRuntimeCuda.open(bundle.path, bundle.manifest)
+        return OnnxRuntimeCuda.open(bundle.path, bundle.manifest, bundle.reading)
     if device == "tensorrt":
         from .tensorrt import TensorRTEngine
 

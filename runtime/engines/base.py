@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -31,6 +32,15 @@ DTYPES: dict[str, np.dtype] = {
     "bool": np.dtype(np.bool_),
 }
 """numpy storage type of every dtype name of a manifest."""
+
+
+Reading = Callable[..., AbstractContextManager[None]]
+"""`reading(*names)`: files of the bundle are read by their path inside the block (`Bundle.reading`)."""
+
+
+def unwatched(*names: str) -> AbstractContextManager[None]:
+    """`Reading` of a folder that nobody replaces."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from ..bundle.operators import refuse
 from ..bundle.widened import widened
 from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
-from .base import DTYPES, Buffer, Call, Engine, View, dtype_name
+from .base import DTYPES, Buffer, Call, Engine, Reading, View, dtype_name, unwatched
 from .calls import BoundCalls
 from .memory import LESS, out_of_memory
 
@@ -115,9 +115,12 @@ class OnnxRuntimeCpu(Engine):
     name = "onnxruntime-cpu"
     host_memory = True
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int | None = None):
+    def __init__(
+        self, folder: Path, manifest: Manifest, threads: int | None = None, reading: Reading = unwatched
+    ):
         super().__init__(widened(manifest).graphs)
-        self._folder = Path(folder)
+        self._folder, self._reading = Path(folder), reading
+        self._weights = (manifest.weights.file, *manifest.weights.linked)
         if manifest.weights_dtype != "float32":
             self.note = (
                 f"{manifest.weights_dtype} weights become float32 when they are loaded: this engine computes and caches "
@@ -174,7 +177,9 @@ class OnnxRuntimeCpu(Engine):
     def _session(self, graph: str) -> ort.InferenceSession:
         session = self._sessions.get(graph)
         if session is None:
-            session = self._sessions[graph] = self._load(graph)
+            with self._reading(self.interface(graph).file, *self._weights):
+                session = self._load(graph)
+            self._sessions[graph] = session
         return session
 
     def _load(self, graph: str) -> ort.InferenceSession:

@@ -27,7 +27,7 @@ from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..errors import DeviceError
 from .answers import ANSWERS, FILE, answers, places
-from .base import Call, Program, View
+from .base import Call, Program, Reading, View, unwatched
 from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
@@ -71,9 +71,10 @@ class OnnxRuntimeCuda(DeviceEngine):
     place: ClassVar[str] = "cuda"
     """What ONNX Runtime calls the memory that is bound."""
 
-    def __init__(self, folder: Path, manifest: Manifest, cuda: Cuda):
+    def __init__(self, folder: Path, manifest: Manifest, cuda: Cuda, reading: Reading = unwatched):
         super().__init__(manifest.graphs, cuda)
-        self._folder = Path(folder)
+        self._folder, self._reading = Path(folder), reading
+        self._weights = (manifest.weights.file, *manifest.weights.linked)
         self._interfaces = {
             name: answers(info) if info.role in ("head", *CHANGING) else info
             for name, info in self.graphs.items()
@@ -88,7 +89,7 @@ class OnnxRuntimeCuda(DeviceEngine):
         self._places: View | None = None
 
     @classmethod
-    def open(cls, folder: Path, manifest: Manifest) -> OnnxRuntimeCuda:
+    def open(cls, folder: Path, manifest: Manifest, reading: Reading = unwatched) -> OnnxRuntimeCuda:
         """The engine for the GPU of this machine. Raises `DeviceError` without a GPU, its driver or the provider."""
         if PROVIDER not in ort.get_available_providers():
             raise DeviceError(
@@ -96,7 +97,7 @@ class OnnxRuntimeCuda(DeviceEngine):
             )
         ort.set_default_logger_severity(FATAL)
         preload()
-        return cls(folder, manifest, Cuda.open())
+        return cls(folder, manifest, Cuda.open(), reading)
 
     def providers(self, captures: bool) -> list[Any]:
         """What a session is made with: this engine's stream, and products as exact as the types are; with `captures` runs
@@ -180,10 +181,13 @@ class OnnxRuntimeCuda(DeviceEngine):
             begin = time.perf_counter()
             if graph == FILE:
                 path = Path(__file__).with_name(FILE)
+                session = self._loaded(graph, path)
             else:
                 path = self._folder / self._file(graph)
-                refuse(path)
-            session = self._sessions[graph] = self._loaded(graph, path)
+                with self._reading(path.name, *self._weights):
+                    refuse(path)
+                    session = self._loaded(graph, path)
+            self._sessions[graph] = session
             if graph != FILE:
                 check_interface(graph, self.graphs[graph], session)
             log.debug("loaded %s in %.2f s", path.name, time.perf_counter() - begin)

@@ -268,7 +268,8 @@ class TensorRTEngine(DeviceEngine):
         """A plan's file: TensorRT is given what was compared with its checksum, and nothing else."""
         path = self._bundle.path / plan.file
         try:
-            data = path.read_bytes()
+            with self._bundle.reading(plan.file):
+                data = path.read_bytes()
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
         digest, listed = hashlib.sha256(data).hexdigest(), self._sha256(plan)
