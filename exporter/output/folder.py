@@ -69,8 +69,8 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
         output.parent.mkdir(parents=True, exist_ok=True)
         if only:
             undone.enter_context(only_one(output.with_name(f".{output.name}.lock"), output, kept=False))
-            check_output(output, force)  # once more: another process may just have made it
         remove_leftovers(output)
+        check_output(output, force)  # once more: another process may have made it, or a leftover was put back
         work, lock = new_folder(output)
     except OSError as error:
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error

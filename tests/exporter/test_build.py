@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +35,7 @@ from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.exporter.output import folder as output_folder
 from vlmexport.exporter.output.leftovers import remove_leftovers
 from vlmexport.runtime import Session
-from vlmexport.runtime.bundle.folder import Bundle
+from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import (
     ExportError,
@@ -767,7 +769,7 @@ def test_a_bundle_that_is_being_replaced_is_no_leftover(
         found = rename(self, target)
         if self == out:  # between the two renames
             remove_leftovers(out)
-            seen.extend(sorted(p.name.rpartition("-")[0] for p in tmp_path.iterdir()))
+            seen.extend(sorted(p.name.rpartition("-")[0] for p in tmp_path.iterdir() if "-" in p.name))
         return found
 
     monkeypatch.setattr(Path, "rename", meanwhile)
@@ -775,6 +777,42 @@ def test_a_bundle_that_is_being_replaced_is_no_leftover(
         (work / "new").touch()
     assert seen == [".bundle.building", ".bundle.old"]
     assert list(content(out)) == ["new"] and [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_second_build_of_one_output_is_refused_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    with output_folder.replaced_folder(out, force=False) as work:
+        with pytest.raises(OptionError, match=f"another process writes to {out}: wait for it"):
+            output_folder.replaced_folder(out, force=True).__enter__()
+        with output_folder.replaced_folder(tmp_path / "other", force=False) as other:
+            (other / "weights.bin").touch()
+        (work / "weights.bin").touch()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "other"]
+    assert list(content(out)) == ["weights.bin"]
+
+
+def test_a_manifest_cannot_change_while_folders_are_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored meanwhile is stored in the new folder."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "runtime")
+    import handmade_bundle
+
+    out = handmade_bundle.write_bundle(tmp_path / "bundle")
+    entry, threads = {"machine": "late", "threads": 1}, []
+
+    def finish(work: Path) -> None:
+        threads.append(threading.Thread(target=store_costs, args=(out, [entry])))
+        threads[0].start()
+        time.sleep(0.1)
+        assert threads[0].is_alive() and not Bundle.open(out).manifest.costs
+
+    with output_folder.replaced_folder(out, True, finish) as work:
+        shutil.copytree(out, work, dirs_exist_ok=True)
+        (work / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
+    threads[0].join()
+    assert Bundle.open(out).manifest.costs == [entry]
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_a_missing_tokenizer_is_named(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from . import bundles, checkpoints, data, drafts, images, published
+from . import bundles, checkpoints, data, drafts, images, merged_reports, published, writers
 
 KINDS = {
     "bundle": bundles.prepare,
@@ -15,4 +15,6 @@ KINDS = {
     "draft": drafts.prepare,
     "data": data.prepare,
     "layout": published.prepare,
+    "merge-document": merged_reports.prepare,
+    "two-writers": writers.prepare,
 }

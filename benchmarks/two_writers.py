@@ -1,0 +1,127 @@
+"""Two processes that change one bundle's manifest at once, while a third reads it, again and again.
+
+    python benchmarks/two_writers.py --runs 200
+
+Each run is of its own bundle, which holds no model. Two forks store CHANGES entries each, of pass times and of acceptance
+in turn, while the parent opens the bundle as often as it can. A run is right when every reader found a whole manifest with
+its checksum, every entry is there, and nothing else is left in the folder. What went wrong is printed and saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from machine import save
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "runtime"))
+
+CHANGES = 20
+"""Of one process."""
+
+SEEN = {
+    "shapes": [[4, 4, 9]],
+    "accepted": [6, 3],
+    "discarded": 0,
+    "requests": 1,
+    "data": "d",
+    "date": "2026-01-01",
+}
+
+
+def change(bundle: Path, writer: str, rng: random.Random) -> None:
+    """What one process stores."""
+    from vlmexport.runtime.bundle.folder import store_costs
+
+    for number in range(CHANGES):
+        if number % 2:
+            store_costs(bundle, [], [{"draft": writer, "nodes": number, "depth": 1, **SEEN}])
+        else:
+            store_costs(
+                bundle, [{"machine": f"{writer}{number}", "threads": 1, "plain": {"1": rng.random()}}]
+            )
+
+
+def fork(bundle: Path, writer: str, seed: int) -> int:
+    """A process that stores; its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        change(bundle, writer, random.Random(f"{seed}{writer}"))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def run(bundle: Path, seed: int) -> tuple[list[str], int]:
+    """(what went wrong, how often the bundle was read)."""
+    from vlmexport.runtime.bundle.folder import Bundle
+    from vlmexport.runtime.errors import VlmexportError
+
+    children, wrong, reads = [fork(bundle, writer, seed) for writer in "AB"], [], 0
+    while children:
+        try:
+            Bundle.open(bundle, check="sha256")
+            reads += 1
+        except VlmexportError as error:
+            wrong.append(f"a reader: {error}")
+        for child in list(children):
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                children.remove(child)
+                if status:
+                    wrong.append(f"a writer ends with {status}")
+    manifest = Bundle.open(bundle, check="sha256").manifest
+    stored = {entry["machine"] for entry in manifest.costs} | {
+        f"{entry['draft']}{entry['nodes']}" for entry in manifest.acceptance
+    }
+    missing = {f"{writer}{number}" for writer in "AB" for number in range(CHANGES)} - stored
+    wrong += [f"{name} is not there" for name in sorted(missing)]
+    wrong += [f"{path.name} is left" for path in bundle.iterdir() if path.name.startswith(".")]
+    return wrong, reads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200)
+    options = parser.parse_args()
+    import handmade_bundle
+
+    begin, reads, failures = time.monotonic(), 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        whole = handmade_bundle.write_bundle(Path(folder) / "whole")
+        for number in range(options.runs):
+            bundle = Path(shutil.copytree(whole, Path(folder) / "bundle"))
+            wrong, read = run(bundle, number)
+            reads += read
+            if wrong:
+                failures.append({"run": number, "wrong": wrong})
+                print(f"run {number}: {wrong}", flush=True)
+            shutil.rmtree(bundle)
+    result: dict[str, Any] = {
+        "runs": options.runs, "changes": 2 * CHANGES * options.runs, "reads": reads, "failures": failures,
+        "seconds": round(time.monotonic() - begin, 1),
+    }  # fmt: skip
+    path = save("two-writers", result, "filelock")
+    print(
+        f"{options.runs} runs, {result['changes']} changes, {reads} reads, {len(failures)} failures: {path}"
+    )
+
+
+if __name__ == "__main__":
+    main()
