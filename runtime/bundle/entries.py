@@ -64,7 +64,9 @@ def _check_plan(manifest: Manifest, plan: Plan, where: str) -> None:
     if plan.bytes not in (None, size):
         raise failure(f"{where}.bytes", plan.bytes, f"the size under 'files' ({size})")
     if not plan.outputs:
-        raise failure(f"{where}.bindings", [binding.name for binding in plan.bindings], "a list with an output")
+        raise failure(
+            f"{where}.bindings", [binding.name for binding in plan.bindings], "a list with an output"
+        )
     seen: set[str] = set()
     for at, binding in enumerate(plan.bindings):
         if binding.name in seen:

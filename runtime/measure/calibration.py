@@ -335,7 +335,9 @@ def merge(documents: Mapping[str, Mapping[str, Any]], fingerprint: str) -> tuple
             more_costs, more_acceptance = check_report(document)
         except BundleError as error:
             reason = str(error).removeprefix("manifest ").removesuffix("; build the bundle again")
-            raise OptionError(f"--merge {name}: {reason}; give a report of `vlmexport calibrate --json`") from None
+            raise OptionError(
+                f"--merge {name}: {reason}; give a report of `vlmexport calibrate --json`"
+            ) from None
         costs += more_costs
         acceptance += more_acceptance
     return costs, acceptance

@@ -120,7 +120,9 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
     for kind, row in found["kinds"].items():
         assert row.get("refused", 0) + row.get("served", 0) == 1, kind
     # Which one a kind draws moves with the files that a bundle has: some damage is none that a reader can see.
-    mutants = [row for kind, row in found["kinds"].items() if kind != "two-writers"]  # whose changes are all good
+    mutants = [
+        row for kind, row in found["kinds"].items() if kind != "two-writers"
+    ]  # whose changes are all good
     refused = sum(row.get("refused", 0) for row in mutants)
     assert 2 * refused >= len(mutants), f"{refused} of {len(mutants)} are refused: are these mutants?"
 
