@@ -1,0 +1,62 @@
+"""Whose an exception is: a library's, which becomes an error of ours, or the program's own, which passes untouched.
+
+A program's exception gets into a call of a library in two ways: a signal handler raises it while the library works (a
+timeout by SIGALRM), or code of the caller that the library calls does (a stream, a policy). Its class says nothing: a
+handler may raise `TimeoutError`, which is an `OSError`, or a bare `RuntimeError`. Its traceback does: behind our frame,
+which called the library, stands a frame that is neither ours, nor the library's, nor the standard library's.
+
+What C code raises leaves no frame, so that it counts as the library's. So does what a handler raises that is written in C.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from .extras import MODULES
+
+_OURS = __name__.partition(".")[0]
+
+_LIBRARIES = frozenset(
+    (
+        _OURS, *sys.stdlib_module_names, "numpy", "PIL", "tokenizers", "jinja2", "markupsafe", "onnxruntime", "typer",
+        "click", "rich", "filelock", "tensorrt", "tensorrt_rtx", "tensorrt_bindings", "tensorrt_libs", "tensorrt_rtx_libs",
+        "huggingface_hub", "tqdm", "regex", "requests", "httpx", "yaml", "torchvision", "sympy",
+        *(module for modules in MODULES.values() for module in modules),
+    )
+)  # fmt: skip
+"""Top-level modules whose exceptions are a library's."""
+
+_TEMPLATE = "<template>"
+"""File name of the code that jinja2 makes of a chat template."""
+
+
+def raise_if_foreign(error: BaseException) -> None:
+    """Raise `error` again unless a library or we raised it. To be called first where a library's exception is
+    translated or dropped, in the frame that called the library."""
+    if is_foreign(error):
+        raise error
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether the program that uses us raised `error`: see the module. Of an exception that a library raised from
+    another one (`raise … from`), both count."""
+    found: BaseException | None = error
+    while found is not None:
+        trace = found.__traceback__
+        # The first frame is the one that caught it; a cause has been caught further down.
+        trace = trace.tb_next if trace is not None and found is error else trace
+        while trace is not None:
+            if not _known(trace.tb_frame):
+                return True
+            trace = trace.tb_next
+        found = found.__cause__
+    return False
+
+
+def _known(frame: FrameType) -> bool:
+    name, file = frame.f_globals.get("__name__"), frame.f_code.co_filename
+    if isinstance(name, str) and name.partition(".")[0] in _LIBRARIES:
+        return True
+    # Frames of Cython (PyAV) belong to no module; their file is the one that was compiled, "av/container/core.pyx".
+    return file == _TEMPLATE or (name is None and file.partition("/")[0] in _LIBRARIES)
