@@ -10,8 +10,12 @@ What C code raises leaves no frame, so that it counts as the library's. So does 
 
 from __future__ import annotations
 
+import functools
+import signal
 import sys
-from types import FrameType
+import traceback
+from types import CodeType, FrameType
+from typing import Any
 
 from .extras import MODULES
 
@@ -52,6 +56,21 @@ def is_foreign(error: BaseException) -> bool:
             trace = trace.tb_next
         found = found.__cause__
     return False
+
+
+def from_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised `error`: for calls of the caller's own code whose other exceptions are ours to
+    translate. Handlers are known while they are installed; those that are written in C are not found."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: Any) -> CodeType | None:
+    """The code of a function, a method, a `partial` of one, or of an object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    code = getattr(handler, "__code__", None)  # also of a method
+    return code if code is not None else getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
 
 
 def _known(frame: FrameType) -> bool:

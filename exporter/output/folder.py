@@ -12,6 +12,7 @@ from ...runtime.bundle.folder import MANIFEST, read_manifest
 from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
+from ...runtime.foreign import raise_if_foreign
 from ..disk import FULL
 from .leftovers import hold, new_folder, release, remove_leftovers
 
@@ -31,6 +32,7 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
         output.parent.mkdir(parents=True, exist_ok=True)
         work, lock = new_folder(output)
     except OSError as error:
+        raise_if_foreign(error)
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
     old = work.with_name(work.name.replace(".building-", ".old-"))
     locks = [lock]
@@ -41,6 +43,7 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
             output.rename(old)
         work.rename(output)
     except OSError as error:
+        raise_if_foreign(error)
         if error.errno in FULL:
             raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
         raise

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ..errors import BundleError, OptionError
+from ..foreign import raise_if_foreign
 from ..options import integer
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
@@ -223,6 +224,7 @@ class Bundle:
         try:
             found = mark((self.path / name).stat(), info.sha256)
         except OSError as error:
+            raise_if_foreign(error)
             raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
         return found if found == known else mark(self._compare(name, info), info.sha256)
 
@@ -230,6 +232,7 @@ class Bundle:
         try:
             return (self.path / name).open("rb")
         except OSError as error:
+            raise_if_foreign(error)
             raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
 
     def _check_file(self, name: str, info: FileInfo) -> None:
@@ -240,6 +243,7 @@ class Bundle:
         except FileNotFoundError:
             raise BundleError(f"{path}: listed in the manifest but missing; {_REBUILD}") from None
         except (OSError, RuntimeError) as error:
+            raise_if_foreign(error)
             raise BundleError(f"{path}: cannot be read ({error})") from error
         if not real.is_relative_to(self.path.resolve()):
             raise BundleError(f"{path}: leads out of the bundle to {real}; {_LINKED}")
@@ -329,7 +333,8 @@ def _give(folder: Path) -> str:
     """What to give in place of a folder that is no bundle: one in it, where there is one."""
     try:
         inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         inside = []
     return f"give {inside[0]}" if inside else "give the folder that `vlmexport build -o` wrote"
 
@@ -352,6 +357,7 @@ def read_manifest(path: Path) -> Any:
             f"{path.parent}: holds no {MANIFEST}, so it is not a bundle; {_give(path.parent)}"
         ) from None
     except (UnicodeDecodeError, ValueError, RecursionError, OSError) as error:
+        raise_if_foreign(error)
         raise BundleError(f"{path}: not a readable manifest ({error}); {_REBUILD}") from error
 
 

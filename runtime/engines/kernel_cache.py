@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..files import replacing
+from ..foreign import raise_if_foreign
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class KernelCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            raise_if_foreign(error)
             raise OptionError(f"kernel cache {folder}: cannot be made ({error.strerror})") from error
         self._held: dict[Path, tuple[Any, bytes]] = {}
 
@@ -40,6 +42,7 @@ class KernelCache:
                 if path.is_file() and path.stat().st_size <= LIMIT:
                     found = path.read_bytes()
             except OSError as error:
+                raise_if_foreign(error)
                 log.warning("kernel cache %s cannot be read: %s", path, error)
             if found and not cache.deserialize(found):
                 log.debug("kernel cache %s is of another GPU, driver or TensorRT", path)
@@ -57,5 +60,6 @@ class KernelCache:
                 with replacing(path) as out:
                     out.write(now)
             except OSError as error:
+                raise_if_foreign(error)
                 log.warning("kernel cache %s cannot be written: %s", path, error)
         self._held.clear()

@@ -30,6 +30,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import ImageError
+from ..foreign import from_signal_handler, raise_if_foreign
 from ..options import check_colour_order
 from .remote import check_local
 
@@ -95,6 +96,8 @@ def _read(stream: Any, name: str) -> bytes:
     try:
         data = stream.read(MOST_BYTES + 1)
     except Exception as error:  # closed, not readable, …: each kind of stream raises its own
+        if from_signal_handler(error):
+            raise
         raise ImageError(f"{name}: cannot be read ({_reason(error)})") from error
     if not isinstance(data, bytes):
         raise ImageError(
@@ -129,6 +132,7 @@ def _open(source: Path | io.BytesIO, name: str) -> Image.Image:
     except ImageError:
         raise
     except Exception as error:  # decoders fail in many ways on damaged headers
+        raise_if_foreign(error)
         raise ImageError(f"{name}: cannot be read ({_reason(error)})") from error
 
 
@@ -149,6 +153,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
                 image.info["transparency"] = transparent
             image = _upright(image)
     except Exception as error:  # truncated or damaged data: each decoder raises its own kind
+        raise_if_foreign(error)
         raise ImageError(f"{name}: the image data is truncated or damaged ({_reason(error)})") from error
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
@@ -163,6 +168,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
             raise ValueError("floating-point pixels have no fixed range")
         return image.convert("RGB")
     except (ValueError, OSError) as error:
+        raise_if_foreign(error)
         raise ImageError(
             f"{name}: mode {image.mode!r} cannot become RGB ({error}); save it as 8-bit PNG or JPEG"
         ) from error
@@ -180,7 +186,8 @@ def _check_size(width: int, height: int, name: str) -> None:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image) or image
-    except Exception:  # EXIF that cannot be read counts as none: the pixels are good
+    except Exception as error:  # EXIF that cannot be read counts as none: the pixels are good
+        raise_if_foreign(error)
         return image
 
 
@@ -208,7 +215,8 @@ def _declared_range(image: Image.Image) -> int | None:
         value = image.tag_v2.get(281) if image.format == "TIFF" else None  # type: ignore[attr-defined]
         value = value[0] if isinstance(value, tuple) else value
         return int(value) if value and value <= RANGES[-1] else None
-    except Exception:  # a tag that cannot be read counts as none
+    except Exception as error:  # a tag that cannot be read counts as none
+        raise_if_foreign(error)
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
 import io
 import itertools
@@ -13,7 +14,7 @@ from typing import Any
 import jinja2
 import pytest
 from PIL import Image
-from vlmexport.runtime.foreign import is_foreign, raise_if_foreign
+from vlmexport.runtime.foreign import from_signal_handler, is_foreign, raise_if_foreign
 
 
 class Late(Exception):
@@ -114,3 +115,34 @@ def test_what_the_caller_was_handling_before_does_not_count() -> None:
         raise Late("an earlier one")
     except Late:
         assert not is_foreign(caught("int('x')"))
+
+
+class Handler:
+    def __call__(self, *_: object) -> None:
+        raise Late("called")
+
+    def method(self, *_: object) -> None:
+        raise Late("of a method")
+
+
+def _with_more(_more: int, *_: object) -> None:
+    Handler().method()
+
+
+@pytest.mark.parametrize(
+    "handler", [Handler(), Handler().method, functools.partial(_with_more, 1), lambda *_: Handler()()]
+)
+def test_a_signal_handler_is_told_from_other_code_of_the_caller(handler: Any) -> None:
+    def read() -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    def broken() -> None:
+        raise Late("of a stream")
+
+    assert not from_signal_handler(caught("broken()", broken=broken))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        assert from_signal_handler(caught("read()", read=read))
+        assert not from_signal_handler(caught("broken()", broken=broken))
+    finally:
+        signal.signal(signal.SIGALRM, before)
