@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -221,7 +221,7 @@ class Session:
 
         `image`: path, bytes or binary stream of an image file, PIL image, uint8 array [H, W, 3] (`channels` "rgb", or
         "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); what `encode` gave for one; a list where the model
-        reads several. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
+        reads several. What `encode` gave is served as what it is, a picture or a video, under either name. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
         that read videos. `prompt`: text, chat messages, or None for the bundle's default. `images` and `messages` are
         other words for a list of `image` and a `prompt` of messages, whose parts may hold their pictures themselves; what
         the template would drop of them is refused (docs/models.md). `draft`: a draft of the bundle, by name or kind, or
@@ -400,6 +400,12 @@ class Session:
     def replace_proposer(self, name: str, proposer: Proposer) -> None:
         """Let `proposer` serve the draft called `name` from the next request on (a draft of your own; tests)."""
         self._proposers[name] = proposer
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a session cannot be copied, pickled or sent to another process: give that the path of the bundle "
+            "(session.bundle.path), and load it there with Session.load"
+        )
 
     # --- private ---
 

@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import BundleError, OptionError
 from ..foreign import raise_if_foreign
 from ..options import integer
+from ..paths import look_at
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
 from .manifest import FileInfo, Manifest, TensorInfo
@@ -81,19 +82,15 @@ class Bundle:
                 "the path of the bundle is empty; give the folder that `vlmexport build -o` wrote"
             )
         try:
-            folder = Path(path)
-            found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"
-            str(folder.absolute()).encode()  # as the libraries are given it
+            str(path).encode()  # as the libraries are given it
         except UnicodeEncodeError as error:
             raise BundleError(
                 f"{path!r:.200}: this path has characters that Python's {sys.getfilesystemencoding()} cannot write; set "
                 "PYTHONUTF8=1, or LC_ALL=C.UTF-8, or move the bundle to a path of plain letters"
             ) from error
-        except (OSError, TypeError, ValueError) as error:  # a name that no file can have, or no name at all
-            reason = getattr(error, "strerror", None) or error
-            raise BundleError(f"{path!r:.80} is not a path ({reason})") from error
+        folder, found = look_at(path, BundleError, "the bundle")
         if found != "folder":
-            what = "is a file, not a bundle folder" if found == "file" else "does not exist"
+            what = "does not exist" if found == "nothing" else "is a file, not a bundle folder"
             raise BundleError(f"{folder}: {what}; {_give(folder)}")
         document = read_manifest(folder / MANIFEST)
         manifest = Manifest.from_dict(document)

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import OptionError
 from ..files import replacing
 from ..foreign import raise_if_foreign
+from ..paths import shown
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +29,10 @@ class KernelCache:
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # also a name that no folder can have
             raise_if_foreign(error)
-            raise OptionError(f"kernel cache {folder}: cannot be made ({error.strerror})") from error
+            why = getattr(error, "strerror", None) or error
+            raise OptionError(f"kernel cache {shown(folder)}: cannot be made ({why})") from error
         self._held: dict[Path, tuple[Any, bytes]] = {}
 
     def attach(self, config: Any, plan_sha256: str) -> None:

@@ -31,6 +31,7 @@ class Typical:
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, number(f"typical_{name}", getattr(self, name), 0, 1))
 
+    @np.errstate(all="ignore")
     def threshold(self, p: np.ndarray) -> float:
         """The probability that a token must exceed, from p [V] after temperature, top-k, top-p and min-p."""
         shares = p[p > 0]
@@ -38,6 +39,7 @@ class Typical:
         return min(self.epsilon, self.delta * float(np.exp(-entropy)))
 
 
+@np.errstate(all="ignore")
 def verify_typical(
     tree: TokenTree,
     target: Callable[[int, Sequence[int]], np.ndarray],

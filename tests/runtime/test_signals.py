@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
 from vlmexport.runtime import Session
 from vlmexport.runtime.images.synthetic import synthetic_image
 
-Bundles = Callable[..., Path]
 POINTS = 12
 """Moments of each kind of request."""
 
@@ -63,13 +60,13 @@ def _many(session: Session, asked: dict[str, Any]) -> list[list[int]]:
     return [getattr(found[number], "tokens", None) or [] for number in range(2)]
 
 
-@pytest.mark.parametrize("draft", ["none", "medusa"])
+@pytest.mark.parametrize("draft", ["none", "eagle"])
 @pytest.mark.parametrize("call", [_whole, _streamed, _many])
 def test_it_arrives_and_the_next_request_is_right(
-    tiny_bundle: Bundles, alarm: Alarm, call: Callable[..., list[list[int]]], draft: str
+    tiny_bundle: Callable[[str], Any], alarm: Alarm, call: Callable[..., list[list[int]]], draft: str
 ) -> None:
-    with Session.load(tiny_bundle("tiny-vit-gpt2"), max_batch=2) as session:
-        asked = {"image": synthetic_image(64, 64), "draft": draft, "max_new_tokens": 12, "ignore_eos": True}
+    with Session.load(tiny_bundle("vit-gpt2").path, max_batch=2) as session:
+        asked = {"image": synthetic_image(32, 32), "draft": draft, "max_new_tokens": 12, "ignore_eos": True}
         right = call(session, asked)
         begin = time.perf_counter()
         assert call(session, asked) == right
