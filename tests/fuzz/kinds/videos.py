@@ -191,6 +191,7 @@ def _written(path: Path, options: dict[str, Any]) -> bytes:
                 samples.rate = 8000
                 out.mux(sound.encode(samples))
                 out.mux(sound.encode())
+            out.start_encoding()  # also of a file without frames
             for at in range(options.get("frames", 6)):
                 values = np.random.default_rng(at).integers(0, 256, (height, width, 3), dtype=np.uint8)
                 frame = av.VideoFrame.from_ndarray(values, format="rgb24").reformat(format=pixels)
