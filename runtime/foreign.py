@@ -47,13 +47,9 @@ def is_foreign(error: BaseException) -> bool:
     another one (`raise … from`), both count."""
     found: BaseException | None = error
     while found is not None:
-        trace = found.__traceback__
-        # The first frame is the one that caught it; a cause has been caught further down.
-        trace = trace.tb_next if trace is not None and found is error else trace
-        while trace is not None:
-            if not _known(trace.tb_frame):
-                return True
-            trace = trace.tb_next
+        # From the frame that caught it, which is ours, or a library's in the case of a cause.
+        if not all(_known(frame) for frame, _ in traceback.walk_tb(found.__traceback__)):
+            return True
         found = found.__cause__
     return False
 
