@@ -140,7 +140,9 @@ def measure(bundle: Path, signals: int, rng: random.Random) -> tuple[Counter[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Exceptions of signal handlers, at random moments of requests."
+    )
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--signals", type=int, default=300, help="that come before their request has ended")
     parser.add_argument("--seed", type=int, default=1)

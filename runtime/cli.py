@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import typer
 
@@ -260,7 +260,7 @@ def _forget_odd_sizes() -> None:
 class _Closed(io.TextIOBase):
     """In place of a standard output that is closed: results that are written there are not lost without a word."""
 
-    def __init__(self, nowhere: io.TextIOBase):
+    def __init__(self, nowhere: IO[str]):
         self._nowhere = nowhere
 
     def write(self, text: str) -> int:

@@ -43,7 +43,6 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
             output.rename(old)
         work.rename(output)
     except OSError as error:
-        raise_if_foreign(error)
         if error.errno in FULL:
             raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
         raise

@@ -160,7 +160,7 @@ class AnimatedWebp:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Image.Image]:
         with opened(self._path, self.name) as image:
-            _check_size(*image.size, self.name)
+            _check_size(image.width, image.height, self.name)
             yield image
 
 

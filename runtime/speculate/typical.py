@@ -31,7 +31,6 @@ class Typical:
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, number(f"typical_{name}", getattr(self, name), 0, 1))
 
-    @np.errstate(all="ignore")
     def threshold(self, p: np.ndarray) -> float:
         """The probability that a token must exceed, from p [V] after temperature, top-k, top-p and min-p."""
         shares = p[p > 0]

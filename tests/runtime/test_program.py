@@ -32,10 +32,10 @@ ASKED: dict[str, Any] = {
 TEMPERATURES = (0.0, 1e-320, 1e-300, 1e-5, 0.8, 1e300)
 WAYS: tuple[dict[str, Any], ...] = (
     {"draft": "none"},
-    {"draft": "medusa", "draft_sampling": "match", "repetition_penalty": 1e-30},
+    {"draft": "medusa", "draft_sampling": "match", "repetition_penalty": 0.001},
     {"draft": "medusa", "draft_sampling": "drawn", "adaptive": "request", "top_p": 5e-324},
     {"draft": "imitation@1", "draft_sampling": "auto", "adaptive": "confidence", "min_p": 1e-300},
-    {"draft": "eagle", "lossy": "typical", "typical_delta": 1e-320},
+    {"draft": "eagle", "lossy": "typical", "adaptive": "request", "typical_delta": 1e-320},
 )
 
 

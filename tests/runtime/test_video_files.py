@@ -164,7 +164,8 @@ def test_an_animated_webp_is_a_video(tmp_path: Path) -> None:
         path.write_bytes(data[:end])
         with pytest.raises(ImageError, match=r"clip\.webp: .*cannot be read"):
             open_video(Video(path)).read(range(6))
-    for options in ({}, {"exif": Image.Exif().tobytes(), "icc_profile": b"x" * 200}):
+    pictures: tuple[dict[str, Any], ...] = ({}, {"exif": Image.Exif().tobytes(), "icc_profile": b"x" * 200})
+    for options in pictures:
         first.save(path, **options)  # a picture: FFmpeg reads it
         clip = open_video(Video(path))
         assert clip.count == 1 and isinstance(clip, VideoFile)
