@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
+import functools
 import io
 import os
 import shutil
@@ -13,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import typer
 
@@ -21,6 +23,7 @@ from .commands.suggestions import suggestion
 from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
 from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
 from .images.quiet import quiet_log
+from .paths import shown
 
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
@@ -62,6 +65,9 @@ MOUNTED_COMMANDS = {
 
 ROOM_FOR_A_TABLE = 100
 """Columns of a terminal from which help is a table; a narrower one would cut the longest options."""
+
+NARROWEST = 10
+"""Columns of a terminal that are believed."""
 
 # The backslash keeps rich from reading the bracket as markup.
 PANELS = {
@@ -182,6 +188,23 @@ def _add_unavailable(app: typer.Typer, command: str, failure: OptionError) -> No
     app.command(command, help=text, context_settings=accept_all)(unavailable)
 
 
+def _refuse_empty_paths(application: Any) -> None:
+    """Of every command: an empty path would be the current folder."""
+    for command in (application, *getattr(application, "commands", {}).values()):
+        for parameter in command.params:
+            if getattr(parameter.type, "name", "") == "path":
+                parameter.type.convert = functools.partial(_convert_path, parameter.type.convert)
+
+
+def _convert_path(convert: Callable[..., Any], value: Any, parameter: Any = None, context: Any = None) -> Any:
+    if value == "":
+        flags = [each for each in parameter.opts if each.startswith("-")]
+        raise OptionError(
+            f"{flags[-1] if flags else parameter.name.upper()}: the path is empty; name a file or folder"
+        )
+    return convert(value, parameter, context)
+
+
 def _command_name(arguments: Sequence[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
 
@@ -200,16 +223,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # started with the stream closed (`>&-`)
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+            # Its number is taken in any case, or the next file that is opened would get what is written to it.
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
+            setattr(sys, name, _Closed(nowhere) if name == "stdout" else nowhere)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A console that cannot show a character shows "?" instead of failing.
             stream.reconfigure(errors="replace")
     quiet_log()
+    _forget_odd_sizes()
     command = _command_name(_completed_words() or arguments)
     with _interrupts() as interrupts, saying():
         try:
             application = typer.main.get_command(build_app(command))
+            _refuse_empty_paths(application)
             status = application.main(args=arguments, prog_name="vlmexport", standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             status = 130
@@ -219,6 +246,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("\nInterrupted.\n")
         return 128 + interrupts[-1] if interrupts else 130
     return status if isinstance(status, int) else 0
+
+
+def _forget_odd_sizes() -> None:
+    """What libraries would take for the size of the terminal and no line would fit in, or is no number: it has its own."""
+    for name in ("COLUMNS", "LINES"):
+        value = os.environ.get(name)
+        number = int(value) if value and value.isascii() and value.isdecimal() and len(value) < 6 else 0
+        if value is not None and number < (NARROWEST if name == "COLUMNS" else 1):
+            del os.environ[name]
+
+
+class _Closed(io.TextIOBase):
+    """In place of a standard output that is closed: results that are written there are not lost without a word."""
+
+    def __init__(self, nowhere: IO[str]):
+        self._nowhere = nowhere
+
+    def write(self, text: str) -> int:
+        if text:
+            raise OSError(errno.EBADF, "is closed; lead it to a file, or to /dev/null", "standard output")
+        return 0
 
 
 STOPPING: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -271,11 +319,16 @@ def _fail(error: Exception, command: str | None) -> int:
         if failure is None:
             raise error
         return _complain(str(failure))
-    if isinstance(error, MemoryError):
+    if isinstance(error, ImportError):  # a shared library that is damaged, or for which there is no memory
+        said = str(error).strip().splitlines()
+        return _complain(
+            f"{error.name or 'a library'} cannot be loaded: {said[0] if said else type(error).__name__}"
+        )
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         reason = f" ({error})" if str(error) else ""
         return _complain(f"not enough memory{reason}; use a smaller model or smaller limits")
     if isinstance(error, OSError) and error.strerror:  # a full disk, a file that may not be written, …
-        return _complain(f"{error.filename or 'the output'}: {error.strerror}")
+        return _complain(f"{shown(error.filename) if error.filename else 'the output'}: {error.strerror}")
     # Errors of use (unknown option, missing argument) know how to show themselves.
     show = getattr(error, "show", None)
     if show is None:

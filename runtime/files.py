@@ -14,6 +14,7 @@ from .errors import OptionError
 from .locks import hold, is_still, release
 
 _SUFFIX = ".new"
+from .paths import look_at
 
 
 @contextlib.contextmanager
@@ -92,9 +93,10 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 def check_folder(option: str, path: Path) -> None:
     """Raise `OptionError` where `path`, which `option` names, has no folder to be written in: before anything is measured."""
-    if path.is_dir():
+    _, found = look_at(path, OptionError, option)
+    if found == "folder":
         raise OptionError(f"{option} {path}: is a folder; name a file")
-    if path.exists() and not path.is_file():
+    if found == "device":
         raise OptionError(f"{option} {path}: is a device or a pipe, which cannot be replaced; name a file")
     if not path.parent.is_dir():
         raise OptionError(f"{option} {path}: the folder {path.parent} does not exist")

@@ -11,7 +11,7 @@ from .errors import OptionError
 from .options import ADAPTIVE, check_colour_order, integer, number
 from .speculate.adaptive_threshold import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
 from .speculate.drawing import WAYS
-from .speculate.policy import DraftPolicy, FixedLength, LogisticLength
+from .speculate.policy import DraftPolicy, FixedLength, LogisticLength, check_policy
 from .speculate.sampling import Sampling
 from .speculate.typical import Typical
 
@@ -85,8 +85,8 @@ class RequestOptions:
         if self.adaptive not in (None, *ADAPTIVE):
             raise OptionError(f"adaptive: {self.adaptive!r:.80} is not one of {', '.join(ADAPTIVE)}")
         check_colour_order("channels", self.channels)
-        if self.policy is not None and not callable(getattr(self.policy, "allot", None)):
-            raise OptionError(f"policy: {self.policy!r:.80} is not a DraftPolicy")
+        if self.policy is not None:
+            check_policy(self.policy)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop: {self.stop!r:.80} is not text or a list of texts")

@@ -44,9 +44,11 @@ class Running:
         cancelled: Callable[[], bool],
         streamed: bool = True,
         reused: int = 0,
+        unended: list[Running] | None = None,
     ):
         """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
         Not `streamed`: the text is handed out as a whole, by `last`. `reused`: so many of its rows are cached already.
+        `unended` holds it for as long as its draft knows it.
 
         Raises `PromptError` for a prompt that does not fit, `NumericsError` for logits that are not finite; the batch
         is then as before.
@@ -81,10 +83,12 @@ class Running:
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
         self._push = self._text.push if streamed or settings.stop else self._text.hold
+        self._unended = [] if unended is None else unended
+        self._unended.append(self)
         try:
             self._first = self._prefill(prepared, reused)
         except BaseException as error:
-            self._end_proposer()
+            self.end_proposer()
             if decoder.batch > self.sequence.row:
                 if isinstance(error, NumericsError):
                     decoder.clear(self.sequence.row)
@@ -116,18 +120,22 @@ class Running:
             self._parts.append(rest)
             yield rest
 
-    def close(self) -> Result:
-        """Counters are final; the place in the batch is the caller's to free."""
+    def close(self, whole: bool = True) -> Result:
+        """Counters are final; the place in the batch is the caller's to free. Not `whole`: an exception ended a cycle."""
         sequence = self.sequence
-        self._end_proposer()
+        self.end_proposer()
         sequence.stats.total_seconds = time.perf_counter() - self._begin
-        sequence.finish()
+        sequence.finish(whole)
         assert sequence.finish_reason is not None
         return Result("".join(self._parts), sequence.tokens, sequence.finish_reason, sequence.stats)
 
-    def _end_proposer(self) -> None:
+    def end_proposer(self) -> None:
+        """The draft forgets the request. Again: does nothing."""
+        if self not in self._unended:
+            return
         if self.sequence.proposer is not None:
             self.sequence.proposer.end(self.sequence)
+        self._unended.remove(self)
 
     def _prefill(self, prepared: Prepared, reused: int) -> int:
         """Everything up to the first token; returns that."""

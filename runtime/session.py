@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -123,9 +123,14 @@ class Session:
         """What the cache holds of the last request, where it asked for that."""
         self._prefix_draft: Proposer | None = None
         """Who drafted for it."""
-        self._busy = threading.Lock()
+        self._user: dict[str, object] = {}
+        """Under "now", who uses the session. No lock: what a signal handler raises between taking and holding it would keep it
+        locked for good, since an exception does not say whether it was taken. Here its taker is written down, and it is
+        given back without a call, behind which a handler could run."""
         self._cancelled = threading.Event()
         self._closed = False
+        self._unended: list[Running] = []
+        """Requests that a draft knows of; one is left here whose end a signal handler's exception interrupted."""
 
     @classmethod
     def load(
@@ -216,7 +221,7 @@ class Session:
 
         `image`: path, bytes or binary stream of an image file, PIL image, uint8 array [H, W, 3] (`channels` "rgb", or
         "bgr" as OpenCV has it) or [H, W], or None (`images/load.py`); what `encode` gave for one; a list where the model
-        reads several. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
+        reads several. What `encode` gave is served as what it is, a picture or a video, under either name. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
         that read videos. `prompt`: text, chat messages, or None for the bundle's default. `images` and `messages` are
         other words for a list of `image` and a `prompt` of messages, whose parts may hold their pictures themselves; what
         the template would drop of them is refused (docs/models.md). `draft`: a draft of the bundle, by name or kind, or
@@ -396,6 +401,12 @@ class Session:
         """Let `proposer` serve the draft called `name` from the next request on (a draft of your own; tests)."""
         self._proposers[name] = proposer
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a session cannot be copied, pickled or sent to another process: give that the path of the bundle "
+            "(session.bundle.path), and load it there with Session.load"
+        )
+
     # --- private ---
 
     def _controller(self, learn: str, threshold: float | None) -> DraftPolicy:
@@ -440,13 +451,20 @@ class Session:
         return [ordered(each) for each in media]
 
     def _free_when_idle(self) -> None:
-        if not self._busy.acquire(blocking=False):
-            return  # the running request calls again when it ends
-        decoder, self.decoder = self.decoder, cast(Decoder, None)
-        self._proposers.clear()
-        if decoder is not None:
-            decoder.engine.close()
-        self._busy.release()
+        me = object()
+        try:
+            if self._user.setdefault("now", me) is not me:
+                return  # the running request calls again when it ends
+            if self.decoder is not None:
+                self.decoder.engine.close()
+                self.decoder = cast(Decoder, None)
+            self._proposers.clear()
+        finally:
+            try:
+                if self._user["now"] is me:
+                    del self._user["now"]
+            except KeyError:  # nobody uses it by now
+                pass
 
     def _load_graphs(self) -> None:
         """Load what the default request needs: the first one is then not slower than the others, and a folder that is
@@ -467,17 +485,25 @@ class Session:
         self, pieces: Callable[[list[Result]], Iterator[_Piece]]
     ) -> Callable[[list[Result]], Generator[_Piece, None, None]]:
         def run(found: list[Result]) -> Generator[_Piece, None, None]:
-            if not self._busy.acquire(blocking=False):
-                raise BusyError(
-                    "this session is busy with another request; wait for it, close its stream, or load a second session"
-                )
+            me = object()
             try:
+                if self._user.setdefault("now", me) is not me:
+                    raise BusyError(
+                        "this session is busy with another request; wait for it, close its stream, or load a second "
+                        "session"
+                    )
                 self._cancelled.clear()
                 if self._closed:
                     raise VlmexportError(_CLOSED)
+                for left in list(self._unended):
+                    left.end_proposer()
                 yield from pieces(found)
             finally:
-                self._busy.release()
+                try:
+                    if self._user["now"] is me:
+                        del self._user["now"]
+                except KeyError:  # nobody uses it by now
+                    pass
                 if self._closed:
                     self._free_when_idle()
 
@@ -515,7 +541,7 @@ class Session:
                 self.decoder.reset(0)
         return Running(
             self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set, streamed,
-            reused,
+            reused, self._unended,
         )  # fmt: skip
 
     def _resumed(self, rows: int, prepared: Prepared, proposer: Proposer | None) -> int:
@@ -542,7 +568,7 @@ class Session:
         running = self._start(prepared, settings, begin, streamed, alone=True)
         sequence, cycle = running.sequence, Cycle(self.decoder)
         cycle.join(sequence)
-        pieces = running.start()
+        pieces, whole = running.start(), False
         try:
             yield from pieces
             while sequence.finish_reason is None and not sequence.interrupted():
@@ -551,10 +577,14 @@ class Session:
                     raise sequence.error
                 yield from pieces
             yield from running.last()
+            whole = True
+        except GeneratorExit:  # closed between two cycles
+            whole = True
+            raise
         finally:
             pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
-            found.append(running.close())
-            if settings.reuse_prompt and sequence.error is None and self.decoder.can_resume:
+            found.append(running.close(whole))
+            if settings.reuse_prompt and whole and sequence.error is None and self.decoder.can_resume:
                 self._prefix = kept(prepared, sequence.tokens, self.decoder.arena.lengths[0])
                 self._prefix_draft = sequence.proposer
 
@@ -573,7 +603,8 @@ class Session:
             return number, sequence.error or result
 
         try:
-            while True:
+            waits = True  # Python 3.11 does not see a `try` that begins with a loop, where a signal comes as it turns
+            while waits:
                 for sequence in [s for s in active if s.finish_reason is not None or s.interrupted()]:
                     yield let_go(sequence)
                 while len(active) < self.max_batch and (taken := next(waiting, None)) is not None:
@@ -598,7 +629,7 @@ class Session:
                     _exhaust(active[sequence][1].take(tokens))
         finally:
             for _, running in active.values():  # an error, or the caller, ended the batch
-                running.close()
+                running.end_proposer()
 
 
 def _exhaust(pieces: Iterator[str]) -> None:

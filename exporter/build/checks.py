@@ -18,6 +18,7 @@ from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.errors import BundleError, ExportError, PromptError, VlmexportError
 from ...runtime.families import FAMILIES, get_family
 from ...runtime.families.chat import chat_ids
+from ...runtime.foreign import raise_if_foreign
 from ...runtime.text.sandbox import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
@@ -119,6 +120,7 @@ def check_requests(prepared: Prepared) -> None:
     except VlmexportError:
         raise
     except Exception as error:  # tokenizers, templates and processors of any origin fail in many ways
+        raise_if_foreign(error)
         raise ExportError(
             f"a sample request cannot be prepared with the files of {folder}: {first_line(error)}"
         ) from error

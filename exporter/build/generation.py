@@ -15,6 +15,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..checkpoint.load import Checkpoint
 
 HANDED_ON = (
@@ -137,6 +138,7 @@ def _stored(checkpoint: Checkpoint) -> GenerationConfig:
             checkpoint.folder, source, local_files_only=True, _from_model_config=not has_file
         )
     except (ValueError, TypeError, OSError) as error:
+        raise_if_foreign(error)
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ExportError(f"{checkpoint.folder / source}: transformers refuses it: {line}") from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...runtime.bundle.schema import file_name
 from ...runtime.errors import BundleError, OptionError
+from ...runtime.foreign import raise_if_foreign
 from ..checkpoint.tensors import TensorFiles
 
 OPTION = "--link-weights"
@@ -62,6 +63,7 @@ def linked_shards(shards: Mapping[str, Path], folder: Path) -> Iterator[None]:
             (folder / name).unlink()
             os.link(real, folder / name)
         except OSError as error:
+            raise_if_foreign(error)
             if error.errno == errno.EXDEV:
                 raise _elsewhere(real, folder) from error
             raise OptionError(

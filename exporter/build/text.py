@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...runtime.errors import UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 from ..checkpoint.load import Checkpoint
 from ..families.base import Family
 from .generation import generation_config
@@ -43,7 +44,8 @@ def template_file(folder: Path, template: str) -> Path:
         try:
             text = (folder / name).read_text(encoding="utf-8")
             held = text if name.endswith(".jinja") else json.loads(text)["chat_template"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise_if_foreign(error)
             continue
         several = held if isinstance(held, list) else [{"template": held}]
         if any(isinstance(each, dict) and each.get("template") == template for each in several):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 from ..adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
 from .lines import first_line
@@ -173,6 +174,7 @@ def _opened(source: str, folder: Path) -> Adapter:
     try:
         config = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError, OSError) as error:
+        raise_if_foreign(error)
         raise ExportError(f"{path} is not JSON: {first_line(error)}") from error
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise ExportError(f"{path} has no peft_type, so it describes no adapter of peft")

@@ -19,6 +19,7 @@ import torch
 
 from ...runtime.errors import ExportError
 from ...runtime.files import replacing
+from ...runtime.foreign import raise_if_foreign
 from .hub import SMALL
 from .tensors import INDEX, SINGLE
 
@@ -58,6 +59,7 @@ class Origin:
         try:
             found = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError, OSError) as error:
+            raise_if_foreign(error)
             raise ExportError(f"{path} cannot be read: {error}") from error
         values = (
             [found.get(n) for n in ("name", "fingerprint", "default_prompt")]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from .lines import first_line
 from .tensors import INDEX, SINGLE, TensorFiles, TensorSpan, index_shards
 
@@ -43,6 +44,7 @@ def download(hub_id: str, revision: str | None = None) -> Path:
             folder = _snapshot(hub_id, [*SMALL, "*.bin"], revision)
         return folder
     except Exception as error:
+        raise_if_foreign(error)
         raise _unreachable(hub_id, error) from error
 
 
@@ -54,6 +56,7 @@ def download_adapter(hub_id: str) -> Path:
             folder = _snapshot(hub_id, [*SMALL, "adapter_model.bin"])
         return folder
     except Exception as error:
+        raise_if_foreign(error)
         raise _unreachable(hub_id, error) from error
 
 
@@ -69,6 +72,7 @@ def described(hub_id: str) -> tuple[Path, TensorFiles | None]:
     try:
         folder = _snapshot(hub_id, SMALL)
     except Exception as error:
+        raise_if_foreign(error)
         raise _unreachable(hub_id, error) from error
     shards = index_shards(folder / INDEX) if (folder / INDEX).is_file() else []
     for names in ([SINGLE], shards):
@@ -83,6 +87,7 @@ def described(hub_id: str) -> tuple[Path, TensorFiles | None]:
             if names is shards:
                 raise ExportError(f"{hub_id} misses the shard {name} that its index names") from error
         except Exception as error:
+            raise_if_foreign(error)
             raise _unreachable(hub_id, error) from error
         if headers:
             return folder, DescribedTensors(folder, headers)

@@ -14,6 +14,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 from ..aliases import Alias, check_known, find_alias, is_hub_id
 from .adapter import Adapter, adapter_for
 from .changed import Origin
@@ -151,6 +152,7 @@ class Checkpoint:
                 self.folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # damaged files fail in many ways
+            raise_if_foreign(error)
             raise ExportError(f"no tokenizer can be read from {self.folder}: {first_line(error)}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ExportError(
@@ -195,6 +197,7 @@ class Checkpoint:
                 self.folder, local_files_only=True, trust_remote_code=False, backend="pil"
             )
         except Exception as error:  # damaged files fail in many ways
+            raise_if_foreign(error)
             unknown = self._unknown_image_processor()
             raise ExportError(
                 unknown or f"no processor can be read from {self.folder}: {first_line(error)}"
@@ -223,6 +226,7 @@ class Checkpoint:
         try:
             described, _ = ProcessorMixin.get_processor_dict(self.folder, local_files_only=True)
         except Exception as error:  # damaged files fail in many ways
+            raise_if_foreign(error)
             raise ExportError(
                 f"no chat template can be read from {self.folder}: {first_line(error)}"
             ) from error
@@ -263,6 +267,7 @@ class Checkpoint:
         try:
             found = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError) as error:
+            raise_if_foreign(error)
             raise ExportError(f"{path} is not JSON: {first_line(error)}") from error
         if not isinstance(found, dict):
             raise ExportError(f"{path} holds {type(found).__name__}, not an object")
@@ -316,10 +321,12 @@ def open_checkpoint(
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError) as error:
+        raise_if_foreign(error)
         raise UnsupportedModelError(
             f"the configuration in {folder} is not understood: {first_line(error)}"
         ) from error
     except Exception as error:  # strict configuration classes raise their own validation errors
+        raise_if_foreign(error)
         raise UnsupportedModelError(
             f"the configuration in {folder} is invalid: {first_line(error)}"
         ) from error

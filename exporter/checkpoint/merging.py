@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, UnsupportedModelError
 from ...runtime.extras import need_extra
+from ...runtime.foreign import raise_if_foreign
 from .adapter import CONFIG, Adapter
 from .lines import first_line
 from .names import StoredNames, hollow_names, renaming
@@ -126,6 +127,7 @@ class Merger:
                     module.merge(safe_merge=False, adapter_names=[ACTIVE])
                     result = module.get_base_layer()
             except (NotImplementedError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+                raise_if_foreign(error)
                 raise UnsupportedModelError(
                     f"peft cannot merge the adapter {self.adapter.name} into {path}: {first_line(error)}"
                 ) from error
@@ -283,6 +285,7 @@ def _attach(model: Any, adapter: Adapter) -> tuple[Any, dict[str, Tensor]]:
         except KeyError as error:
             raise ExportError(f"the adapter {adapter.folder} misses the tensor {error}") from error
         except (ValueError, RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+            raise_if_foreign(error)
             raise ExportError(
                 f"the adapter {adapter.folder} does not fit the model: {first_line(error)}"
             ) from error

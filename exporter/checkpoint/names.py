@@ -19,6 +19,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from ...runtime.errors import ExportError, UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 from .tensors import TensorFiles
 
 
@@ -89,6 +90,7 @@ def hollow_names(kind: Any, config: PreTrainedConfig) -> Any:
             warnings.simplefilter("ignore")
             return kind(copy.deepcopy(config))  # some classes change the configuration that they are given
     except Exception as error:  # sizes that do not divide, unknown activations, …: each raises its own kind
+        raise_if_foreign(error)
         reason = str(error).splitlines()[0] if str(error) else ""
         raise UnsupportedModelError(
             f"the configuration cannot be built as a model ({type(error).__name__}: {reason}); correct config.json"

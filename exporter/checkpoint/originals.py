@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ...runtime.errors import UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 
 CONVERTED = {
     "LlavaLlamaForCausalLM": "llava-hf/llava-1.5-7b-hf, llava-hf/llava-1.5-13b-hf or llava-hf/llava-v1.6-vicuna-7b-hf",
@@ -20,7 +21,8 @@ def check_converted(folder: Path) -> None:
     try:
         document = json.loads((folder / "config.json").read_text("utf-8"))
         classes = document.get("architectures") if isinstance(document, dict) else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        raise_if_foreign(error)
         return  # transformers says what is wrong
     for name in classes if isinstance(classes, list) else ():
         if isinstance(name, str) and name in CONVERTED:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..memory import CheckpointMemory
 
 _DTYPES = {
@@ -188,6 +189,7 @@ def _safetensors_spans(path: Path) -> dict[str, TensorSpan]:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
     except (SafetensorError, OSError, ValueError) as error:
+        raise_if_foreign(error)
         raise ExportError(f"{path} cannot be read ({error}); download it again") from error
     return {
         name: TensorSpan(
@@ -218,6 +220,7 @@ def _read_range(path: Path, entry: _Entry) -> torch.Tensor:
                     raise ExportError(f"{path} is cut off; download it again")
                 left = left[count:]
     except OSError as error:
+        raise_if_foreign(error)
         raise ExportError(f"{path} cannot be read ({error.strerror}); download it again") from error
     return tensor
 
@@ -268,6 +271,7 @@ def index_shards(index: Path) -> list[str]:
     try:
         document = json.loads(index.read_text("utf-8"))
     except (ValueError, RecursionError, OSError) as error:
+        raise_if_foreign(error)
         raise ExportError(f"{index} is not an index of weights: {error}") from error
     table = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(table, dict) or not table:
@@ -284,6 +288,7 @@ def _open_bin(path: Path) -> dict[str, torch.Tensor]:
     try:
         tensors = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     except (pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError) as error:
+        raise_if_foreign(error)
         reason = str(error).splitlines()[0]
         raise ExportError(
             f"{path} cannot be loaded as plain tensors ({reason}); save the model as safetensors"

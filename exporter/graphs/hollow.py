@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...runtime.errors import UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 from .hooks import attention_named
 
 
@@ -25,6 +26,7 @@ def hollow_model(build: Callable[[], nn.Module]) -> nn.Module:
             warnings.simplefilter("ignore")
             model = build()
     except Exception as error:  # sizes that do not divide, unknown activations, …: each raises its own kind
+        raise_if_foreign(error)
         reason = str(error).splitlines()[0] if str(error) else ""
         raise UnsupportedModelError(
             f"the configuration cannot be built as a model ({type(error).__name__}: {reason}); correct config.json"

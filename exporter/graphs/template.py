@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...runtime.errors import ExportError, UnsupportedModelError
+from ...runtime.foreign import raise_if_foreign
 from .check import check_operators
 from .hooks import OPSET, translation_table
 from .passes import WeightSource, clean
@@ -108,6 +109,7 @@ def trace(
     except UnsupportedModelError:
         raise
     except Exception as error:
+        raise_if_foreign(error)
         raise ExportError(f"torch cannot export {type(module).__name__}: {_reason(error)}") from error
     assert exported is not None
     parameters = {f"m.{name}" for name, _ in module.named_parameters()}

@@ -20,6 +20,7 @@ from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.bundle.widened import widened
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..checkpoint.tensors import Place, TensorFiles
 from ..disk import FULL
 from .dtypes import ONNX, TORCH, stored_bytes
@@ -205,6 +206,7 @@ class WeightStore:
                         progress(done, total)
                 file.flush()
         except OSError as error:
+            raise_if_foreign(error)
             if error.errno in FULL:
                 raise ExportError(
                     f"no space left for {path.name}: {self.bytes / 1e6:.1f} MB are needed in {folder}"

@@ -12,6 +12,7 @@ from ...runtime.bundle.folder import MANIFEST, is_own, locked, read_manifest
 from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
+from ...runtime.foreign import raise_if_foreign
 from ...runtime.locks import hold, only_one, release
 from ..disk import FULL
 from .leftovers import new_folder, remove_leftovers
@@ -73,6 +74,7 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
         check_output(output, force)  # once more: another process may have made it, or a leftover was put back
         work, lock = new_folder(output)
     except OSError as error:
+        raise_if_foreign(error)
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
     undone.callback(release, lock)
     return work

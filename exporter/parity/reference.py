@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..checkpoint import Checkpoint
 from ..checkpoint.whole import load_whole
 from ..graphs.dtypes import TORCH
@@ -57,6 +58,7 @@ def _whole(checkpoint: Checkpoint) -> Any:
     try:
         model = load_whole(checkpoint, attn_implementation="eager")
     except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise_if_foreign(error)
         raise ExportError(
             f"transformers cannot load {checkpoint.folder}: {str(error).splitlines()[0]}"
         ) from error

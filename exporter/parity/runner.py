@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from ...runtime.engines.onnxruntime import use_global_pool
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..memory import GraphMemory, graph_memory, node_prefix
 
 Feeds = Mapping[str, np.ndarray]
@@ -56,8 +57,11 @@ class GraphRunner:
 
     def _session(self, path: Path) -> ort.InferenceSession:
         try:
-            return ort.InferenceSession(str(path), self._options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(
+                str(path), self._options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
         except Exception as error:  # onnxruntime raises plain classes of its own
+            raise_if_foreign(error)
             raise ExportError(
                 f"ONNX Runtime cannot load {path.name}: {str(error).splitlines()[0]}"
             ) from error
@@ -69,6 +73,7 @@ class GraphRunner:
             fed = {name: _value(array) for name, array in feeds.items()}
             values: list[Any] = [v.numpy() for v in session.run_with_ort_values(names, fed)]
         except Exception as error:
+            raise_if_foreign(error)
             raise ExportError(f"ONNX Runtime cannot run {file}: {str(error).splitlines()[0]}") from error
         return dict(zip(names, values, strict=True))
 

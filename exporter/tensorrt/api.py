@@ -10,6 +10,7 @@ from ...runtime.engines.cuda import Cuda, Versions
 from ...runtime.engines.tensorrt_library import import_library, make_logger, numbers
 from ...runtime.errors import DeviceError, ExportError, OptionError
 from ...runtime.extras import install_command
+from ...runtime.foreign import raise_if_foreign
 
 BACKENDS = ("tensorrt-rtx", "tensorrt")
 
@@ -70,6 +71,7 @@ def load_tensorrt(backend: str = "tensorrt-rtx") -> TensorRT:
             + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
         ) from error
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        raise_if_foreign(error)
         raise ExportError(
             f"{backend} is installed but cannot be loaded: {str(error).splitlines()[0]}"
         ) from error

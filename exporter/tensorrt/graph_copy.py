@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..graphs.retype import retype
 from ..lowering import lower
 
@@ -85,6 +86,7 @@ def copy_graph(source: Path, folder: Path, options: CopyOptions) -> GraphCopy:
             model = ir.to_proto(lower(ir.from_proto(model)))
         target.write_bytes(model.SerializeToString())
     except OSError as error:
+        raise_if_foreign(error)
         raise ExportError(
             f"the TensorRT copy of {source.name} cannot be written to {folder}: {error.strerror}"
         ) from error

@@ -16,6 +16,7 @@ from ...runtime.bundle.interfaces import reads_prompts
 from ...runtime.bundle.manifest import FileInfo
 from ...runtime.bundle.plans import planned
 from ...runtime.errors import ExportError
+from ...runtime.foreign import raise_if_foreign
 from ..graphs.retype import WIDE_RESIDUAL
 from . import api
 from .builder import BuiltPlan, build_plan
@@ -205,6 +206,7 @@ def _write(path: Path, data: Any) -> str:
         with path.open("wb") as file:
             file.write(view)
     except OSError as error:
+        raise_if_foreign(error)
         raise ExportError(
             f"{path.name} ({len(view) / 1e6:.1f} MB) cannot be written: {error.strerror}"
         ) from error

@@ -20,8 +20,10 @@ import numpy as np
 
 from ..errors import BundleError, OptionError
 from ..files import is_scratch
+from ..foreign import raise_if_foreign
 from ..locks import alone, remove
 from ..options import integer
+from ..paths import look_at
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
 from .entries import check_measured
@@ -99,19 +101,15 @@ class Bundle:
                 "the path of the bundle is empty; give the folder that `vlmexport build -o` wrote"
             )
         try:
-            folder = Path(path)
-            found = "folder" if folder.is_dir() else "file" if folder.exists() else "nothing"
-            str(folder.absolute()).encode()  # as the libraries are given it
+            str(path).encode()  # as the libraries are given it
         except UnicodeEncodeError as error:
             raise BundleError(
                 f"{path!r:.200}: this path has characters that Python's {sys.getfilesystemencoding()} cannot write; set "
                 "PYTHONUTF8=1, or LC_ALL=C.UTF-8, or move the bundle to a path of plain letters"
             ) from error
-        except (OSError, TypeError, ValueError) as error:  # a name that no file can have, or no name at all
-            reason = getattr(error, "strerror", None) or error
-            raise BundleError(f"{path!r:.80} is not a path ({reason})") from error
+        folder, found = look_at(path, BundleError, "the bundle")
         if found != "folder":
-            what = "is a file, not a bundle folder" if found == "file" else "does not exist"
+            what = "does not exist" if found == "nothing" else "is a file, not a bundle folder"
             raise BundleError(f"{folder}: {what}; {_give(folder)}")
         document = read_manifest(folder / MANIFEST)
         manifest = Manifest.from_dict(document)
@@ -278,6 +276,7 @@ class Bundle:
         try:
             found = mark((self.path / name).stat(), info.sha256)
         except OSError as error:
+            raise_if_foreign(error)
             raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
         return found if found == known else mark(self._compare(name, info), info.sha256)
 
@@ -285,6 +284,7 @@ class Bundle:
         try:
             return (self.path / name).open("rb")
         except OSError as error:
+            raise_if_foreign(error)
             raise BundleError(f"{self.path / name}: cannot be read ({error.strerror})") from error
 
     def _check_file(self, name: str, info: FileInfo) -> os.stat_result:
@@ -295,6 +295,7 @@ class Bundle:
         except FileNotFoundError:
             raise BundleError(f"{path}: listed in the manifest but missing; {_REBUILD}") from None
         except (OSError, RuntimeError) as error:
+            raise_if_foreign(error)
             raise BundleError(f"{path}: cannot be read ({error})") from error
         if not real.is_relative_to(self.path.resolve()):
             raise BundleError(f"{path}: leads out of the bundle to {real}; {_LINKED}")
@@ -442,7 +443,8 @@ def _give(folder: Path) -> str:
     """What to give in place of a folder that is no bundle: one in it, where there is one."""
     try:
         inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         inside = []
     return f"give {inside[0]}" if inside else "give the folder that `vlmexport build -o` wrote"
 
@@ -474,6 +476,7 @@ def read_manifest(path: Path) -> Any:
             f"{path.parent}: holds no {MANIFEST}, so it is not a bundle; {_give(path.parent)}"
         ) from None
     except (UnicodeDecodeError, ValueError, RecursionError, OSError) as error:
+        raise_if_foreign(error)
         raise BundleError(f"{path}: not a readable manifest ({error}); {_REBUILD}") from error
 
 

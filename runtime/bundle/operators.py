@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import BundleError
+from ..foreign import raise_if_foreign
 
 STRUCTURE = frozenset((
     "Add", "And", "Attention", "Cast", "Concat", "Conv", "Cos", "DequantizeLinear", "Div", "Equal", "Expand", "Gather",
@@ -54,6 +55,7 @@ def refuse(path: Path) -> None:
             raise BundleError(f"{path.name}: is not a graph of at most {LIMIT >> 20} MiB; {_REBUILD}")
         data = path.read_bytes()
     except OSError as error:
+        raise_if_foreign(error)
         raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
     try:
         _check_model(memoryview(data), path.name)
@@ -62,6 +64,7 @@ def refuse(path: Path) -> None:
             f"{path.name}: holds a name that is not UTF-8 ({error.reason}); {_REBUILD}"
         ) from error
     except (IndexError, ValueError) as error:
+        raise_if_foreign(error)
         raise BundleError(f"{path.name}: is not a readable ONNX file ({error}); {_REBUILD}") from error
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..files import cache_folder, replacing
+from ..foreign import raise_if_foreign
 
 LIMIT = 16 << 20
 """Bytes. A larger record is not one of ours."""
@@ -47,6 +48,7 @@ def record_path(bundle: Path) -> Path:
     try:
         cache = cache_folder()
     except RuntimeError as error:  # no home folder
+        raise_if_foreign(error)
         raise _cannot(Path("~/.cache"), error) from error
     name = hashlib.sha256(os.fsencode(bundle.resolve())).hexdigest()[:32]
     return cache / "verified" / f"{name}.json"
@@ -60,7 +62,8 @@ def read_record(path: Path) -> dict[str, Mark]:
             return {}
         files = json.loads(path.read_bytes())["files"]
         return {str(name): _mark(entry) for name, entry in files.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise_if_foreign(error)
         return {}
 
 
@@ -72,6 +75,7 @@ def write_record(path: Path, bundle: Path, files: dict[str, Mark]) -> None:
         with replacing(path) as out:
             out.write(text.encode(errors="replace"))
     except OSError as error:
+        raise_if_foreign(error)
         raise _cannot(path, error) from error
 
 

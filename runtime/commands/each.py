@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ImageError, OptionError, PromptError
+from ..paths import look_at
 from .requests import read_picture
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from ..session import Session
 
 log = logging.getLogger(__name__)
@@ -25,7 +28,7 @@ def the_folder(images: Sequence[Path], alone: bool) -> list[Path] | None:
     """
     from ..images.folder import picture_files
 
-    folder = next((path for path in images if path.is_dir()), None)
+    folder = next((path for path in images if look_at(path, ImageError, "--image")[1] == "folder"), None)
     if folder is None:
         return None
     if len(images) > 1 or not alone:
@@ -35,15 +38,16 @@ def the_folder(images: Sequence[Path], alone: bool) -> list[Path] | None:
     return picture_files(folder)
 
 
-def first_readable(pictures: Sequence[Path]) -> Path:
-    """The first picture that can be read; the first of all where none can."""
+def first_readable(pictures: Sequence[Path]) -> tuple[Path, Image]:
+    """The first picture that can be read, and what is in it. Raises `ImageError` of the first of all where none can."""
+    refused = None
     for path in pictures:
         try:
-            read_picture(path)
-        except ImageError:
-            continue
-        return path
-    return pictures[0]
+            return path, read_picture(path)
+        except ImageError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def answer_each(
@@ -52,8 +56,10 @@ def answer_each(
     prompt: str | None,
     options: Mapping[str, Any],
     bundle: str | None,
+    known: tuple[Path, Image],
 ) -> None:
     """Write a line per picture: its name, a tab, the text in one line; with `bundle`, how the JSON calls it, one JSON object.
+    One is `known`: read already.
     A picture that cannot be read, or does not fit, is told of on stderr, and the others are answered.
 
     Raises `ImageError` at the end where any could not be answered.
@@ -63,7 +69,8 @@ def answer_each(
     bad = 0
     for path in pictures:
         try:
-            result = session.generate(read_picture(path), prompt, **options)
+            picture = known[1] if path == known[0] else read_picture(path)
+            result = session.generate(picture, prompt, **options)
         except (ImageError, PromptError) as error:
             said = str(error)
             log.error("%s", said if str(path) in said else f"{path}: {said}")

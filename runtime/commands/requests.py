@@ -101,7 +101,9 @@ def read_picture(image: Path) -> Image:
     from ..images.quiet import quiet_stderr
 
     with quiet_stderr():
-        return load_image(sys.stdin.buffer if str(image) == "-" else image, name="standard input")
+        if str(image) == "-":
+            return load_image(sys.stdin.buffer, name="standard input")
+        return load_image(image, name="--image")
 
 
 def read_media(images: list[Path], videos: list[Path], fps: float | None = None) -> list[Any]:

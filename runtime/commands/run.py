@@ -157,15 +157,16 @@ def run(
         opened = opened.with_verify_width(verify_width)
     text = read_prompt(prompt, raw)
     begin = time.perf_counter()
-    shown = image if pictures is None else [first_readable(pictures)]
-    media = read_media(shown, video, video_fps if video or not chat else None)
+    known = None if pictures is None else first_readable(pictures)
+    shown, media = (image, []) if known is None else ([], [known[1]])
+    media += read_media(shown, video, video_fps if video or not chat else None)
     read = time.perf_counter() - begin
     family = get_family(opened.manifest.model.family)
     views = views_of(family, opened, media)
     if text is not None or not chat:
         # A request that cannot be served is refused before a large model is loaded for nothing.
         prepared = family.prepare(opened, views, text)
-        tell_request(prepared, media[: len(shown)], read)
+        tell_request(prepared, media[: len(media) - len(video)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)
     begin = time.perf_counter()
@@ -176,8 +177,8 @@ def run(
         if chat:
             converse(session, text, views, asked, video_fps)
             return
-        if pictures is not None:
-            answer_each(session, pictures, text, asked, str(bundle) if as_json else None)
+        if pictures is not None and known is not None:
+            answer_each(session, pictures, text, asked, str(bundle) if as_json else None, known)
             return
         stream = session.stream(image=views, prompt=text, **asked)
         for piece in stream:

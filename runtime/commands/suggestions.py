@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
 from typing import Any
+
+from ..images.endings import is_picture
 
 _HELP = "`vlmexport --help` lists the commands, `vlmexport COMMAND --help` the options of one"
 _SERVE = "there is no server: load a `vlmexport.runtime.Session` in yours, one for each request at a time"
@@ -31,8 +32,6 @@ WORDS = {
 OF_PICTURES = {"images": _IMAGE, "img": _IMAGE, "i": _IMAGE}
 """The same of an option where the command has `--image`."""
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
-
 
 def suggestion(error: Exception) -> str | None:
     """One line for an error of use (of click, by its attributes) whose word is in `WORDS`, or is a picture without its
@@ -49,7 +48,7 @@ def suggestion(error: Exception) -> str | None:
     if extra is None or not sees:
         return None
     words = extra[1].split()
-    if not all(PurePath(word).suffix.lower() in PICTURES for word in words):
+    if not all(map(is_picture, words)):
         return None
     return f"{extra[1]}: a picture is given by its option: {' '.join(f'--image {word}' for word in words)}"
 

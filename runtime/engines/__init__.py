@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import NO_ONNX_RUNTIME, OptionError
+from ..errors import NO_ONNX_RUNTIME, DeviceError, OptionError
+from ..foreign import raise_if_foreign
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,8 @@ def create(
             if error.name != "onnxruntime":
                 raise
             raise OptionError(f"device {device!r}: {NO_ONNX_RUNTIME}") from error
+        except ImportError as error:
+            raise _not_loadable(error) from error
 
         return OnnxRuntimeCpu(bundle.path, bundle.manifest, threads, bundle.reading)
     if device in DEVICES and threads is not None:
@@ -48,6 +51,8 @@ def create(
             raise OptionError(
                 f"device {device!r}: ONNX Runtime is not installed: pip install 'onnxruntime-gpu[cuda,cudnn]'"
             ) from error
+        except ImportError as error:
+            raise _not_loadable(error) from error
 
         return OnnxRuntimeCuda.open(bundle.path, bundle.manifest, bundle.reading)
     if device == "tensorrt":
@@ -55,3 +60,10 @@ def create(
 
         return TensorRTEngine.open(bundle, kernel_cache)
     raise OptionError(f"unknown device {device!r}; choose one of: {', '.join(DEVICES)}")
+
+
+def _not_loadable(error: ImportError) -> DeviceError:
+    """What to say of a package that is there, and whose library the system does not load: for want of memory, say."""
+    raise_if_foreign(error)
+    said = str(error).splitlines() or [type(error).__name__]
+    return DeviceError(f"ONNX Runtime is installed but cannot be loaded: {said[0]}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CapacityError, DeviceError
+from ..foreign import raise_if_foreign
 from .memory import LESS_ON_A_GPU
 
 UP, DOWN, WITHIN = 1, 2, 3
@@ -98,7 +99,8 @@ class Cuda:
         for place in _places():
             try:
                 cuda = cls(ctypes.CDLL(place))
-            except (OSError, AttributeError):  # not there, or of a CUDA that is too old
+            except (OSError, AttributeError) as error:  # not there, or of a CUDA that is too old
+                raise_if_foreign(error)
                 continue
             cuda._need_a_device(place)
             return cuda
@@ -259,6 +261,7 @@ def _driver() -> Any:
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError as error:
+        raise_if_foreign(error)
         raise DeviceError(
             f"the NVIDIA driver ({DRIVER}) cannot be loaded: install the GPU's driver"
         ) from error

@@ -12,6 +12,8 @@ from typing import Any
 
 from ..errors import OptionError
 from ..files import replacing
+from ..foreign import raise_if_foreign
+from ..paths import shown
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,10 @@ class KernelCache:
         self._folder = Path(folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"kernel cache {folder}: cannot be made ({error.strerror})") from error
+        except (OSError, ValueError) as error:  # also a name that no folder can have
+            raise_if_foreign(error)
+            why = getattr(error, "strerror", None) or error
+            raise OptionError(f"kernel cache {shown(folder)}: cannot be made ({why})") from error
         self._held: dict[Path, tuple[Any, bytes]] = {}
 
     def attach(self, config: Any, plan_sha256: str) -> None:
@@ -40,6 +44,7 @@ class KernelCache:
                 if path.is_file() and path.stat().st_size <= LIMIT:
                     found = path.read_bytes()
             except OSError as error:
+                raise_if_foreign(error)
                 log.warning("kernel cache %s cannot be read: %s", path, error)
             if found and not cache.deserialize(found):
                 log.debug("kernel cache %s is of another GPU, driver or TensorRT", path)
@@ -57,5 +62,6 @@ class KernelCache:
                 with replacing(path) as out:
                     out.write(now)
             except OSError as error:
+                raise_if_foreign(error)
                 log.warning("kernel cache %s cannot be written: %s", path, error)
         self._held.clear()

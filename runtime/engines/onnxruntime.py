@@ -15,6 +15,7 @@ from ..bundle.operators import refuse
 from ..bundle.widened import widened
 from ..cores import cores
 from ..errors import BundleError, CapacityError, OptionError
+from ..foreign import raise_if_foreign
 from .base import DTYPES, Buffer, Call, Engine, Reading, View, dtype_name, unwatched
 from .calls import BoundCalls
 from .memory import LESS, out_of_memory
@@ -57,6 +58,7 @@ def use_global_pool(threads: int | None = None) -> int:
         try:
             ort.set_global_thread_pool_sizes(wanted, 1)
         except Exception as error:  # the pool belongs to other code in this process
+            raise_if_foreign(error)
             if threads is not None:
                 raise OptionError(
                     f"threads: {threads} cannot be set, other code in this process already created "
@@ -99,6 +101,7 @@ class _BoundCall:
         try:
             self._run(self._binding, None)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            raise_if_foreign(error)
             raise failure("run", self._file, error) from error
         self._engine.busy += time.perf_counter() - begin
 
@@ -190,8 +193,10 @@ class OnnxRuntimeCpu(Engine):
                 str(self._folder / info.file),
                 session_options(self._pooled),
                 providers=["CPUExecutionProvider"],
+                enable_fallback=0,  # it would print, drop what a signal handler raises, and try the same again
             )
         except Exception as error:
+            raise_if_foreign(error)
             raise failure("load", info.file, error) from error
         check_interface(graph, info, session)
         log.debug("loaded %s in %.2f s", info.file, time.perf_counter() - begin)
@@ -232,6 +237,7 @@ def filled_binding(
             for name, view in views.items():
                 bind(name, place, 0, ELEMENT_TYPES[view.dtype], list(view.shape), view.address)
     except Exception as error:  # ONNX Runtime raises many types, none of them ours
+        raise_if_foreign(error)
         raise failure("bind", file, error) from error
     return binding
 

@@ -26,6 +26,7 @@ from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
 from ..errors import DeviceError
+from ..foreign import raise_if_foreign
 from .answers import ANSWERS, FILE, answers, places
 from .base import Call, Program, Reading, View, unwatched
 from .calls import BoundCalls
@@ -201,12 +202,14 @@ class OnnxRuntimeCuda(DeviceEngine):
             except DeviceError:
                 raise
             except Exception as error:  # for instance a node that the provider leaves to the CPU
+                raise_if_foreign(error)
                 log.debug("%s is not captured: %s", path.name, error)
         try:
             return self.open_session(path, captures=False)
         except DeviceError:
             raise
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            raise_if_foreign(error)
             raise failure("load", path.name, error, LESS_ON_A_GPU) from error
 
     def open_session(self, path: Path, captures: bool) -> ort.InferenceSession:
@@ -241,6 +244,7 @@ def preload() -> None:
         try:
             load()
         except Exception as error:  # a help, not a condition
+            raise_if_foreign(error)
             said.write(str(error))
     if said.getvalue():
         log.debug("CUDA libraries: %s", " ".join(said.getvalue().split()))
@@ -290,6 +294,7 @@ class _BoundCall:
         try:
             self.session.run_with_iobinding(self._binding, captured or self._regular)
         except Exception as error:  # ONNX Runtime raises many types, none of them ours
+            raise_if_foreign(error)
             if captured is None or self._ran:
                 raise failure("run", self._file, error, LESS_ON_A_GPU) from error
             self._engine.give_up_capturing(self._file, error)

@@ -21,6 +21,7 @@ from ..bundle.plans import Plan, choose_plans, compile_command, planned
 from ..decode.appending import MASK, NEW_MASK, START, new_name
 from ..decode.floats import widen
 from ..errors import BundleError, CapacityError, DeviceError
+from ..foreign import raise_if_foreign
 from . import tensorrt_library
 from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
@@ -112,6 +113,7 @@ class TensorRTEngine(DeviceEngine):
                 f"{'pip install tensorrt-lean' if first.lean else _install(backend)}{other}"
             ) from error
         except (ImportError, OSError, RuntimeError) as error:
+            raise_if_foreign(error)
             raise DeviceError(f"{backend} is installed but cannot be loaded: {_first(error)}") from error
         kernels = None if kernel_cache is None else KernelCache(kernel_cache)
         return cls(bundle, plans, library, cuda, kernels)
@@ -271,6 +273,7 @@ class TensorRTEngine(DeviceEngine):
             with self._bundle.reading(plan.file):
                 data = path.read_bytes()
         except OSError as error:
+            raise_if_foreign(error)
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from error
         digest, listed = hashlib.sha256(data).hexdigest(), self._sha256(plan)
         if digest != listed:

@@ -6,18 +6,19 @@ import os
 import re
 from pathlib import Path
 
-from PIL import Image
-
 from ..errors import ImageError
-from .load import FORMATS
+from ..foreign import raise_if_foreign
+from .endings import is_picture
 
 
 def picture_files(folder: Path) -> list[Path]:
     """The files whose names end as those of pictures that are read, `frame9.png` before `frame10.png`. Raises `ImageError`
     where there is none."""
-    Image.init()
-    suffixes = {suffix for suffix, kind in Image.EXTENSION.items() if kind in FORMATS}
-    names = [entry.name for entry in os.scandir(folder) if Path(entry.name).suffix.lower() in suffixes]
+    try:
+        names = [entry.name for entry in os.scandir(folder) if is_picture(entry.name)]
+    except OSError as error:
+        raise_if_foreign(error)
+        raise ImageError(f"{folder}: cannot be read ({error.strerror})") from error
     if not names:
         raise ImageError(f"{folder}: the folder has no picture files")
     return [folder / name for name in sorted(names, key=_natural)]

@@ -30,17 +30,14 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import ImageError
+from ..foreign import from_signal_handler, raise_if_foreign
 from ..options import check_colour_order
+from ..paths import look_at, shown
+from .endings import FORMATS as FORMATS
 from .remote import check_local
 
 MAX_PIXELS = 80_000_000
 """Larger images are refused before they are decoded (240 MB as RGB): a small file can claim any size."""
-
-FORMATS = (
-    "JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "TGA", "ICO",
-)  # fmt: skip
-"""Formats that are read. Others, such as EPS (it starts an interpreter), are refused."""
-
 
 MOST_BYTES = 256 << 20
 """More than the largest picture takes uncompressed. More encoded bytes than this are refused."""
@@ -65,16 +62,17 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
         return _to_rgb(source, name)
     check_local(source)
     if isinstance(source, str | os.PathLike):
-        if not os.fspath(source):
-            raise ImageError(f"{name}: its path is empty")
-        path = Path(source)
-        with _open(path, str(path)) as image:
-            return _to_rgb(image, str(path))
+        path, found = look_at(source, ImageError, name)
+        if found != "file":
+            there = "no such image file" if found == "nothing" else "is not a file"
+            raise ImageError(f"{shown(path)}: {there}")
+        with opened(path, shown(path)) as image:
+            return _to_rgb(image, shown(path))
     if isinstance(source, bytes | bytearray | memoryview):
-        with _open(_encoded(bytes(source), name), name) as image:
+        with opened(_encoded(bytes(source), name), name) as image:
             return _to_rgb(image, name)
     if callable(getattr(source, "read", None)):
-        with _open(_encoded(_read(source, name), name), name) as image:
+        with opened(_encoded(_read(source, name), name), name) as image:
             return _to_rgb(image, name)
     from .video import Video  # which needs this module
 
@@ -95,7 +93,9 @@ def _read(stream: Any, name: str) -> bytes:
     try:
         data = stream.read(MOST_BYTES + 1)
     except Exception as error:  # closed, not readable, …: each kind of stream raises its own
-        raise ImageError(f"{name}: cannot be read ({_reason(error)})") from error
+        if from_signal_handler(error):
+            raise
+        raise ImageError(f"{name}: cannot be read ({reason(error)})") from error
     if not isinstance(data, bytes):
         raise ImageError(
             f"{name}: the stream gives {type(data).__name__}, not bytes; open the file in mode 'rb'"
@@ -111,13 +111,11 @@ def _encoded(data: bytes, name: str) -> io.BytesIO:
     return io.BytesIO(data)
 
 
-def _open(source: Path | io.BytesIO, name: str) -> Image.Image:
+def opened(source: Path | io.BytesIO, name: str) -> Image.Image:
+    """A picture of a known format, whose pixels are not read yet. Raises `ImageError`."""
     try:
-        if isinstance(source, Path):
-            if not source.is_file():
-                raise ImageError(f"{name}: {'is not a file' if source.exists() else 'no such image file'}")
-            if source.stat().st_size == 0:
-                raise ImageError(f"{name}: the image file is empty (0 bytes)")
+        if isinstance(source, Path) and source.stat().st_size == 0:
+            raise ImageError(f"{name}: the image file is empty (0 bytes)")
         with warnings.catch_warnings():
             # Pillow warns about large images before our own limit can refuse them, and about odd metadata.
             warnings.simplefilter("ignore")
@@ -129,7 +127,8 @@ def _open(source: Path | io.BytesIO, name: str) -> Image.Image:
     except ImageError:
         raise
     except Exception as error:  # decoders fail in many ways on damaged headers
-        raise ImageError(f"{name}: cannot be read ({_reason(error)})") from error
+        raise_if_foreign(error)
+        raise ImageError(f"{name}: cannot be read ({reason(error)})") from error
 
 
 @cache
@@ -149,7 +148,8 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
                 image.info["transparency"] = transparent
             image = _upright(image)
     except Exception as error:  # truncated or damaged data: each decoder raises its own kind
-        raise ImageError(f"{name}: the image data is truncated or damaged ({_reason(error)})") from error
+        raise_if_foreign(error)
+        raise ImageError(f"{name}: the image data is truncated or damaged ({reason(error)})") from error
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     if image.mode.startswith("I"):
@@ -163,6 +163,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
             raise ValueError("floating-point pixels have no fixed range")
         return image.convert("RGB")
     except (ValueError, OSError) as error:
+        raise_if_foreign(error)
         raise ImageError(
             f"{name}: mode {image.mode!r} cannot become RGB ({error}); save it as 8-bit PNG or JPEG"
         ) from error
@@ -180,7 +181,8 @@ def _check_size(width: int, height: int, name: str) -> None:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image) or image
-    except Exception:  # EXIF that cannot be read counts as none: the pixels are good
+    except Exception as error:  # EXIF that cannot be read counts as none: the pixels are good
+        raise_if_foreign(error)
         return image
 
 
@@ -208,7 +210,8 @@ def _declared_range(image: Image.Image) -> int | None:
         value = image.tag_v2.get(281) if image.format == "TIFF" else None  # type: ignore[attr-defined]
         value = value[0] if isinstance(value, tuple) else value
         return int(value) if value and value <= RANGES[-1] else None
-    except Exception:  # a tag that cannot be read counts as none
+    except Exception as error:  # a tag that cannot be read counts as none
+        raise_if_foreign(error)
         return None
 
 
@@ -229,6 +232,10 @@ def _from_16_bit(image: Image.Image, name: str, declared: int | None) -> Image.I
 
 
 def _from_array(array: np.ndarray, channels: str) -> Image.Image:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ImageError(
+            "a masked array says nothing of what is masked; fill it first, array.filled(0) for black"
+        )
     grey = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 1)
     if array.dtype != np.uint8 or not (grey or (array.ndim == 3 and array.shape[2] == 3)):
         raise ImageError(
@@ -246,6 +253,7 @@ def _from_array(array: np.ndarray, channels: str) -> Image.Image:
     return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), "the image array")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What a library says, in one line."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__

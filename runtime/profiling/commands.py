@@ -20,6 +20,7 @@ import numpy as np
 from ..bundle.manifest import FLOATS, Manifest
 from ..engines.base import DTYPES
 from ..errors import InputError, OptionError
+from ..foreign import raise_if_foreign
 from ..measure.stand_ins import named_sizes, stand_in
 from .points import Point, parse_name
 from .results import LAYER_INFO, LAYERS, TIMES, Timing, read_layer_info, read_layers, read_times
@@ -196,6 +197,7 @@ def execute(found: Sequence[Run], tool: str, bundle: Path, folder: Path, iterati
         try:
             done = subprocess.run(line, capture_output=True, text=True, errors="replace")
         except OSError as error:
+            raise_if_foreign(error)
             raise OptionError(f"{tool} cannot be started: {error.strerror}") from error
         if done.returncode:
             said = [text for text in (done.stdout + done.stderr).splitlines() if "[E]" in text] or ["nothing"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..foreign import raise_if_foreign
 
 LIMIT = 256 << 20
 """Bytes of a file that is read back."""
@@ -153,4 +154,5 @@ def _read(path: Path) -> Any:
             raise InputError(f"{path}: more than {LIMIT >> 20} MiB; time fewer iterations")
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        raise_if_foreign(error)
         raise InputError(f"{path} cannot be read: {error!s:.200}") from error

@@ -69,6 +69,7 @@ def ranks(tree: TokenTree, path: Sequence[int]) -> list[tuple[int, int]]:
     return [*found, (last, last)] if last else found
 
 
+@np.errstate(all="ignore")
 def verify_sampled(
     tree: TokenTree,
     target: Callable[[int], np.ndarray],

@@ -22,6 +22,7 @@ from ..errors import NumericsError
 from .acceptance import Verdict, ranks
 from .budget import NOTHING, Budget
 from .on_trunk import draft_on_trunk
+from .policy import allotted
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Cycle:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.widest_tree - 1
         for policy, group in self._policies:
-            for sequence, budget in zip(group, policy.allot(group), strict=True):
+            for sequence, budget in zip(group, allotted(policy, group), strict=True):
                 budgets[sequence.row] = budget.within(widest, sequence.left - 1)
         return budgets
 

@@ -31,6 +31,7 @@ class Drawing:
         draws agree with at most Σ min(p, q)."""
         return self._drawn >= self._matched
 
+    @np.errstate(all="ignore")
     def compare(self, p: np.ndarray, q: np.ndarray) -> None:
         """Note a judged token: p and q [V] after the same prefix."""
         if self.auto:

@@ -22,6 +22,7 @@ def ending(sequence: Sequence) -> Callable[[TargetRows, int, int], bool]:
     return lambda rows, row, token: token in eos or not keep_drafting(confidence(rows.logits(row), token))
 
 
+@np.errstate(all="ignore")
 def confidence(logits: np.ndarray, token: int) -> float:
     """Probability of `token` under a softmax of logits [V], in float32."""
     return float(1.0 / np.exp(logits - logits[token]).sum())

@@ -44,6 +44,31 @@ def sure_enough(confidence: float, threshold: float | None) -> bool:
     return threshold is None or confidence >= threshold
 
 
+def check_policy(policy: object) -> None:
+    """Raise `OptionError` for what is no `DraftPolicy`, naming what it lacks."""
+    lacks = [
+        name for name in ("allot", "keep_drafting", "observe") if not callable(getattr(policy, name, None))
+    ]
+    lacks += [] if hasattr(policy, "needs_confidence") else ["needs_confidence"]
+    if lacks:
+        raise OptionError(f"policy: {policy!r:.80} is not a DraftPolicy: it has no {', '.join(lacks)}")
+
+
+def allotted(policy: DraftPolicy, sequences: Items[Sequence]) -> list[Budget]:
+    """What `policy` allots. Raises `OptionError` that names it where that is no `Budget` for each sequence."""
+    found: object = policy.allot(sequences)
+    if (
+        isinstance(found, list | tuple)
+        and len(found) == len(sequences)
+        and all(isinstance(each, Budget) for each in found)
+    ):
+        return list(found)
+    raise OptionError(
+        f"policy: allot of {type(policy).__name__} gave {found!r:.80} for {len(sequences)} sequences, not a list of one "
+        "Budget (vlmexport.runtime.speculate.budget) for each"
+    )
+
+
 @dataclass
 class FixedLength:
     """Always `length` tokens; optionally stop after a token whose draft probability is below the threshold.

@@ -120,6 +120,7 @@ class Processors:
             self._distinct |= fresh
             self._ids = np.concatenate([self._ids, np.fromiter(fresh, np.int64, len(fresh))])
 
+    @np.errstate(all="ignore")
     def _penalise(self, out: np.ndarray, path: list[int]) -> None:
         fresh = set(path) - self._distinct
         ids = np.concatenate([self._ids, np.fromiter(fresh, np.int64, len(fresh))]) if fresh else self._ids

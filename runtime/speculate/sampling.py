@@ -2,6 +2,9 @@
 
 The uniform of emitted token i depends on (seed, i) only, never on how many look-ahead tokens were drafted and
 thrown away. With draw-and-match verification the speculative stream therefore equals the plain one.
+
+Small temperatures and probabilities leave the range of float64, which is what they mean: the likeliest token, and nothing of
+the others. What a program asked numpy to do then (`np.seterr`) is for its own numbers.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ def _mix(state: int) -> int:
     return state ^ (state >> 31)
 
 
+@np.errstate(all="ignore")
 def warp(
     logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
@@ -103,6 +107,7 @@ def warp(
     return probabilities
 
 
+@np.errstate(all="ignore")
 def draw(weights: np.ndarray, uniform: float) -> int:
     """Index drawn from unnormalised non-negative `weights` [V] by inverse CDF; never one of weight zero."""
     cumulative = np.cumsum(weights, dtype=np.float64)

@@ -126,12 +126,14 @@ class Sequence:
         finally:
             self.stats.discarded += left
 
-    def finish(self) -> None:
-        """The last words: counters are final, and their identities are checked."""
+    def finish(self, whole: bool = True) -> None:
+        """The last words: counters are final. Their identities are checked where the last cycle is `whole`: an exception
+        may have ended it at any point."""
         self.finish_reason = self.finish_reason or "cancelled"
         self.stats.tokens = len(self.tokens)
         assert len(self.tokens) <= self.limits.max_new_tokens, "more tokens than the limit"
-        self.stats.check()
+        if whole:
+            self.stats.check()
 
     def choose(self, rows: TargetRows, row: int, after: list[int]) -> int:
         """The token that follows the emitted tokens and `after`, from the logits of `row`.

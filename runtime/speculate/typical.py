@@ -38,6 +38,7 @@ class Typical:
         return min(self.epsilon, self.delta * float(np.exp(-entropy)))
 
 
+@np.errstate(all="ignore")
 def verify_typical(
     tree: TokenTree,
     target: Callable[[int, Sequence[int]], np.ndarray],

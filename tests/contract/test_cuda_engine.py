@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lossless
 import numpy as np
 import onnxruntime as ort
 import pytest
+from as_library import as_library
 from engines.emulated import EmulatedCuda
 from engines.fake_cuda import STREAM, FakeCuda
 from rig import Rig
@@ -260,6 +262,7 @@ def test_a_graph_that_onnx_runtime_does_not_capture(rigs: Callable, monkeypatch:
     """It refuses sessions with a node on the CPU when it is to capture them."""
     opened = EmulatedCuda.open_session
 
+    @as_library("onnxruntime")
     def refusing(self: Any, path: Path, captures: bool) -> Any:
         if captures and path.name == "mask.onnx":
             raise RuntimeError("This session cannot use the graph capture feature as requested by the user")
@@ -285,8 +288,7 @@ def test_a_graph_that_onnx_runtime_does_not_capture(rigs: Callable, monkeypatch:
 def test_no_memory_names_what_helps(rigs: Callable, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     rig: Rig = rigs("llama", "cuda")
 
-    def failing(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError(said)
+    failing = Mock(side_effect=RuntimeError(said))
 
     helps = r"smaller max_length or max_batch, or .*--max-length or --max-batch or in fp16"
     with monkeypatch.context() as patch:
@@ -305,8 +307,7 @@ def test_no_memory_names_what_helps(rigs: Callable, monkeypatch: pytest.MonkeyPa
 def test_an_error_of_a_run_is_named(rigs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     rig: Rig = rigs("llama", "cuda")
 
-    def failing(*arguments: Any) -> None:
-        raise RuntimeError("CUDA failure 700: an illegal memory access")
+    failing = Mock(side_effect=RuntimeError("CUDA failure 700: an illegal memory access"))
 
     monkeypatch.setattr(rig.engine._session("segment.0"), "run_with_iobinding", failing)
     with pytest.raises(BundleError, match=r"cannot run segment\.0\.folded\.onnx: CUDA failure 700"):

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tiny_models
@@ -99,11 +100,7 @@ def test_what_cannot_be_linked_is_refused_at_once(
     with pytest.raises(OptionError, match=r"stores float16 and the bundle float32; add --precision float16"):
         built(model, out, link_weights=True)
     for number, message in ((errno.EXDEV, "different file systems"), (errno.EPERM, "cannot be linked to")):
-
-        def refuse(*_: Any, number: int = number) -> None:
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(number, os.strerror(number))))
         with pytest.raises(OptionError, match=message):
             built(model, out, link_weights=True, precision="float16")
     tensors = load_file(model / "model.safetensors")

@@ -18,11 +18,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import handmade_bundle
+import numpy as np
 import pytest
 import typer
+from PIL import Image
 from vlmexport.runtime import cli, extras
 from vlmexport.runtime.commands import suggestions
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.errors import ExportError, ImageError
 from vlmexport.runtime.extras import install_command
 
 Capture = pytest.CaptureFixture[str]
@@ -277,11 +279,78 @@ def test_mounted_commands(
     assert shown.out == ("built\n" if model == "good" else "")
 
 
-def test_closed_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("stdin", "stdout", "stderr"):
+@pytest.mark.parametrize(
+    "closed", [("stdin",), ("stderr",), ("stdin", "stderr"), ("stdout",), ("stdin", "stdout", "stderr")]
+)
+def test_closed_streams(
+    closed: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for name in closed:
         monkeypatch.setattr(sys, name, None)
-    assert cli.main(["inspect", str(handmade_bundle.write_bundle(tmp_path / "bundle"))]) == 0
+    # Results that nobody can read are not lost without a word.
+    lost = "stdout" in closed
+    for command in ([], ["--json"]):
+        found = cli.main(
+            ["inspect", str(handmade_bundle.write_bundle(tmp_path / "bundle" / str(len(command)))), *command]
+        )
+        assert found == (2 if lost else 0)
     assert cli.main(["inspect", str(tmp_path / "nowhere")]) == 2
+    if closed == ("stdout",):
+        said = "vlmexport: standard output: is closed; lead it to a file, or to /dev/null"
+        assert capsys.readouterr().err.splitlines()[:2] == [said, said]
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "9", "abc", "-3", "\u00b2", "", "9" * 30])
+def test_a_size_of_the_terminal_that_is_none_hides_nothing(
+    columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    folder = str(handmade_bundle.write_bundle(tmp_path / "bundle"))
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["inspect", folder]) == 0
+    right = capsys.readouterr().out
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.setenv(name, columns)
+    assert cli.main(["inspect", folder]) == 0
+    assert capsys.readouterr().out == right
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.main(["--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        (["run", "b", "--image", ""], "--image"), (["run", "b", "--video", ""], "--video"), (["inspect", ""], "BUNDLE"),
+        (["bench", "b", "--plot", ""], "--plot"), (["run", "b", "--kernel-cache", ""], "--kernel-cache"),
+        (["run", "b", "--image", "a.png", "--image", ""], "--image"),
+    ],
+)  # fmt: skip
+def test_an_empty_path_is_not_the_current_folder(line: list[str], option: str, capsys: Capture) -> None:
+    assert cli.main(line) == 2
+    assert capsys.readouterr().err == f"vlmexport: {option}: the path is empty; name a file or folder\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("ImportError('lib.so: cannot map\\nmore', name='onnxruntime')", "onnxruntime cannot be loaded: lib.so: cannot map"),
+        ("ImportError()", "a library cannot be loaded: ImportError"),
+        ("OSError(12, 'Cannot allocate memory')", "not enough memory ([Errno 12] Cannot allocate memory); use a smaller"),
+        ("OSError(36, 'File name too long', 'a' * 5000)", "vlmexport: " + "a" * 200 + "…: File name too long"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded_is_one_line(
+    error: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    from vlmexport.runtime.bundle.folder import Bundle
+
+    def failing(*_: object, **__: object) -> None:
+        raise eval(error)
+
+    monkeypatch.setattr(Bundle, "open", failing)
+    assert cli.main(["inspect", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and len(shown.splitlines()) == 1
 
 
 def test_commands_in_one_process_leave_no_more_behind_than_one(tmp_path: Path) -> None:
@@ -338,3 +407,33 @@ def test_a_command_has_one_help_text(command: str, capsys: Capture, monkeypatch:
         shown = capsys.readouterr().out
         assert text in " ".join(shown.replace("│", " ").split()), arguments
         assert {"-v", "--verbose", "-q", "--quiet"} <= set(shown.split()), arguments
+
+
+def test_a_folders_first_picture_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    from vlmexport.runtime.commands import each
+
+    for number in range(3):
+        synthetic = np.full((8, 8, 3), 40 * number, np.uint8)
+        Image.fromarray(synthetic).save(tmp_path / f"{number}.png")
+    (tmp_path / "0.png").write_bytes(b"damaged")
+    files = each.the_folder([tmp_path], alone=True)
+    assert files is not None
+    read: list[Path] = []
+    before = each.read_picture
+    monkeypatch.setattr(each, "read_picture", lambda path: read.append(path) or before(path))
+    known = each.first_readable(files)
+    assert known[0] == tmp_path / "1.png"
+    session = types.SimpleNamespace(
+        generate=lambda image, *_, **__: types.SimpleNamespace(text=str(image.getpixel((0, 0))), stats=None)
+    )
+    monkeypatch.setattr("vlmexport.runtime.commands.run.summary", lambda _: "")
+    with pytest.raises(ImageError, match="1 of 3 pictures could not be answered"):
+        each.answer_each(session, files, None, {}, None, known)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "1.png\t(40, 40, 40)\n2.png\t(80, 80, 80)\n"
+    assert [path.name for path in read] == ["0.png", "1.png", "0.png", "2.png"], (
+        "what was read is not read again"
+    )
+    with pytest.raises(ImageError, match=r"0\.png"):
+        each.first_readable(files[:1])

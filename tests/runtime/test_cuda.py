@@ -6,6 +6,7 @@ import ctypes
 from ctypes import CFUNCTYPE, c_int, c_void_p
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from vlmexport.runtime.engines import cuda as binding
@@ -140,10 +141,7 @@ def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, code: int, sai
 
 
 def test_a_machine_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(place: str) -> Any:
-        raise OSError(place)
-
-    monkeypatch.setattr(binding.ctypes, "CDLL", missing)
+    monkeypatch.setattr(binding.ctypes, "CDLL", Mock(side_effect=OSError("no such library")))
     with pytest.raises(
         DeviceError, match=r"\(libcudart.so.13, .*\) was not found: pip install nvidia-cuda-runtime"
     ):

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....runtime.errors import OptionError
+from ....runtime.images.endings import is_picture
 from ..arguments import Arguments
 from ..entries import gather, picture
 from ..records import Problems, Record
 
 USAGE = "FOLDER"
 TASK = None
-_IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
 
 
 def folder_of_pictures(path: Path) -> Path | None:
     """`path` where it is a folder with pictures in it, the folder of a picture; None for anything else."""
-    if path.is_file() and path.suffix.lower() in _IMAGES:
+    if path.is_file() and is_picture(path):
         return path.parent
-    if path.is_dir() and any(each.suffix.lower() in _IMAGES for each in path.iterdir()):
+    if path.is_dir() and any(map(is_picture, path.iterdir())):
         return path
     return None
 
@@ -33,5 +33,5 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     def record(number: int, path: Path) -> Iterator[Record]:
         yield Record(str(path.relative_to(folder)), prompt, picture(path))
 
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _IMAGES)
+    found = sorted(p for p in folder.rglob("*") if is_picture(p))
     return gather(((str(path), path) for path in found), record, problems)

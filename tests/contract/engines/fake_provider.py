@@ -10,10 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import onnxruntime as ort
+from as_library import as_library
 
 from .fake_cuda import FakeCuda
 
 WARM_UPS = 2
+
+
+def _entry(options: ort.RunOptions, name: str) -> str | None:
+    try:
+        return options.get_run_config_entry(name)
+    except Exception:  # it was not set
+        return None
 
 
 class FakeSession:
@@ -41,6 +49,7 @@ class FakeSession:
         assert not self._cuda.queue.queue, "what was captured is given back while it may be at work"
         self.captured.pop(number, None)  # a program may never have been launched
 
+    @as_library("onnxruntime")
     def run_with_iobinding(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
         waits = _entry(options, "disable_synchronize_execution_providers") != "1"
         number = int(_entry(options, "gpu_graph_id") or 0)
@@ -63,10 +72,3 @@ class FakeSession:
 
     def _put(self, binding: ort.IOBinding) -> None:
         self._cuda.queue.enqueue(lambda: self._computes.run_with_iobinding(binding))
-
-
-def _entry(options: ort.RunOptions, name: str) -> str | None:
-    try:
-        return options.get_run_config_entry(name)
-    except Exception:  # it was not set
-        return None

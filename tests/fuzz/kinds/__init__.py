@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from . import bundles, checkpoints, data, drafts, images, merged_reports, published, writers
+from . import bundles, checkpoints, data, drafts, images, merged_reports, published, videos, writers
 
 KINDS = {
     "bundle": bundles.prepare,
@@ -17,4 +17,5 @@ KINDS = {
     "layout": published.prepare,
     "merge-document": merged_reports.prepare,
     "two-writers": writers.prepare,
+    "video": videos.prepare,
 }

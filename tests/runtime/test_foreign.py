@@ -1,0 +1,148 @@
+"""Whose an exception is, whatever its class: a library's, or the program's own that a signal handler raised."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import heapq
+import io
+import itertools
+import json
+import signal
+from typing import Any
+
+import jinja2
+import pytest
+from PIL import Image
+from vlmexport.runtime.foreign import from_signal_handler, is_foreign, raise_if_foreign
+
+
+class Late(Exception):
+    """As a program defines one."""
+
+
+class Stop(BaseException):
+    """As a program ends itself."""
+
+
+def caught(code: str, **names: Any) -> BaseException:
+    """What a function of ours catches that runs `code`."""
+    space: dict[str, Any] = {"__name__": "vlmexport.runtime.anything", **names}
+    exec(
+        f"def call():\n  try:\n    {code}\n  except BaseException as error:\n    return error",
+        space,
+    )
+    error = space["call"]()
+    assert isinstance(error, BaseException)
+    return error
+
+
+def damaged_png() -> io.BytesIO:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, "PNG")
+    return io.BytesIO(file.getvalue()[:50])
+
+
+LIBRARIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "C code": ("int('x')", {}),
+    "the standard library": ("json.loads('{')", {"json": json}),
+    "Pillow": ("Image.open(file).load()", {"Image": Image, "file": damaged_png()}),
+    "PyAV, whose frames have no module": (
+        "av.open(path)",
+        {"av": pytest.importorskip("av"), "path": __file__},
+    ),
+    "a template": (
+        "t.render()",
+        {"t": jinja2.Template("{% macro m() %}{{ 1 // 0 }}{% endmacro %}{{ m() }}")},
+    ),
+    "our own": ("raise_if_foreign(ValueError('x')); int('x')", {"raise_if_foreign": raise_if_foreign}),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_a_library_raises_is_its_own(name: str) -> None:
+    code, names = LIBRARIES[name]
+    error = caught(code, **names)
+    assert not is_foreign(error)
+    raise_if_foreign(error)
+
+
+WAITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "C code": ("sum(range(2 * 10**7))", {}),
+    "the standard library": (
+        "deque(merge(count(), count()), maxlen=0)",
+        {"deque": collections.deque, "merge": heapq.merge, "count": itertools.count},
+    ),
+    "a template": ("t.render()", {"t": jinja2.Template("{% for i in range(10**8) %}{{ i }}{% endfor %}")}),
+    "our own": ("for _ in count(): len('')", {"count": itertools.count}),
+}
+
+
+@pytest.mark.parametrize("kind", [Late, RuntimeError, ValueError, TimeoutError, KeyError, Stop])
+@pytest.mark.parametrize("name", WAITS)
+def test_what_a_signal_handler_raises_is_foreign(name: str, kind: type[BaseException]) -> None:
+    def handler(*_: object) -> None:
+        raise kind("late")
+
+    code, names = WAITS[name]
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        error = caught(code, **names)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert type(error) is kind and is_foreign(error)
+    with pytest.raises(kind):
+        raise_if_foreign(error)
+
+
+def test_what_a_library_makes_of_a_foreign_exception_is_foreign() -> None:
+    def given() -> None:
+        raise Late("x")
+
+    space: dict[str, Any] = {"__name__": "PIL.anything"}
+    exec(
+        "def library(call):\n  try: call()\n  except Exception as error: raise OSError('damaged') from error",
+        space,
+    )
+    assert is_foreign(caught("library(given)", library=space["library"], given=given))
+    assert not is_foreign(caught("library(int.__new__)", library=space["library"]))
+
+
+def test_what_the_caller_was_handling_before_does_not_count() -> None:
+    try:
+        raise Late("an earlier one")
+    except Late:
+        assert not is_foreign(caught("int('x')"))
+
+
+class Handler:
+    def __call__(self, *_: object) -> None:
+        raise Late("called")
+
+    def method(self, *_: object) -> None:
+        raise Late("of a method")
+
+
+def _with_more(_more: int, *_: object) -> None:
+    Handler().method()
+
+
+@pytest.mark.parametrize(
+    "handler", [Handler(), Handler().method, functools.partial(_with_more, 1), lambda *_: Handler()()]
+)
+def test_a_signal_handler_is_told_from_other_code_of_the_caller(handler: Any) -> None:
+    def read() -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    def broken() -> None:
+        raise Late("of a stream")
+
+    assert not from_signal_handler(caught("broken()", broken=broken))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        assert from_signal_handler(caught("read()", read=read))
+        assert not from_signal_handler(caught("broken()", broken=broken))
+    finally:
+        signal.signal(signal.SIGALRM, before)
