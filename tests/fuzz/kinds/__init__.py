@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from . import bundles, checkpoints, data, drafts, images, published
+from . import bundles, checkpoints, data, drafts, images, published, published_drafts
 
 KINDS = {
     "bundle": bundles.prepare,
@@ -15,4 +15,5 @@ KINDS = {
     "draft": drafts.prepare,
     "data": data.prepare,
     "layout": published.prepare,
+    "published-draft": published_drafts.prepare,
 }
