@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import stat
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import VlmexportError
 
@@ -26,28 +27,39 @@ _PACKED = {
 }
 
 
-def read_whole(path: Path, most: int, failure: type[VlmexportError], pipes: bool = False) -> bytes:
-    """The bytes of a regular file, `most` at most; with `pipes` also of a pipe until its writer closes it.
+@contextlib.contextmanager
+def opened(path: Path, failure: type[VlmexportError], pipes: bool = False) -> Iterator[BinaryIO]:
+    """A regular file; with `pipes` also a pipe that somebody has opened to write, which ends where its writer closes it.
 
     Raises `failure` with one line for anything else: a folder, a device, a pipe that nobody writes into for `PIPE_WAIT`
-    seconds, a longer file.
+    seconds; and for what the system says while the block reads.
     """
+    with _told(path, failure):
+        file = _descriptor(path, pipes)
     try:
-        with _opened(path, pipes) as (file, begun):
-            held = bytearray(begun)
-            if os.fstat(file).st_size <= most:
-                while len(held) <= most and (chunk := os.read(file, _CHUNK)):
-                    held += chunk
-                if len(held) <= most:
-                    return bytes(held)
-    except _Unfit as error:
-        raise failure(f"{shown(path)} {error}") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is None:
-            raise  # not the system's: a signal handler's
-        reason = error.strerror if isinstance(error, OSError) else "no file can have that name"
-        raise failure(f"{shown(path)} cannot be read: {reason}") from error
-    raise failure(f"{shown(path)} has more than {_size(most)}; no such file is so long")
+        with _told(path, failure):
+            begun = _first(file) if stat.S_ISFIFO(os.fstat(file).st_mode) else b""
+            yield io.BufferedReader(_Behind(begun, file), _CHUNK)
+    finally:
+        os.close(file)
+
+
+def read_whole(path: Path, most: int, failure: type[VlmexportError], pipes: bool = False) -> bytes:
+    """The bytes of what `opened` opens, `most` at most. Raises `failure` as that does, and for a longer file."""
+    held = bytearray()
+    with opened(path, failure, pipes) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise failure(too_long(path, most))
+        while len(held) <= most and (chunk := file.read1(_CHUNK)):  # type: ignore[attr-defined]
+            held += chunk
+    if len(held) > most:
+        raise failure(too_long(path, most))
+    return bytes(held)
+
+
+def too_long(path: Path, most: int) -> str:
+    """The line that refuses a file of more than `most` bytes."""
+    return f"{shown(path)} has more than {_size(most)}; no such file is so long"
 
 
 def read_json(path: Path, most: int, failure: type[VlmexportError]) -> Any:
@@ -114,21 +126,53 @@ class _Unfit(Exception):
     """What the path names is nothing that can be read whole."""
 
 
+class _Behind(io.RawIOBase):
+    """A descriptor of which some bytes were read already."""
+
+    def __init__(self, begun: bytes, file: int) -> None:
+        self._begun, self._file = begun, file
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file
+
+    def readinto(self, into: Any) -> int:
+        if not self._begun:
+            return os.readv(self._file, [into])
+        count = min(len(into), len(self._begun))
+        into[:count], self._begun = self._begun[:count], self._begun[count:]
+        return count
+
+
 @contextlib.contextmanager
-def _opened(path: Path, pipes: bool) -> Iterator[tuple[int, bytes]]:
-    """(descriptor of the file, what was read of it already). Raises _Unfit, OSError, ValueError."""
-    _check_kind(path.stat().st_mode, pipes)  # before it is opened: to open a device may do something
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+def _told(path: Path, failure: type[VlmexportError]) -> Iterator[None]:
+    """Turns what is wrong with a file into `failure` with one line."""
     try:
-        mode = os.fstat(file).st_mode
-        _check_kind(mode, pipes)
-        begun = b""
-        if stat.S_ISFIFO(mode):
-            begun = _first(file)
-            os.set_blocking(file, True)
-        yield file, begun
-    finally:
+        yield
+    except _Unfit as error:
+        raise failure(f"{shown(path)} {error}") from None
+    except OSError as error:
+        if error.errno is None:
+            raise  # not the system's: that of a signal's handler, say
+        raise failure(f"{shown(path)} cannot be read: {error.strerror}") from error
+
+
+def _descriptor(path: Path, pipes: bool) -> int:
+    """Of the opened file. Raises _Unfit, OSError."""
+    try:
+        kind = path.stat().st_mode  # before it is opened: to open a device may do something
+        _check_kind(kind, pipes)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError:  # NUL, or half of a surrogate pair
+        raise _Unfit("cannot be read: no file can have that name") from None
+    try:
+        _check_kind(os.fstat(file).st_mode, pipes)
+    except BaseException:
         os.close(file)
+        raise
+    return file
 
 
 def _check_kind(mode: int, pipes: bool) -> None:
@@ -143,8 +187,10 @@ def _first(pipe: int) -> bytes:
         try:
             found = os.read(pipe, _CHUNK)
         except BlockingIOError:  # somebody has opened it
+            os.set_blocking(pipe, True)
             return b""
         if found:
+            os.set_blocking(pipe, True)
             return found
         if time.monotonic() >= end:
             raise _Unfit(f"is a pipe that nobody writes into (waited {PIPE_WAIT:g} s), not a regular file")
