@@ -106,6 +106,21 @@ class TextError(ValueError):
     """Bytes that are no text, or a text that contradicts itself."""
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether this is a regular file; False also for what can be no name (`Path.is_file` raises for long ones)."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether this is a folder; False also for what can be no name."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is something of this name; False also for what can be no name."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
 def shown(path: object) -> str:
     """A path in a message: one line, not too long."""
     text = str(path)

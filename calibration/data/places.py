@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ...runtime import reading
 from ...runtime.errors import ImageError, OptionError
 from ...runtime.images.load import check_picture
-from ...runtime.reading import shown
+from ...runtime.reading import is_folder, shown
 from .records import ImageRef
 
 
@@ -26,12 +27,7 @@ def folder_to_stay_in(folder: Path | None) -> Path | None:
 
 def is_file(path: Path, inside: Path | None = None) -> bool:
     """Whether this is a regular file that data may name; False also for what can be no name."""
-    return lies_inside(path, inside) and os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for long names)
-
-
-def is_folder(path: Path) -> bool:
-    """Whether this is a folder; False also for what can be no name."""
-    return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises for long names)
+    return lies_inside(path, inside) and reading.is_file(path)
 
 
 def lies_inside(path: Path, inside: Path | None) -> bool:
@@ -89,7 +85,7 @@ def image_problem(path: Path) -> str | None:
     try:
         check_picture(path)
     except ImageError as error:
-        return f"image {str(path)!r:.200} cannot be read ({str(error).removeprefix(f'{path}: ')})"
+        return f"image {str(path)!r:.200}: {str(error).removeprefix(f'{path}: ')}"
     return None
 
 

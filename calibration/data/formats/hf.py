@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
 from ..entries import gather
 from ..field_maps import NAMES, FieldMap, mapped
 from ..hub_rows import open_rows
-from ..places import check_row, is_folder
+from ..places import check_row
 from ..records import ImageRef, Problems, Record
 from ..turns import turn_records
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
 from ..entries import gather
-from ..places import is_file, is_folder, picture
+from ..places import is_file, picture
 from ..records import Problems, Record
 
 USAGE = "FOLDER"

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
 from ..entries import gather, text
 from ..files import read_lines
-from ..places import is_file, is_folder, picture
+from ..places import is_file, picture
 from ..records import Problems, Record
 
 USAGE = "FOLDER[,CATEGORY]"

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
 from ..entries import collect, identifier, text
 from ..files import read_json, read_lines
-from ..places import is_folder, video_file
+from ..places import video_file
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,VIDEOS[,MAPPING.txt][,frames=N]"

@@ -38,7 +38,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
     def record(number: int, row: Any) -> Iterator[Record]:
         kind = value_at(row, "data_type")
-        if kind not in MAPS:
+        if not isinstance(kind, str) or kind not in MAPS:
             raise ValueError(f"field 'data_type' is {kind!r:.40}, neither image nor video")
         if wanted in (None, kind):
             yield _of_segment(mapped(MAPS[kind], number, row, folder, prompt, problems.inside, frames), row)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from . import bundles, checkpoints, data, drafts, images, published, published_drafts
+from . import bundles, checkpoints, data, data_files, drafts, images, published, published_drafts
 
 KINDS = {
     "bundle": bundles.prepare,
@@ -16,4 +16,5 @@ KINDS = {
     "data": data.prepare,
     "layout": published.prepare,
     "published-draft": published_drafts.prepare,
+    "data-file": data_files.prepare,
 }

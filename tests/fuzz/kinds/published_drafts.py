@@ -8,6 +8,7 @@ import pickle
 import random
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,15 @@ class Seeds:
     """A draft of every layout."""
 
     def __init__(self, folder: Path):
-        import drafts
         import layouts
         import tiny_bundles
         import tiny_models
 
+        write = import_module("drafts").write  # of tests/published
         self._drafts = []
         for name in LAYOUTS:
             place = folder / name
-            self._drafts.append(place if place.is_dir() else drafts.write(layouts.read(name), place, 600))
+            self._drafts.append(place if place.is_dir() else write(layouts.read(name), place, 600))
         self._drafts += _own(folder, tiny_models, tiny_bundles)
 
     def make(self, rng: random.Random, folder: Path) -> Case:
