@@ -34,6 +34,7 @@ def calibrate(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first so many.")] = LIMIT,
     prompt: Annotated[str, typer.Option("--prompt", help=forms.PROMPT)] = "",
+    inside: Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=forms.INSIDE)] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Decode a short request so often in a row; the last time counts.")
@@ -96,7 +97,7 @@ def calibrate(
         return
     named = " ".join(data) if data else None
     check_calibration(manifest, named, by)
-    requests = read_requests(manifest, data or [], limit, prompt)
+    requests = read_requests(manifest, data or [], limit, prompt, inside)
     with Session.load(opened, device, threads=threads) as session, showing(as_json) as progress:
         report = measure(
             session, requests, named, minutes=minutes, max_new_tokens=max_new_tokens, repeats=repeats,
@@ -193,7 +194,9 @@ def _expected(choice: dict[str, Any]) -> str:
     return f"; {choice['speedup']:.2f} ×{between} expected"
 
 
-def read_requests(manifest: Manifest, data: list[str], limit: int, prompt: str = "") -> list[dict[str, Any]]:
+def read_requests(
+    manifest: Manifest, data: list[str], limit: int, prompt: str = "", inside: Path | None = None
+) -> list[dict[str, Any]]:
     """The records as requests, or, without data, those that `bench` makes up."""
     if not data:
         from ..runtime.commands.bench import make_requests
@@ -205,7 +208,7 @@ def read_requests(manifest: Manifest, data: list[str], limit: int, prompt: str =
     from .data import load_records
     from .data.layout import asked
 
-    records = load_records(data, False, prompt, limit)
+    records = load_records(data, False, prompt, limit, inside)
     if not len(records):
         raise OptionError(f"--data {' '.join(data)}: holds no request")
     requests: list[dict[str, Any]] = []

@@ -38,6 +38,7 @@ Prompt = Annotated[str, typer.Option("--prompt", help=forms.PROMPT)]
 Limit = Annotated[
     int | None, typer.Option("--limit", help="Use the first so many records, also of --validation.")
 ]
+Inside = Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=forms.INSIDE)]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads (default: every core, or torch's choice).")
 ]
@@ -88,6 +89,7 @@ def train(
     limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
+    inside: Inside = None,
     restart: Annotated[bool, typer.Option("--restart", help="Do not continue the run in --out.")] = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -102,7 +104,7 @@ def train(
     use_large_pages()
     own, loop = read_flags(draft, options, preset)
     launched_processes()  # refused before anything is loaded
-    check_inputs(model, [*data, *(validation or [])])
+    check_inputs(model, [*data, *(validation or [])], inside)
     _quiet()
     from ..exporter.drafts.files import MODEL
     from .data import load_records
@@ -118,8 +120,8 @@ def train(
     }  # fmt: skip
     with said_once(state):
         log.debug("%s", described(state))
-        records = load_records(data, strict, prompt, limit)
-        held = load_records(validation, strict, prompt, limit) if validation else None
+        records = load_records(data, strict, prompt, limit, inside)
+        held = load_records(validation, strict, prompt, limit, inside) if validation else None
         target = load_target(model, place)
         start = time.monotonic()
         if search is not None:
@@ -199,6 +201,7 @@ def search(
     limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
+    inside: Inside = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: AsJson = False,
@@ -206,7 +209,7 @@ def search(
     """Search a draft out of what a target has: the sublayers that it can leave out."""
     need_extra("search", "`vlmexport search`")
     run_alone("vlmexport search")
-    check_inputs(model, data)
+    check_inputs(model, data, inside)
     use_large_pages()
     _quiet()
     _use_threads(threads)
@@ -223,7 +226,7 @@ def search(
     target = load_target(model, device)
     sets = []
     for names in (data, validation):
-        records = load_records(names, strict, prompt, limit) if names else None
+        records = load_records(names, strict, prompt, limit, inside) if names else None
         if records is not None:
             check_writer(target, records)
             records = answered(target, records, max_new_tokens, _say)
@@ -288,6 +291,7 @@ def generate_data(
     limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
+    inside: Inside = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: AsJson = False,
@@ -295,7 +299,7 @@ def generate_data(
     """Write a target's own answers, to train drafts on; the same command continues a killed run."""
     need_extra("train", "`vlmexport generate-data`")
     run_alone("vlmexport generate-data")
-    check_inputs(model, data)
+    check_inputs(model, data, inside)
     use_large_pages()
     _quiet()
     _use_threads(threads)
@@ -305,7 +309,7 @@ def generate_data(
     from .generation.generate import generate_data as run
 
     options = GenerationOptions(max_new_tokens, temperature, samples, seed, min_answer)
-    records = load_records(data, strict, prompt, limit).asked_with(prompt_suffix)
+    records = load_records(data, strict, prompt, limit, inside).asked_with(prompt_suffix)
     answers = open_answers(model, engine, device, bundle, max_new_tokens, batch_size, threads, _say)
     found = run(answers, records, out, options, shard_size, strict)
     if as_json:
@@ -359,6 +363,7 @@ def evaluate(
     limit: Limit = None,
     prompt: Prompt = "",
     strict: Strict = False,
+    inside: Inside = None,
     device: Device = "auto",
     threads: Annotated[
         int | None,
@@ -380,7 +385,7 @@ def evaluate(
     from ..exporter.cli.progress import tell_loading
     from .early import check_evaluation
 
-    check_evaluation(model, data, draft or [], task, bundle)
+    check_evaluation(model, data, draft or [], task, bundle, inside)
     tell_loading()
     from ..runtime.bundle.folder import Bundle
     from .data import load_records
@@ -388,7 +393,7 @@ def evaluate(
     from .evaluation.task import chosen_task
 
     machine = None if bundle is None else Machine(Bundle.open(bundle))
-    records = load_records(data, strict, prompt, limit)
+    records = load_records(data, strict, prompt, limit, inside)
     judged = chosen_task(task, records, bool(draft), answers, _say)
     _quiet()
     from .evaluation import report as reports

@@ -12,20 +12,27 @@ from ..exporter.drafts.named import check_named as check_drafts
 from ..runtime.bundle.folder import Bundle
 from ..runtime.errors import OptionError
 from .data.load import check_named
+from .data.places import folder_to_stay_in
 from .evaluation.quality import open_task
 
 
-def check_inputs(model: str, data: Sequence[str]) -> None:
-    """Raises OptionError for a model and for data that are names of nothing."""
+def check_inputs(model: str, data: Sequence[str], inside: Path | None) -> None:
+    """Raises OptionError for a model, for data and for a folder to stay in that are names of nothing."""
     check_known(model)
     check_named(data)
+    folder_to_stay_in(inside)
 
 
 def check_evaluation(
-    model: str, data: Sequence[str], drafts: Sequence[str], task: str, bundle: Path | None
+    model: str,
+    data: Sequence[str],
+    drafts: Sequence[str],
+    task: str,
+    bundle: Path | None,
+    inside: Path | None,
 ) -> None:
     """Raises OptionError, ExportError or BundleError for names of nothing."""
-    check_inputs(model, data)
+    check_inputs(model, data, inside)
     for draft in drafts:
         if draft == NONE:
             raise OptionError("--draft none: eval measures drafts; leave it out to judge the answers alone")

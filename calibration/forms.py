@@ -9,3 +9,7 @@ PROMPT = (
     "Prompt of records that have none; one that holds {question} goes around a record's own: '{question} Answer in one "
     "word.'"
 )
+INSIDE = (
+    "Refuse pictures and videos that data name outside of this folder, links followed. Without it data may name any file that "
+    "you can read."
+)

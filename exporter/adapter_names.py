@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..runtime.bundle.manifest import ModelInfo
 from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
+from ..runtime.reading import exists, is_folder
 from .aliases import is_hub_id
 
 NONE = "none"
@@ -27,9 +26,8 @@ def check_adapter(source: str | None) -> None:
     """OptionError for a name that is neither a folder nor a hub id, and where peft is missing; nothing is opened."""
     if source is None or source == NONE:
         return
-    folder = Path(source)
-    if not folder.is_dir():
-        if folder.exists():
+    if not is_folder(source):
+        if exists(source):
             raise OptionError(f"--adapter {source} is a file; give the folder that holds {CONFIG}")
         if not is_hub_id(source):
             raise OptionError(f"--adapter {source!r:.200}: there is no such folder, and it is no hub id")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.errors import OptionError
+from ..runtime.reading import exists, is_folder
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -124,14 +125,14 @@ def find_alias(name: str) -> Alias | None:
 
 def is_hub_id(name: str) -> bool:
     """Whether a hub could have something of this name, which no file or folder here has."""
-    return not Path(name).exists() and not name.startswith(".") and _HUB_ID.fullmatch(name) is not None
+    return not exists(name) and not name.startswith(".") and _HUB_ID.fullmatch(name) is not None
 
 
 def check_known(model: str) -> None:
     """OptionError for what is no alias, no folder and no id that a hub could have; nothing is opened."""
-    if find_alias(model) is not None or Path(model).is_dir():
+    if find_alias(model) is not None or is_folder(model):
         return
-    if Path(model).exists():
+    if exists(model):
         raise OptionError(f"{model} is a file; give the folder that holds config.json and the weights")
     if not is_hub_id(model):
         raise unknown_model(model)
@@ -145,4 +146,4 @@ def unknown_model(name: str) -> OptionError:
         or [n for n in names if name and name in n][:3]
     )
     hint = f"did you mean {' or '.join(near)}?" if near else f"aliases are {', '.join(names)}"
-    return OptionError(f"unknown model {name!r}: no alias, folder or hub id; {hint}")
+    return OptionError(f"unknown model {name!r:.200}: no alias, folder or hub id; {hint}")

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 from .errors import OptionError
 from .locks import hold, is_still, release
+from .paths import look_at
 
 _SUFFIX = ".new"
-from .paths import look_at
 
 
 @contextlib.contextmanager

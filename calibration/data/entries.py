@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import OptionError
-from .lines import MARKED, checked_text
-from .records import ImageRef, Problems, Record, image_problem
+from .lines import checked_text
+from .records import Problems, Record
 
 Make = Callable[[int, Any], Iterable[Record]]
 """(number from 0, entry) → its records; ValueError where it is a bad one."""
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises OptionError where it cannot be read, or is not JSON."""
-    try:
-        return json.loads(path.read_text(MARKED))
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path} is not JSON: {error}") from error
 
 
 def listed(document: Any, path: Path, name: str, form: str) -> list[Any]:
@@ -102,10 +91,3 @@ def number_below(entry: Any, name: str, count: int) -> int:
     if type(value) is not int or not 0 <= value < count:
         raise ValueError(f"field {name!r} is {value!r:.80}, not a number in 0..{count - 1}")
     return value
-
-
-def picture(path: Path) -> ImageRef:
-    """A picture file. ValueError naming it where its header cannot be read."""
-    if wrong := image_problem(path):
-        raise ValueError(wrong)
-    return ImageRef(file=str(path))

@@ -11,18 +11,24 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ...runtime.errors import OptionError
+from ...runtime.reading import opened, shown
 from .arguments import Arguments
-from .entries import fields, gather, inside, picture, read_json
+from .entries import fields, gather, inside
+from .files import read_json
 from .lines import MARKED, checked_text, json_lines
+from .places import picture, video_file
 from .records import ImageRef, Problems, Record
 
+LARGEST_ROW = 64 << 20
+"""Characters of a row of a table, and of each of its values: pictures in base64, as some tables hold."""
 LEAF = re.compile(r"\{([^{}]*)\}")
 
 
@@ -75,15 +81,24 @@ def load_mapped(
     def record(number: int, entry: tuple[Any, Any]) -> Iterator[Record]:
         key, row = entry
         if wanted(key, fields(row)):
-            yield mapped(found.of_row(row) if unanswered else found, key, row, folder, prompt, frames)
+            yield mapped(
+                found.of_row(row) if unanswered else found, key, row, folder, prompt, problems.inside, frames
+            )
 
     return gather(table_rows(path, found.rows, problems), record, problems)
 
 
 def mapped(
-    found: FieldMap, key: Any, row: Any, folder: Path, prompt: str, frames: int | None = None
+    found: FieldMap,
+    key: Any,
+    row: Any,
+    folder: Path,
+    prompt: str,
+    inside: Path | None,
+    frames: int | None = None,
 ) -> Record:
-    """One row as a record; ValueError naming the field that is missing or of another type."""
+    """One row as a record, its picture `inside` of a folder (`places.py`); ValueError naming the field that is missing or of
+    another type."""
     fields(row)
     answers = tuple(_told(row, found.answers)) if found.answers else ()
     if found.answer and (value := value_at(row, found.answer)) is not None:
@@ -97,7 +112,7 @@ def mapped(
         answer = choices[choice]
     return Record(
         filled(found.key, key, row), filled(found.prompt, key, row) if found.prompt else prompt,
-        _seen(found, key, row, folder, frames), answer,
+        _seen(found, key, row, folder, inside, frames), answer,
         references=answers or ((answer,) if answer else ()), choices=choices, choice=choice,
     )  # fmt: skip
 
@@ -150,11 +165,13 @@ def table_rows(path: Path, rows: str, problems: Problems) -> Iterator[tuple[str,
 
 
 def _separated(path: Path, mark: str, problems: Problems) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    csv.field_size_limit(1 << 27)  # pictures in base64, as some tables hold
+    csv.field_size_limit(LARGEST_ROW)
     try:
-        with path.open(encoding=MARKED, newline="") as lines:
+        with opened(path, OptionError, pipes=True) as file:
+            lines = Row(io.TextIOWrapper(file, MARKED, newline=""))
             table = csv.DictReader(lines, delimiter=mark)
             for number, row in enumerate(table, 1):
+                lines.characters = 0
                 where, beyond = f"{path}:{table.line_num}", row.pop(None, None)  # type: ignore[call-overload]
                 if any(beyond or ()):  # separators at a line's end are no values
                     problems.report(
@@ -163,29 +180,36 @@ def _separated(path: Path, mark: str, problems: Problems) -> Iterator[tuple[str,
                     )
                     continue
                 yield where, (number, row)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is no table: {error}") from error
+        raise OptionError(f"{shown(path)} is no table: {error}") from error
 
 
-def _seen(found: FieldMap, key: Any, row: Any, folder: Path, frames: int | None) -> ImageRef | None:
+class Row:
+    """The lines of a table, of which those of one row are bounded: quoted values go over lines."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines, self.characters = lines, 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._lines.readline(LARGEST_ROW + 1):
+            self.characters += len(line)
+            if self.characters > LARGEST_ROW:
+                raise csv.Error(f"a row has more than {LARGEST_ROW >> 20} MiB")
+            yield line
+
+
+def _seen(
+    found: FieldMap, key: Any, row: Any, folder: Path, inside: Path | None, frames: int | None
+) -> ImageRef | None:
     if found.video:
-        return video_file(folder / filled(found.video, key, row), frames)
+        return video_file(folder / filled(found.video, key, row), frames, inside)
     if not found.image:
         return None
     # A row without a picture has null in its field; a template around it would name a file all the same.
     used = LEAF.findall(found.image) or [found.image]
     if any(name != "#" and value_at(row, name) in (None, "") for name in used):
         return None
-    return picture(folder / filled(found.image, key, row))
-
-
-def video_file(path: Path, frames: int | None) -> ImageRef:
-    """A video; of `frames` pictures where a number is given. ValueError where there is no such file or folder."""
-    if not path.exists():
-        raise ValueError(f"video {str(path)!r:.200} does not exist")
-    return ImageRef(video=str(path), frames=frames)
+    return picture(folder / filled(found.image, key, row), inside)
 
 
 def _told(row: Any, path: str) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ...runtime.errors import OptionError
+from ...runtime.reading import read_json
 from .lines import checked_text, json_lines
+from .places import check_reference, is_file
 from .records import ImageRef, Problems, Record
 
 META = "generated.json"
@@ -29,18 +30,18 @@ def load_generated(folder: Path, problems: Problems) -> tuple[list[Record], dict
     try:
         target = {"name": str(meta["target"]["name"]), "fingerprint": str(meta["target"]["fingerprint"])}
         shards = int(meta["shards"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise OptionError(f"{folder / META} cannot be read: {error!r}") from error
     records = []
     for number in range(shards):
         path = folder / shard_name(number)
-        if not path.is_file():
+        if not is_file(path):
             raise OptionError(
                 f"{folder} misses {path.name}: run the same vlmexport generate-data again to finish it"
             )
         for line_number, value in json_lines(path, problems):
             try:
-                records.append(_record(value))
+                records.append(_record(value, problems.inside))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.report(f"{path}:{line_number}", repr(error))
     return records, target
@@ -49,24 +50,19 @@ def load_generated(folder: Path, problems: Problems) -> tuple[list[Record], dict
 def read_meta(folder: Path) -> dict:
     """What the folder's description says. Raises OptionError where there is none that can be read."""
     path = folder / META
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("not a regular file")
-        if path.stat().st_size > META_LIMIT:
-            raise ValueError(f"{path.stat().st_size} bytes; no description is so long")
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise OptionError(f"{path} cannot be read: {error}") from error
+    found = read_json(path, META_LIMIT, OptionError)
     if not isinstance(found, dict):
         raise OptionError(f"{path} cannot be read: it holds {type(found).__name__}, not an object")
     return found
 
 
-def _record(value: dict) -> Record:
+def _record(value: dict, inside: Path | None) -> Record:
     tokens = value["tokens"]
     if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
         raise ValueError(f"tokens {tokens!r:.80} are not a list of ids")
     image = ImageRef.from_json(value["image"]) if value.get("image") else None
+    if image is not None:
+        check_reference(image, inside)
     prompt = checked_text("prompt", str(value["prompt"]))
     history = tuple(_turn(turn) for turn in value.get("history") or ())
     return Record(str(value["key"]), prompt, image, value.get("text"), tuple(tokens), history)

@@ -14,6 +14,7 @@ from PIL import Image
 from ...runtime.errors import ImageError, OptionError
 from ...runtime.extras import need_extra
 from ...runtime.images.load import load_image
+from .places import is_file
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def open_rows(source: str, config: str, split: str) -> Rows:
 
     saved = Path(source) / "dataset_dict.json", Path(source) / "state.json"
     try:
-        opened = _saved if any(path.is_file() for path in saved) else _published
+        opened = _saved if any(map(is_file, saved)) else _published
         found = opened(source, config, split)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .entries import fields, gather, items, picture
+from .entries import fields, gather, items
 from .lines import checked_text, json_lines
+from .places import picture
 from .records import Problems, Record
 from .turns import pictures_of, turn_records
 from .unread import TURNS, Unread
@@ -40,7 +41,8 @@ def load_jsonl(path: Path, prompt: str, problems: Problems) -> list[Record]:
         missing = [*([] if asked else ["prompt"]), *({"image", "answer"} - parts)]
         answered = "answers" in parts or "turns" in parts
         unread.see(value, read, [part for part in missing if not (part == "answer" and answered)])
-        yield from _records(value, {part: name for name, part in read.items()}, path, number, prompt)
+        parts_of = {part: name for name, part in read.items()}
+        yield from _records(value, parts_of, path, number, prompt, problems.inside)
 
     found = gather(lines, record, problems)
     unread.tell(problems)
@@ -61,7 +63,12 @@ def _read(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _records(
-    value: Mapping[str, Any], names: Mapping[str, str], path: Path, number: int, prompt: str
+    value: Mapping[str, Any],
+    names: Mapping[str, str],
+    path: Path,
+    number: int,
+    prompt: str,
+    inside: Path | None,
 ) -> Iterator[Record]:
     """The records of one entry, of which `names` are the fields by part."""
     asked = names.get("prompt")
@@ -80,7 +87,7 @@ def _records(
         )
     if len(files) > 1:
         raise ValueError(f"the record has {len(files)} pictures, and one is read")
-    image = picture(path.parent / files[0]) if files else None
+    image = picture(path.parent / files[0], inside) if files else None
     if "turns" not in names:
         yield _answered(Record(f"line-{number}", value[asked] if asked else prompt, image), told)
         return

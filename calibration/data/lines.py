@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...runtime.errors import OptionError, PromptError
+from ...runtime.reading import opened, parse_json
 from ...runtime.text.prompt import as_text
 from .records import Problems
 
@@ -22,24 +22,21 @@ MARKED = "utf-8-sig"
 def json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Any]]:
     """(number from 1, value) of every line that is not blank; others are reported. Raises OptionError where the file
     cannot be read."""
-    try:
-        with path.open("rb") as lines:
-            number = 0
-            while line := lines.readline(LONGEST_LINE + 1):
-                number += 1
-                if len(line) > LONGEST_LINE:
-                    what = f"the line has more than {LONGEST_LINE >> 20} MiB; give shorter texts, a line each"
-                    problems.report(f"{path}:{number}", what)
-                    _skip(lines, line)
-                elif line.strip():
-                    try:
-                        value = json.loads(line.decode(MARKED if number == 1 else "utf-8"))
-                    except (ValueError, RecursionError) as error:
-                        problems.report(f"{path}:{number}", str(error))
-                        continue
-                    yield number, value
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path, OptionError, pipes=True) as lines:
+        number = 0
+        while line := lines.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                what = f"the line has more than {LONGEST_LINE >> 20} MiB; give shorter texts, a line each"
+                problems.report(f"{path}:{number}", what)
+                _skip(lines, line)
+            elif line.strip():
+                try:
+                    value = parse_json(line)
+                except ValueError as error:
+                    problems.report(f"{path}:{number}", str(error))
+                    continue
+                yield number, value
 
 
 def _skip(lines: BinaryIO, line: bytes) -> None:

@@ -220,13 +220,14 @@ class Problems:
     """Collects bad records: printed with file and line as they are met, or raised at once when strict. A reading ends where
     it has `limit` good ones: what lies behind is not looked at, nor its pictures opened."""
 
-    def __init__(self, strict: bool, limit: int | None = None) -> None:
-        self.strict, self.limit = strict, limit
+    def __init__(self, strict: bool, limit: int | None = None, inside: Path | None = None) -> None:
+        """`inside`: the folder that pictures and videos have to lie in, links followed (`places.py`)."""
+        self.strict, self.limit, self.inside = strict, limit, inside
         self.found: list[str] = []
 
     def report(self, where: str, what: str) -> None:
         """Notes one bad record. Raises InputError when strict."""
-        line = f"{where}: {what}"
+        line = f"{_line(where, 400)}: {_line(what, 600)}"
         if self.strict:
             raise InputError(f"{line} (without --strict it would be skipped)")
         self.found.append(line)
@@ -239,14 +240,9 @@ class Problems:
         print(line, file=sys.stderr)
 
 
-def image_problem(path: Path) -> str | None:
-    """What is wrong with an image file by its header, or None."""
-    if not path.is_file():
-        return f"image {str(path)!r:.200} does not exist"
-    try:
-        with Image.open(path) as image:
-            if min(image.size) < 1:
-                return f"image {path} is empty"
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        return f"image {path} cannot be read ({type(error).__name__})"
-    return None
+def _line(text: str, most: int) -> str:
+    """What data made somebody say, in one line of at most so many characters."""
+    text = (
+        text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
+    )
+    return text if len(text) <= most else f"{text[:most]}…"

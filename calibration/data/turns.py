@@ -8,7 +8,8 @@ from typing import Any
 
 from ...runtime.errors import OptionError
 from .arguments import Arguments
-from .entries import collect, fields, items, read_json
+from .entries import collect, fields, items
+from .files import read_json
 from .lines import checked_text
 from .records import ImageRef, Problems, Record
 from .unread import Unread

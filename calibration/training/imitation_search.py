@@ -300,7 +300,7 @@ def _stored(out: Path, identity: Mapping[str, Any]) -> list[Trial]:
         trials = [
             Trial(_shape_of(t["shape"]), float(t["agreement"]), int(t["flops"])) for t in document["trials"]
         ]
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise OptionError(
             f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"
         ) from error

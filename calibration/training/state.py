@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...exporter.reader_errors import raised_while_reading
 from ...runtime.errors import OptionError
 from ...runtime.files import replacing
 
@@ -38,7 +39,11 @@ def load_state(
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not isinstance(state.get("run"), dict):
+            raise TypeError("not a run's state")
     except Exception as error:  # any damage means the same to the user
+        if not raised_while_reading(error):
+            raise
         raise OptionError(
             f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"
         ) from error

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.reading import is_folder, read_json
 from ..adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
-from .lines import first_line
 from .small_files import read_weights
 from .tensors import WEIGHT_FILES
 
@@ -136,7 +135,7 @@ def find_adapter(source: str) -> Adapter:
     fetched or read, UnsupportedModelError where no weights of a model can do what it does."""
     check_adapter(source)
     folder = Path(source)
-    if not folder.is_dir():
+    if not is_folder(folder):
         folder = download_adapter(source)
     if not (folder / CONFIG).is_file():
         raise OptionError(f"--adapter {source}: {_remedy(folder)}")
@@ -169,13 +168,7 @@ def adapter_for(folder: Path, source: str, wanted: str | None, *, described: boo
 
 def _opened(source: str, folder: Path) -> Adapter:
     path = folder / CONFIG
-    if path.stat().st_size > LONGEST_CONFIG:
-        raise ExportError(f"{path} has {path.stat().st_size} bytes; no adapter's configuration is so long")
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise_if_foreign(error)
-        raise ExportError(f"{path} is not JSON: {first_line(error)}") from error
+    config = read_json(path, LONGEST_CONFIG, ExportError)
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise ExportError(f"{path} has no peft_type, so it describes no adapter of peft")
     found = Adapter(source, folder, config)

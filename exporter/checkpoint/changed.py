@@ -19,7 +19,7 @@ import torch
 
 from ...runtime.errors import ExportError
 from ...runtime.files import replacing
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.reading import read_json
 from .hub import SMALL
 from .tensors import INDEX, SINGLE
 
@@ -30,6 +30,8 @@ FILE = "trained_from.json"
 RECIPE = "recipe.json"
 """How a bundled model's weights were made and what they reach."""
 
+LARGEST = 1 << 20
+"""Bytes. The description has some hundred."""
 LONGEST = 1 << 16
 """Characters of a default prompt, as in a manifest."""
 
@@ -56,11 +58,7 @@ class Origin:
         path = folder / FILE
         if not path.exists():
             return None
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except (ValueError, RecursionError, OSError) as error:
-            raise_if_foreign(error)
-            raise ExportError(f"{path} cannot be read: {error}") from error
+        found = read_json(path, LARGEST, ExportError)
         values = (
             [found.get(n) for n in ("name", "fingerprint", "default_prompt")]
             if isinstance(found, dict)

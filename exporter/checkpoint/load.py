@@ -15,6 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, UnsupportedModelError
 from ...runtime.foreign import raise_if_foreign
+from ...runtime.reading import is_folder
 from ..aliases import Alias, check_known, find_alias, is_hub_id
 from .adapter import Adapter, adapter_for
 from .changed import Origin
@@ -302,7 +303,7 @@ def open_checkpoint(
         folder = alias.folder
     elif alias is not None:
         hub_id, folder = alias.hub_id, Path()
-    elif Path(source).is_dir():
+    elif is_folder(source):
         folder = Path(source)
     else:
         hub_id, folder = source, Path()

@@ -11,9 +11,9 @@ from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
 from .names import StoredNames
+from .plain import WEIGHT_DTYPES
 from .tensors import TensorFiles
 
-WEIGHT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 PARAMETERS = ("weight", "bias")
 """Names of parameters in their modules: one that the configuration does not ask for is no quantisation's."""
 UNMERGED = "an adapter's, saved without being merged; merge it (peft's merge_and_unload) and save the model"

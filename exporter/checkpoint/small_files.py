@@ -1,37 +1,33 @@
-"""Small files of tensors, which are read whole: adapters, and drafts as others publish them. Nothing in them is trusted: pickled
-tensors are read with `weights_only=True`."""
+"""Small files of tensors, which are read whole: adapters, and drafts as others publish them. Nothing in them is trusted."""
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ...runtime.errors import ExportError
+from ..reader_errors import raised_while_reading, reason
+from .pickled import load_pickled
+from .plain import plain_problem
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Name → tensor of a safetensors file, or of one that torch pickled. Raises ExportError with one line."""
-    from safetensors import SafetensorError
+    """Name → tensor of a safetensors file, or of one that torch pickled; each holds plain numbers (`plain.py`). Raises
+    ExportError with one line."""
+    found = _read_safetensors(path) if path.suffix == ".safetensors" else load_pickled(path)
+    for name, value in found.items():
+        if problem := plain_problem(value):
+            raise ExportError(f"{path}: {name:.80} {problem}; save it in float32, float16 or bfloat16")
+    return found
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        OSError,
-        EOFError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-    ) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ExportError(f"{path} cannot be read: {reason:.200}") from error
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise ExportError(f"{path} is not a mapping of names to tensors")
-    return {str(name): value for name, value in found.items()}
+        return load_file(path)
+    except Exception as error:
+        if not raised_while_reading(error):
+            raise
+        raise ExportError(f"{path} cannot be read: {reason(error)}") from error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 from ...runtime.errors import ExportError
 from ...runtime.foreign import raise_if_foreign
 from ..memory import CheckpointMemory
+from .pickled import load_pickled
+from .plain import plain_problem
 
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -285,14 +286,8 @@ def index_shards(index: Path) -> list[str]:
 
 
 def _open_bin(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        tensors = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError) as error:
-        raise_if_foreign(error)
-        reason = str(error).splitlines()[0]
-        raise ExportError(
-            f"{path} cannot be loaded as plain tensors ({reason}); save the model as safetensors"
-        ) from error
-    if not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
-        raise ExportError(f"{path} is not a table of tensors; save the model as safetensors")
+    tensors = load_pickled(path, mapped=True)
+    for name, tensor in tensors.items():
+        if problem := plain_problem(tensor):
+            raise ExportError(f"{path}: {name:.80} {problem}; save the model as safetensors")
     return tensors

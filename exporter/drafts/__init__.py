@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import ExportError
+from ...runtime.reading import is_folder, shown
 
 if TYPE_CHECKING:
     from ..aliases import Alias
@@ -51,6 +52,8 @@ def open_draft(folder: Path) -> Draft:
     from .named import check_folder
     from .speculators_format import model_type
 
+    if not is_folder(folder):
+        raise ExportError(f"{shown(folder)} is not a draft folder: there is no such folder")
     for found in draft_kinds():
         if found.recognises(folder):
             return found.load(folder)

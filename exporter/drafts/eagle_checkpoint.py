@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...runtime.errors import ExportError
 from ..checkpoint.small_files import read_weights
 from .eagle_network import EagleConfig, EagleNetwork
 from .published import (
@@ -25,6 +24,7 @@ from .published import (
     filled,
     find_weights,
     layer_shape,
+    matrix,
     read_config,
     read_names,
 )
@@ -83,9 +83,7 @@ def read_layer(folder: Path, what: str) -> tuple[Path, EagleConfig, dict[str, Te
     assert path is not None, "ask is_published first"
     tensors = read_tensors(path)
     tensors.pop(TABLE, None)  # read in its place is the target's, however many rows of padding this one has
-    joined = tensors.get("fc.weight")
-    if joined is None or joined.dim() != 2:
-        raise ExportError(f"{path}: there is no matrix fc.weight, so this is no layer of {what}")
+    matrix(path, tensors, "fc.weight", f"layer of {what}")
     config = layer_shape(
         folder / CONFIG,
         document,

@@ -7,7 +7,6 @@ embedding of token i + 1, at position i; its output stands for feature i + 1, th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,10 +19,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ...runtime.errors import OptionError
 from .attending import Joined, rotary_angles
-from .trained import WIDEST, check_width
+from .trained import WIDEST, check_number, check_width
 
 HEADS = ("own", "shared", "trimmed")
 LARGEST = 10_000_000
+LARGEST_BASE = 1e12
+"""Of rotary positions. Real ones are 1e4 to 1e9; with what float32 cannot hold a draft would give NaN."""
+SMALLEST_EPS = 1e-12
+"""Added to a norm's mean square; real ones are 1e-8 to 1e-5."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,8 @@ class EagleConfig:
             )
         if self.head_dim % 2:
             raise OptionError(f"EAGLE: head_dim {self.head_dim} is odd, rotary positions need pairs")
-        for name in ("rope_theta", "norm_eps"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
-                raise OptionError(f"EAGLE: {name} {value!r:.40} is not a number above 0")
+        check_number("EAGLE: rope_theta", self.rope_theta, 1.0, LARGEST_BASE)
+        check_number("EAGLE: norm_eps", self.norm_eps, SMALLEST_EPS, 1.0)
         for name in ("fc_bias", "qkv_bias"):
             if type(getattr(self, name)) is not bool:
                 raise OptionError(f"EAGLE: {name} {getattr(self, name)!r:.40} is neither true nor false")

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.errors import ExportError
 from ...runtime.files import replacing
+from ...runtime.reading import read_json
+from ..reader_errors import raised_while_reading, reason
 
 if TYPE_CHECKING:
     import torch
@@ -42,28 +44,12 @@ def draft_folder(folder: Path) -> Path:
     return best if not (folder / DESCRIPTION).exists() and (best / DESCRIPTION).exists() else folder
 
 
-def read_json(path: Path, what: str) -> Any:
-    """A small JSON file of anyone's. ExportError for a pipe, for one that is longer than any such file (`what` it should
-    be), and for what is no JSON; OSError where it cannot be read."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ExportError(f"{path} is not a regular file")
-    if path.exists() and path.stat().st_size > DESCRIPTION_LIMIT:
-        raise ExportError(f"{path} has {path.stat().st_size} bytes; no {what} is so long")
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path} is not JSON: {error}") from error
-
-
 def read_document(folder: Path) -> Mapping[str, Any]:
     """`draft.json`, checked for format and the fields that every kind has; raises ExportError with one line."""
     path = folder / DESCRIPTION
-    try:
-        document = read_json(path, "draft's description")
-    except OSError as error:
-        raise ExportError(
-            f"{folder} is not a draft folder: {path} cannot be read ({error.strerror})"
-        ) from error
+    if not path.exists():
+        raise ExportError(f"{folder} is not a draft folder: {path} cannot be read (it does not exist)")
+    document = read_json(path, DESCRIPTION_LIMIT, ExportError)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ExportError(f"{path} does not say format {FORMAT!r}; give a folder written by vlmexport train")
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -94,11 +80,11 @@ def write_document(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """The tensors, which must have exactly these names and shapes; numbers in float32, integers as they are.
+    """The tensors, which must have exactly these names and shapes, as they are.
 
     Only the header is read before they are compared. Raises ExportError with one line.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = folder / TENSORS
     if path.exists() and not path.is_file():
@@ -115,11 +101,11 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
                         f"the draft {folder} cannot be read: {name} has shape {list(found[name])}, "
                         f"{DESCRIPTION} implies {list(shape)}"
                     )
-            found_tensors = {name: file.get_tensor(name) for name in shapes}
-        return {k: v.float() if v.is_floating_point() else v for k, v in found_tensors.items()}
-    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError, MemoryError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ExportError(f"the draft {folder} cannot be read: {reason:.200}") from error
+            return {name: file.get_tensor(name) for name in shapes}
+    except Exception as error:
+        if isinstance(error, ExportError) or not raised_while_reading(error):
+            raise
+        raise ExportError(f"the draft {folder} cannot be read: {reason(error)}") from error
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -4,8 +4,7 @@ published heads say `medusa_num_heads: 2` of five, and Medusa-2's `config.json` 
 
 Keys are `{head}.{layer}.linear.weight [E, E]`, `.bias [E]` and `{head}.{layers}.weight [V, E]`; newer code writes
 `medusa_head.` before each. The oldest trainer left the projection out: such heads share the target's LM head. Where a
-checkpoint has several layers their weights are tied, and stored for each. Nothing in a folder is trusted: `.pt` files are
-read with `weights_only=True`.
+checkpoint has several layers their weights are tied, and stored for each. Nothing in a folder is trusted.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from ...runtime.errors import ExportError, OptionError
 from ..checkpoint.small_files import read_weights
 from .medusa_network import MedusaConfig, MedusaHeads
-from .published import filled, find_weights, read_config
+from .published import filled, find_weights, matrix, read_config
 
 CONFIG = "config.json"
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -42,15 +41,12 @@ def read_published(folder: Path) -> tuple[MedusaHeads, dict[str, Any], list[str]
     assert path is not None, "ask is_published first"
     tensors = {name.removeprefix(PREFIX): value for name, value in read_weights(path).items()}
     heads, layers = _counts(tensors)
-    first = tensors.get("0.0.linear.weight")
-    if first is None or first.dim() != 2:
-        raise ExportError(f"{path}: there is no matrix 0.0.linear.weight, so these are no Medusa heads")
-    table = tensors.get(f"0.{layers}.weight")
-    shared = table is None
+    first = matrix(path, tensors, "0.0.linear.weight", "Medusa heads")
+    own = f"0.{layers}.weight"
+    shared = own not in tensors
+    words = None if shared else matrix(path, tensors, own, "Medusa heads").shape[0]
     try:
-        config = MedusaConfig(
-            first.shape[0], None if shared else table.shape[0], heads, layers, "shared" if shared else "own"
-        )
+        config = MedusaConfig(first.shape[0], words, heads, layers, "shared" if shared else "own")
     except OptionError as error:
         raise ExportError(f"{folder / CONFIG}: {error}") from error
     with torch.device("meta"):

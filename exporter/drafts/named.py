@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...runtime.errors import ExportError, OptionError
+from ...runtime.reading import is_folder
 from ..precisions import INTEGERS
 from . import KINDS
 from .files import DESCRIPTION, draft_folder, read_document
@@ -23,9 +24,9 @@ def check_named(wanted: Sequence[str]) -> None:
     for value in wanted:
         if value in KINDS or value == NONE:
             continue
-        if not Path(value).is_dir():
+        if not is_folder(value):
             raise OptionError(
-                f"--draft {value!r} is neither a kind ({', '.join([*KINDS, NONE])}) nor a folder of a trained draft"
+                f"--draft {value!r:.200} is neither a kind ({', '.join([*KINDS, NONE])}) nor a folder of a trained draft"
             )
         check_folder(Path(value))
 

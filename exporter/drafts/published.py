@@ -1,21 +1,21 @@
-"""Files of draft checkpoints as others publish them. Nothing in them is trusted: pickled tensors are read with
-`weights_only=True`."""
+"""Files of draft checkpoints as others publish them. Nothing in them is trusted."""
 
 from __future__ import annotations
 
-import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, OptionError
+from ...runtime.reading import read_json
+from ..checkpoint.pickled import load_pickled
+from ..reader_errors import raised_while_reading
 from .base import TrainedKind
-from .files import DESCRIPTION, read_json
-from .trained import TrainedDraft
+from .files import DESCRIPTION, DESCRIPTION_LIMIT
+from .trained import TrainedDraft, with_tensors
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -67,10 +67,7 @@ def find_weights(folder: Path, names: Iterable[str]) -> Path | None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`. Raises ExportError for anything but a JSON object."""
-    try:
-        found = read_json(path, "configuration")
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read ({error.strerror})") from error
+    found = read_json(path, DESCRIPTION_LIMIT, ExportError)
     if not isinstance(found, dict):
         raise ExportError(f"{path} is not a JSON object")
     return found
@@ -144,16 +141,17 @@ def layer_sizes(tensors: Mapping[str, Tensor], layer: str, head_dim: Any) -> dic
 
 def read_names(path: Path) -> set[str]:
     """Names of the tensors of such a file, without reading them; none where it cannot be read."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return set(file.keys())
-        found = torch.load(path, map_location="meta", weights_only=True)
-    except (SafetensorError, OSError, EOFError, pickle.UnpicklingError, RuntimeError, ValueError, KeyError):
+        return set(load_pickled(path, device="meta"))
+    except Exception as error:
+        if not isinstance(error, ExportError) and not raised_while_reading(error):
+            raise
         return set()
-    return {str(name) for name in found} if isinstance(found, dict) else set()
 
 
 def layer_shape(
@@ -195,17 +193,26 @@ def layer_shape(
 
 
 def filled(network: N, tensors: Mapping[str, Tensor], path: Path, beside: str) -> N:
-    """`network`, made on the device "meta", with these tensors in float32, for inference.
+    """`network`, made on the device "meta", with these tensors (`with_tensors`).
 
-    Raises ExportError naming the first tensor of `path` that is missing, that it has `beside` what is known, or that has
-    another shape.
+    Raises ExportError naming the first tensor of `path` that is missing, that it has `beside` what is known, that has
+    another shape, or that is no weight.
     """
-    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    wanted = network.state_dict()
     for name in sorted(wanted.keys() ^ tensors.keys()):
         what = "misses" if name in wanted else f"holds, beside {beside},"
         raise ExportError(f"{path}: {what} the tensor {name:.80}")
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ExportError(f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
-    network.load_state_dict({name: tensors[name].float() for name in wanted}, assign=True)
-    return network.eval()
+    for name, value in wanted.items():
+        if tensors[name].shape != value.shape:
+            raise ExportError(
+                f"{path}: {name} has shape {list(tensors[name].shape)}, not {list(value.shape)}"
+            )
+    return with_tensors(network, tensors, path)
+
+
+def matrix(path: Path, tensors: Mapping[str, Tensor], name: str, what: str) -> Tensor:
+    """The tensor `name` of those of `path`, a matrix. Raises ExportError where there is none, so that it is not `what`."""
+    found = tensors.get(name)
+    if found is None or found.dim() != 2:
+        raise ExportError(f"{path}: there is no matrix {name}, so this is no {what}")
+    return found

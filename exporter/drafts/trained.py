@@ -15,12 +15,14 @@ import torch
 from torch import nn
 
 from ...runtime.errors import ExportError, OptionError
+from ..checkpoint.plain import dtype_name, plain_problem, weight_problem
 from ..graphs.dtypes import TORCH
 from ..graphs.quantize import BLOCK
 from .base import Draft
 from .files import (
     DESCRIPTION,
     MODEL,
+    TENSORS,
     draft_folder,
     read_document,
     read_tensors,
@@ -39,6 +41,7 @@ WIDEST = 1 << 17
 
 
 D = TypeVar("D", bound="TrainedDraft")
+N = TypeVar("N", bound=nn.Module)
 
 
 @dataclass(kw_only=True)
@@ -120,9 +123,8 @@ class TrainedDraft(Draft):
         except (OptionError, TypeError) as error:
             raise ExportError(f"{folder / 'draft.json'}: {error}") from error
         shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-        network.load_state_dict(read_tensors(folder, shapes), assign=True)
         return cls(
-            network=network.eval(),
+            network=with_tensors(network, read_tensors(folder, shapes), folder / TENSORS),
             layer=document["layer"],
             target=document["target"],
             provenance=document.get("provenance") or {},
@@ -190,6 +192,44 @@ class TrainedDraft(Draft):
         whole = {} if self.precision is None else dequantized(network.state_dict(), self.precision, kind)
         rounded(network, kind).load_state_dict(whole, strict=False)
         return replace(self, network=network)
+
+
+def with_tensors(network: N, tensors: Mapping[str, torch.Tensor], path: Path) -> N:
+    """`network`, made on the device "meta", with these tensors of `path`, which have its names and shapes, for inference:
+    weights in float32, a trimmed vocabulary's ids as int64. ExportError naming the first that is neither."""
+    taken = {}
+    for name, wanted in network.state_dict().items():
+        found = tensors[name]
+        if wanted.is_floating_point():
+            problem = weight_problem(found)
+            taken[name] = found if problem else found.float()
+        else:
+            problem = _ids_problem(found, network.config)
+            taken[name] = found if problem else found.long()
+        if problem:
+            raise ExportError(
+                f"{path}: {name} {problem}; save the draft again, weights in float32, float16 or bfloat16"
+            )
+    network.load_state_dict(taken, assign=True)
+    return network.eval()
+
+
+def _ids_problem(ids: torch.Tensor, config: Any) -> str | None:
+    """Why these are not ids of different tokens of the target; None where they are."""
+    if problem := plain_problem(ids):
+        return problem
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        return f"is {dtype_name(ids)}, not whole numbers"
+    words = getattr(config, "layer", config).vocab_size
+    if not 0 <= int(ids.min()) <= int(ids.max()) < words or len(ids.unique()) != len(ids):
+        return f"does not name different tokens of {words}"
+    return None
+
+
+def check_number(what: str, value: object, least: float, most: float) -> None:
+    """OptionError unless `value` is a number in that range."""
+    if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]
+        raise OptionError(f"{what} {value!r:.40} is not a number in {least:g}..{most:g}")
 
 
 def described(config: Any) -> dict[str, Any]:

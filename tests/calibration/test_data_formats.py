@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from training_targets import make_target
-from vlmexport.calibration.data import ImageRef, Record, RecordSet, entries, load_records, records
+from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
+from vlmexport.calibration.data import places as data_places
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
 from vlmexport.runtime.errors import ImageError, InputError, OptionError
@@ -749,8 +750,8 @@ def test_documents_of_another_layout_cost_one_line(name: str, tmp_path: Path):
 def test_nothing_behind_the_limit_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file may have 200,000 questions; every picture's header was opened before the first few were kept."""
     opened: list[str] = []
-    problem = records.image_problem
-    monkeypatch.setattr(entries, "image_problem", lambda path: opened.append(path.name) or problem(path))
+    problem = data_places.image_problem
+    monkeypatch.setattr(data_places, "image_problem", lambda path: opened.append(path.name) or problem(path))
     row = {"question": "what?", "prompt": "what?", "answer": "x", "sentences": [{"raw": "x"}]}
     rows = [{**row, "imagename": f"{n}.jpg", "image": f"{n}.jpg", "image_id": n, "question_id": n, "filename": f"{n}.jpg"}
             for n in range(4)]  # fmt: skip

@@ -56,7 +56,7 @@ def test_lines_that_no_text_is_so_deep_long_or_broken_are_bad_records(tmp_path: 
     assert [(r.key, r.prompt) for r in found] == [("line-6", "fine")]
     assert [p.split(": ")[0] for p in found.problems] == [f"{path}:{n}" for n in (1, 2, 3, 4, 5)]
     for problem, words in zip(
-        found.problems, ("U+D800", "'answer'", "recursion", "recursion", "1000001"), strict=True
+        found.problems, ("U+D800", "'answer'", "nested too deep", "nested too deep", "1000001"), strict=True
     ):
         assert words in problem and "\n" not in problem
 
@@ -93,7 +93,7 @@ def test_shards_are_read_as_carefully(tmp_path: Path) -> None:
     assert len(found) == 1 and len(found.problems) == 2
     for damage in ("[" * 100_000, "[]", "3", '{"shards": []}'):
         (tmp_path / "generated.json").write_text(damage)
-        with pytest.raises(OptionError, match=r"generated\.json cannot be read"):
+        with pytest.raises(OptionError, match=r"generated\.json (cannot be read|is not JSON)"):
             load_records(str(tmp_path))
 
 

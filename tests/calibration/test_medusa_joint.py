@@ -420,9 +420,9 @@ def test_options_that_do_not_fit_are_named(one: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read"), ("[]", "does not name a model"), ('{"name": "x"}', "does not name a model"),
+        ("{", "is not JSON"), ("[]", "does not name a model"), ('{"name": "x"}', "does not name a model"),
         ('{"name": 7, "fingerprint": "y"}', "7 is not a text"), (json.dumps({"name": "x" * 201}), "is not a text of at most"),
-        ("[" * 100_000, "cannot be read"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )  # fmt: skip
 def test_a_folder_that_says_nonsense_of_its_origin_is_refused(

@@ -201,7 +201,7 @@ def test_a_damaged_folder_costs_one_line(folder: Path, name: str, what: str) -> 
 def test_an_absurdly_long_description_is_not_read(folder: Path) -> None:
     with (folder / "draft.json").open("r+b") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ExportError, match="no draft's description is so long"):
+    with pytest.raises(ExportError, match="has more than 16 MiB; no such file is so long"):
         open_draft(folder)
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import collect, fields, identifier, items, listed, picture, read_json, text
+from ..entries import collect, fields, identifier, items, listed, text
+from ..files import read_json
+from ..places import picture
 from ..records import Problems, Record
 
 USAGE = "ANNOTATIONS.json,IMAGES[,SPLIT]"
@@ -31,7 +33,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     images = listed(document, path, "images", "COCO captions or of a Karpathy split file")
     if not _official(document, images):
         split = arguments.place(2)
-        return collect(path, "images", images, _karpathy(folder, prompt, split), problems)
+        return collect(path, "images", images, _karpathy(folder, prompt, split, problems.inside), problems)
     if arguments.place(2) is not None:
         raise OptionError(f"coco: {path} has no splits; leave {arguments.place(2)!r} out")
     return load_captions(path, document, folder, prompt, problems)
@@ -69,12 +71,20 @@ def load_captions(
         if described and key not in captions:
             raise ValueError(f"no annotation has image_id {key!r}")
         found = tuple(captions.get(key, ()))
-        yield Record(str(key), prompt, picture(folder / name), found[0] if found else None, references=found)
+        yield Record(
+            str(key),
+            prompt,
+            picture(folder / name, problems.inside),
+            found[0] if found else None,
+            references=found,
+        )
 
     return collect(path, "images", images, record, problems)
 
 
-def _karpathy(folder: Path, prompt: str, split: str | None) -> Callable[[int, Any], Iterator[Record]]:
+def _karpathy(
+    folder: Path, prompt: str, split: str | None, inside: Path | None
+) -> Callable[[int, Any], Iterator[Record]]:
     splits = None if split is None else split.split("+")
 
     def record(number: int, entry: Any) -> Iterator[Record]:
@@ -83,6 +93,6 @@ def _karpathy(folder: Path, prompt: str, split: str | None) -> Callable[[int, An
             return
         told = tuple(text(sentence, "raw") for sentence in items(entry, "sentences"))
         file = folder / str(fields(entry).get("filepath", "")) / name
-        yield Record(name, prompt, picture(file), told[0], references=told)
+        yield Record(name, prompt, picture(file, inside), told[0], references=told)
 
     return record

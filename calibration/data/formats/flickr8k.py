@@ -11,10 +11,10 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import gather, picture, text
-from ..lines import MARKED
+from ..entries import gather, text
+from ..files import read_lines
+from ..places import picture
 from ..records import Problems, Record
 
 USAGE = "CAPTIONS.txt,IMAGES[,SPLIT.txt]"
@@ -28,7 +28,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     """
     path, folder, split = arguments.path(0), arguments.path(1), arguments.place(2)
     captions: dict[str, list[str]] = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip() or (number == 1 and line.strip() == "image,caption"):
             continue
         try:
@@ -39,14 +39,18 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     wanted = (
         [(f"{path}: {name}", name) for name in captions]
         if split is None
-        else [(f"{split}:{n}", line.strip()) for n, line in enumerate(_lines(Path(split)), 1) if line.strip()]
+        else [
+            (f"{split}:{n}", line.strip())
+            for n, line in enumerate(read_lines(Path(split)), 1)
+            if line.strip()
+        ]
     )
 
     def record(number: int, name: str) -> Iterator[Record]:
         if name not in captions:
             raise ValueError(f"{path} has no caption of {name!r:.80}")
         told = captions[name]
-        yield Record(name, prompt, picture(folder / name), told[0], references=tuple(told))
+        yield Record(name, prompt, picture(folder / name, problems.inside), told[0], references=tuple(told))
 
     return gather(wanted, record, problems)
 
@@ -64,12 +68,3 @@ def _parted(line: str) -> tuple[str, str]:
     if not name or not caption.strip():
         raise ValueError(f"{line.strip()!r:.80} is neither 'NAME#N<tab>CAPTION' nor 'NAME,CAPTION'")
     return name, caption
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(MARKED).splitlines()
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not text: {error}") from error

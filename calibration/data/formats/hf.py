@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
 from ..entries import gather
 from ..field_maps import NAMES, FieldMap, mapped
 from ..hub_rows import open_rows
+from ..places import check_row
 from ..records import ImageRef, Problems, Record
 from ..turns import turn_records
 
@@ -33,7 +35,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     Raises OptionError where the set cannot be opened, has not the columns, or nothing says what is asked.
     """
     source, options = arguments.places[0], arguments.options
-    source = str(Path(source).resolve()) if Path(source).is_dir() else source
+    source = str(Path(source).resolve()) if is_folder(Path(source)) else source
     config, split = options.get("config", ""), options.get("split", "train")
     talk = options.get("conversations")
     found = FieldMap.of({name: value for name, value in options.items() if name in _MAPPED})
@@ -51,11 +53,15 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
     def record(number: int, row: Any) -> Iterator[Record]:
         stored = rows.picture(number, column) if column else None
-        image = ImageRef(row=(source, config, split, number, column)) if column and stored else None
+        image = None
+        if column and stored:
+            place = (source, config, split, number, column)
+            check_row(place, problems.inside)
+            image = ImageRef(row=place)
         if talk:
             yield from turn_records(str(number), {"conversations": row.get(talk)}, image)
         else:
-            one = mapped(replace(found, image=None), number, row, Path(), prompt)
+            one = mapped(replace(found, image=None), number, row, Path(), prompt, None)
             yield replace(one, image=image)
 
     return gather(((f"hf:{source}[{split}]: row {n}", row) for n, row in enumerate(rows)), record, problems)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from ....runtime.errors import OptionError
 from ....runtime.images.endings import is_picture
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
-from ..entries import gather, picture
+from ..entries import gather
+from ..places import is_file, picture
 from ..records import Problems, Record
 
 USAGE = "FOLDER"
@@ -17,9 +19,9 @@ TASK = None
 
 def folder_of_pictures(path: Path) -> Path | None:
     """`path` where it is a folder with pictures in it, the folder of a picture; None for anything else."""
-    if path.is_file() and is_picture(path):
+    if is_picture(path) and is_file(path):
         return path.parent
-    if path.is_dir() and any(map(is_picture, path.iterdir())):
+    if is_folder(path) and any(map(is_picture, path.iterdir())):
         return path
     return None
 
@@ -27,11 +29,11 @@ def folder_of_pictures(path: Path) -> Path | None:
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     """One record per file, in the order of their paths. Raises OptionError where there is no such folder."""
     folder = arguments.path(0)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise OptionError(f"--data images:{folder}: no such folder")
 
     def record(number: int, path: Path) -> Iterator[Record]:
-        yield Record(str(path.relative_to(folder)), prompt, picture(path))
+        yield Record(str(path.relative_to(folder)), prompt, picture(path, problems.inside))
 
     found = sorted(p for p in folder.rglob("*") if is_picture(p))
     return gather(((str(path), path) for path in found), record, problems)

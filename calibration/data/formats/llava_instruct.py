@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..arguments import Arguments
-from ..entries import fields, picture, text
+from ..entries import fields, text
+from ..places import picture
 from ..records import ImageRef, Problems, Record
 from ..turns import load_conversations
 
@@ -25,6 +26,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     folder = arguments.path(1)
 
     def picture_of(entry: Any) -> ImageRef | None:
-        return None if fields(entry).get("image") is None else picture(folder / text(entry, "image"))
+        named = fields(entry).get("image") is not None
+        return picture(folder / text(entry, "image"), problems.inside) if named else None
 
     return load_conversations(arguments, problems, "LLaVA-instruct", picture_of, ["image"])

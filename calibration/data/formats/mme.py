@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
-from ..entries import gather, picture, text
-from ..lines import MARKED
+from ..entries import gather, text
+from ..files import read_lines
+from ..places import is_file, picture
 from ..records import Problems, Record
 
 USAGE = "FOLDER[,CATEGORY]"
@@ -23,7 +25,7 @@ _ENDINGS = (".jpg", ".png", ".jpeg")
 def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     """One record per question, its key CATEGORY/NAME/N. Raises OptionError where there is no such folder."""
     root, wanted = arguments.path(0), arguments.place(1)
-    if not root.is_dir():
+    if not is_folder(root):
         raise OptionError(f"mme: {root} is no folder; give the one that holds a folder per category")
     categories = [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
     if wanted is not None:
@@ -36,14 +38,18 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
         if answer.strip() not in ("Yes", "No"):
             raise ValueError(f"{line!r:.80} is not 'QUESTION<tab>Yes' or 'QUESTION<tab>No'")
         folder = file.parent.parent / "images" if file.parent.name == "questions_answers_YN" else file.parent
-        seen = next(
-            (folder / f"{file.stem}{end}" for end in _ENDINGS if (folder / f"{file.stem}{end}").is_file()),
-            None,
-        )
+        ways = (folder / f"{file.stem}{end}" for end in _ENDINGS)
+        seen = next((path for path in ways if is_file(path, problems.inside)), None)
         if seen is None:
             raise ValueError(f"{folder} has no picture {file.stem!r:.80}")
         key, right = f"{category}/{file.stem}/{place}", answer.strip()
-        yield Record(key, text({"question": question}, "question"), picture(seen), right, references=(right,))
+        yield Record(
+            key,
+            text({"question": question}, "question"),
+            picture(seen, problems.inside),
+            right,
+            references=(right,),
+        )
 
     return gather(((f"{one[1]}:{one[2]}", one) for one in lines), record, problems)
 
@@ -52,6 +58,6 @@ def _lines(category: Path) -> Iterator[tuple[str, Path, int, str]]:
     """(category, file, number from 1, line) of every line that is not blank."""
     inner = category / "questions_answers_YN"
     for file in sorted((inner if inner.is_dir() else category).glob("*.txt")):
-        for number, line in enumerate(file.read_text(MARKED, errors="replace").splitlines(), 1):
+        for number, line in enumerate(read_lines(file, damaged=True), 1):
             if line.strip():
                 yield category.name, file, number, line

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import OptionError
+from ....runtime.reading import is_folder
 from ..arguments import Arguments
-from ..entries import collect, identifier, read_json, text
-from ..field_maps import video_file
-from ..lines import MARKED
+from ..entries import collect, identifier, text
+from ..files import read_json, read_lines
+from ..places import video_file
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,VIDEOS[,MAPPING.txt][,frames=N]"
@@ -30,7 +31,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     document, frames = read_json(path), arguments.count("frames")
     if not isinstance(document, list):
         raise OptionError(f"{path} is not a list of questions: not the layout of MSVD-QA")
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise OptionError(f"{arguments.form}: {folder} is no folder of videos")
     files = {file.stem: file for file in sorted(folder.iterdir())}
     named = {} if mapping is None else _mapping(Path(mapping), problems)
@@ -43,7 +44,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
         if file is None:
             raise ValueError(f"{folder} has no video {stems[0] or stems[1]!r:.80}")
         key = str(entry.get("id", number))
-        yield Record(key, question, video_file(file, frames), answer, references=(answer,))
+        yield Record(key, question, video_file(file, frames, problems.inside), answer, references=(answer,))
 
     return collect(path, "", document, record, problems)
 
@@ -51,11 +52,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 def _mapping(path: Path, problems: Problems) -> dict[str, str]:
     """Name of the file by vidN."""
     found = {}
-    try:
-        lines = path.read_text(MARKED).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         parts = line.split()
         if len(parts) == 2:
             found[parts[1]] = parts[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import read_json
+from ..files import read_json
 from ..records import Problems, Record
 from .coco import load_captions
 

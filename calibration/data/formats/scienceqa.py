@@ -13,8 +13,10 @@ from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import listed, read_json
+from ..entries import listed
 from ..field_maps import FieldMap, load_mapped, value_at
+from ..files import read_json
+from ..places import is_file
 from ..records import Problems, Record
 
 USAGE = "PROBLEMS.json,IMAGES[,SPLIT][,images=only|any]"
@@ -45,7 +47,7 @@ def _ids(path: Path, split: str) -> set[str] | None:
 
     Raises OptionError for a split that is in neither.
     """
-    if path.is_file():
+    if is_file(path):
         document = read_json(path)
         if isinstance(document, dict) and split not in document:
             raise OptionError(f"{path} has no split {split!r:.40}; it has {', '.join(document)}")

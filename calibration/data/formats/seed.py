@@ -13,8 +13,9 @@ from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import collect, listed, read_json
+from ..entries import collect, listed
 from ..field_maps import FieldMap, mapped, value_at
+from ..files import read_json
 from ..records import Problems, Record, read_segment
 
 USAGE = "SEED-BENCH.json,FOLDER[,TYPE][,frames=N]"
@@ -37,10 +38,10 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
 
     def record(number: int, row: Any) -> Iterator[Record]:
         kind = value_at(row, "data_type")
-        if kind not in MAPS:
+        if not isinstance(kind, str) or kind not in MAPS:
             raise ValueError(f"field 'data_type' is {kind!r:.40}, neither image nor video")
         if wanted in (None, kind):
-            yield _of_segment(mapped(MAPS[kind], number, row, folder, prompt, frames), row)
+            yield _of_segment(mapped(MAPS[kind], number, row, folder, prompt, problems.inside, frames), row)
 
     return collect(
         path, "questions", listed(read_json(path), path, "questions", "SEED-Bench"), record, problems

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..arguments import Arguments
-from ..entries import collect, listed, read_json
+from ..entries import collect, listed
 from ..field_maps import FieldMap, mapped
+from ..files import read_json
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,IMAGES"
@@ -21,6 +22,6 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     path, folder = arguments.path(0), arguments.path(1)
 
     def record(number: int, row: Any) -> Iterator[Record]:
-        yield mapped(MAP.of_row(row), number, row, folder, prompt)
+        yield mapped(MAP.of_row(row), number, row, folder, prompt, problems.inside)
 
     return collect(path, "data", listed(read_json(path), path, "data", "TextVQA"), record, problems)

@@ -13,7 +13,9 @@ from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import collect, fields, identifier, items, listed, number_below, picture, read_json, text
+from ..entries import collect, fields, identifier, items, listed, number_below, text
+from ..files import read_json
+from ..places import is_file, picture
 from ..records import ImageRef, Problems, Record
 from .vqav2 import coco_picture
 
@@ -36,7 +38,7 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
     def record(number: int, entry: Any) -> Iterator[Record]:
         image = identifier(entry, "image_id")
         found, history = (
-            _picture(folder, split, image),
+            _picture(folder, split, image, problems.inside),
             [("user", INTRODUCTION), ("assistant", text(entry, "caption"))],
         )
         made = []
@@ -78,8 +80,8 @@ def _pooled(pool: list[Any], entry: Any, name: str) -> str:
     return text({name: pool[number_below(entry, name, len(pool))]}, name)
 
 
-def _picture(folder: Path, split: str, image: int | str) -> ImageRef:
+def _picture(folder: Path, split: str, image: int | str, inside: Path | None) -> ImageRef:
     number = f"{int(image):012d}" if str(image).isdecimal() else str(image)
     own = folder / f"VisualDialog_{split}_{number}.jpg"
-    found = [own, *(coco_picture(folder, name, image) for name in ("train2014", "val2014"))]
-    return picture(next((path for path in found if path.is_file()), own))
+    found = [own, *(coco_picture(folder, name, image, inside) for name in ("train2014", "val2014"))]
+    return picture(next((path for path in found if is_file(path, inside)), own), inside)

@@ -15,7 +15,9 @@ from typing import Any
 
 from ....runtime.errors import OptionError
 from ..arguments import Arguments
-from ..entries import collect, fields, identifier, items, listed, picture, read_json, text
+from ..entries import collect, fields, identifier, items, listed, text
+from ..files import read_json
+from ..places import is_file, picture
 from ..records import Problems, Record
 
 USAGE = "QUESTIONS.json,IMAGES[,ANNOTATIONS.json]"
@@ -41,19 +43,19 @@ def load(arguments: Arguments, prompt: str, problems: Problems) -> list[Record]:
         if notes is not None and key not in answers:
             raise ValueError(f"{notes} has no annotation of question_id {key!r}")
         common, told = answers.get(key, (None, ()))
-        found = picture(coco_picture(folder, subtype, image))
+        found = picture(coco_picture(folder, subtype, image, problems.inside), problems.inside)
         yield Record(str(key), question, found, common, references=told)
 
     return collect(path, "questions", questions, record, problems)
 
 
-def coco_picture(folder: Path, subtype: str, image: int | str) -> Path:
+def coco_picture(folder: Path, subtype: str, image: int | str, inside: Path | None) -> Path:
     """Where COCO keeps a picture: in `folder`, or in the folder of its subtype there. Those of the questions of
     `test-dev2015` are some of `test2015`."""
     subtype = subtype.replace("-dev", "")
     name = f"COCO_{subtype}_{int(image):012d}.jpg" if str(image).isdecimal() else str(image)
     inner = folder / subtype / name
-    return inner if inner.is_file() else folder / name
+    return inner if is_file(inner, inside) else folder / name
 
 
 def _answers(path: Path, problems: Problems) -> dict[int | str, tuple[str | None, tuple[str, ...]]]:

@@ -5,7 +5,19 @@
 
 from __future__ import annotations
 
-from . import bundles, checkpoints, data, drafts, images, merged_reports, published, videos, writers
+from . import (
+    bundles,
+    checkpoints,
+    data,
+    data_files,
+    drafts,
+    images,
+    merged_reports,
+    published,
+    published_drafts,
+    videos,
+    writers,
+)  # fmt: skip
 
 KINDS = {
     "bundle": bundles.prepare,
@@ -18,4 +30,6 @@ KINDS = {
     "merge-document": merged_reports.prepare,
     "two-writers": writers.prepare,
     "video": videos.prepare,
+    "published-draft": published_drafts.prepare,
+    "data-file": data_files.prepare,
 }

@@ -1,0 +1,45 @@
+"""Files of tensors that torch pickled (`.pt`, `.bin`). No code of theirs is run: PyTorch reads them with `weights_only=True`."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...runtime.errors import ExportError
+from ..reader_errors import raised_while_reading, reason
+
+_FOREIGN = re.compile(r"GLOBAL ([\w.]{1,80})")
+"""Where PyTorch names what a pickle asks for beside tensors."""
+
+
+def load_pickled(path: Path, *, mapped: bool = False, device: str = "cpu") -> dict[str, Tensor]:
+    """Name → tensor of such a file, `mapped` in place of read. Raises ExportError with one line.
+
+    Whether the tensors hold plain numbers is not asked (`plain.py`).
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of formats that PyTorch calls old: the tensors are the same
+            found = torch.load(path, map_location=device, weights_only=True, mmap=mapped or None)
+    except Exception as error:  # PyTorch's reader raises many kinds on damaged bytes
+        if not raised_while_reading(error):
+            raise
+        raise ExportError(f"{path} cannot be read: {_reason(error)}") from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ExportError(f"{path} is not a mapping of names to tensors")
+    return {str(name): value for name, value in found.items()}
+
+
+def _reason(error: Exception) -> str:
+    """PyTorch's own words recommend to load the file unsafely."""
+    if not isinstance(error, pickle.UnpicklingError):
+        return reason(error)
+    foreign = _FOREIGN.search(str(error))
+    if foreign is not None:
+        return f"it holds {foreign[1]}, and not tensors alone; save the tensors as safetensors"
+    return "it is damaged, or holds more than tensors; save the tensors as safetensors"
