@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..runtime.bundle.manifest import ModelInfo
 from ..runtime.errors import OptionError
 from ..runtime.extras import need_extra
-from ..runtime.reading import exists, is_folder
+from ..runtime.paths import exists, is_folder
 from .aliases import is_hub_id
 
 NONE = "none"

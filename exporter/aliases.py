@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.errors import OptionError
-from ..runtime.reading import exists, is_folder
+from ..runtime.paths import exists, is_folder
 
 BUNDLED = Path(__file__).parent / "bundled"
 

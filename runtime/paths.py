@@ -46,6 +46,21 @@ def shown(path: Any) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether this is a regular file; False also for what can be no name (`Path.is_file` raises for long ones)."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether this is a folder; False also for what can be no name."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is something of this name; False also for what can be no name."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
 def _there(path: Path) -> bool:
     try:
         path.stat()

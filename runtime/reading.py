@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import VlmexportError
+from .foreign import raise_if_foreign
+from .paths import shown
 
 PIPE_WAIT = 2.0
 """Seconds that a pipe is waited for which nobody has opened to write."""
@@ -106,28 +108,6 @@ class TextError(ValueError):
     """Bytes that are no text, or a text that contradicts itself."""
 
 
-def is_file(path: str | Path) -> bool:
-    """Whether this is a regular file; False also for what can be no name (`Path.is_file` raises for long ones)."""
-    return os.path.isfile(path)  # noqa: PTH113
-
-
-def is_folder(path: str | Path) -> bool:
-    """Whether this is a folder; False also for what can be no name."""
-    return os.path.isdir(path)  # noqa: PTH112
-
-
-def exists(path: str | Path) -> bool:
-    """Whether there is something of this name; False also for what can be no name."""
-    return os.path.exists(path)  # noqa: PTH110
-
-
-def shown(path: object) -> str:
-    """A path in a message: one line, not too long."""
-    text = str(path)
-    text = text if text.isprintable() else repr(text)
-    return text if len(text) <= 200 else f"{text[:150]}… ({len(text)} characters)"
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -169,8 +149,7 @@ def _told(path: Path, failure: type[VlmexportError]) -> Iterator[None]:
     except _Unfit as error:
         raise failure(f"{shown(path)} {error}") from None
     except OSError as error:
-        if error.errno is None:
-            raise  # not the system's: that of a signal's handler, say
+        raise_if_foreign(error)
         raise failure(f"{shown(path)} cannot be read: {error.strerror}") from error
 
 

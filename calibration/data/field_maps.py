@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...runtime.errors import OptionError
-from ...runtime.reading import opened, shown
+from ...runtime.paths import shown
+from ...runtime.reading import opened
 from .arguments import Arguments
 from .entries import fields, gather, inside
 from .files import read_json

@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...runtime.errors import OptionError
-from ...runtime.reading import shown
+from ...runtime.foreign import raise_if_foreign
+from ...runtime.paths import shown
 from .. import forms
 from .arguments import read_arguments
 from .formats import names, open_format
@@ -119,8 +120,7 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None, inside: Path 
         else:
             records, generated_by = load_generated(Path(data), problems)
     except OSError as error:
-        if error.errno is None:
-            raise  # not the system's: that of a signal's handler, say
+        raise_if_foreign(error)
         raise OptionError(
             f"--data {shown(data)}: {shown(error.filename or head)}: {error.strerror}"
         ) from error

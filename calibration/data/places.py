@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...runtime import reading
+from ...runtime import paths
 from ...runtime.errors import ImageError, OptionError
 from ...runtime.images.load import check_picture
-from ...runtime.reading import is_folder, shown
+from ...runtime.paths import is_folder, shown
 from .records import ImageRef
 
 
@@ -27,7 +27,7 @@ def folder_to_stay_in(folder: Path | None) -> Path | None:
 
 def is_file(path: Path, inside: Path | None = None) -> bool:
     """Whether this is a regular file that data may name; False also for what can be no name."""
-    return lies_inside(path, inside) and reading.is_file(path)
+    return lies_inside(path, inside) and paths.is_file(path)
 
 
 def lies_inside(path: Path, inside: Path | None) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ...exporter.reader_errors import raised_while_reading
 from ...runtime.errors import OptionError
 from ...runtime.files import replacing
+from ...runtime.foreign import raise_if_foreign
 
 FILE = "state.pt"
 
@@ -42,8 +42,7 @@ def load_state(
         if not isinstance(state, dict) or not isinstance(state.get("run"), dict):
             raise TypeError("not a run's state")
     except Exception as error:  # any damage means the same to the user
-        if not raised_while_reading(error):
-            raise
+        raise_if_foreign(error)
         raise OptionError(
             f"{path} cannot be read ({type(error).__name__}); delete it or use --restart"
         ) from error

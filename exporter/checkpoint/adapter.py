@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ...runtime.errors import ExportError, OptionError, UnsupportedModelError
-from ...runtime.reading import is_folder, read_json
+from ...runtime.paths import is_folder
+from ...runtime.reading import read_json
 from ..adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
 from .small_files import read_weights

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...runtime.errors import ExportError, UnsupportedModelError
 from ...runtime.foreign import raise_if_foreign
-from ...runtime.reading import is_folder
+from ...runtime.paths import is_folder
 from ..aliases import Alias, check_known, find_alias, is_hub_id
 from .adapter import Adapter, adapter_for
 from .changed import Origin

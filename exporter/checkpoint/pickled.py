@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import ExportError
-from ..reader_errors import raised_while_reading, reason
+from ...runtime.foreign import raise_if_foreign
+from .lines import first_line
 
 _FOREIGN = re.compile(r"GLOBAL ([\w.]{1,80})")
 """Where PyTorch names what a pickle asks for beside tensors."""
@@ -27,8 +28,7 @@ def load_pickled(path: Path, *, mapped: bool = False, device: str = "cpu") -> di
             warnings.simplefilter("ignore")  # of formats that PyTorch calls old: the tensors are the same
             found = torch.load(path, map_location=device, weights_only=True, mmap=mapped or None)
     except Exception as error:  # PyTorch's reader raises many kinds on damaged bytes
-        if not raised_while_reading(error):
-            raise
+        raise_if_foreign(error)
         raise ExportError(f"{path} cannot be read: {_reason(error)}") from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ExportError(f"{path} is not a mapping of names to tensors")
@@ -38,7 +38,7 @@ def load_pickled(path: Path, *, mapped: bool = False, device: str = "cpu") -> di
 def _reason(error: Exception) -> str:
     """PyTorch's own words recommend to load the file unsafely."""
     if not isinstance(error, pickle.UnpicklingError):
-        return reason(error)
+        return first_line(error)
     foreign = _FOREIGN.search(str(error))
     if foreign is not None:
         return f"it holds {foreign[1]}, and not tensors alone; save the tensors as safetensors"

@@ -7,7 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from ...runtime.errors import ExportError
-from ..reader_errors import raised_while_reading, reason
+from ...runtime.foreign import raise_if_foreign
+from .lines import first_line
 from .pickled import load_pickled
 from .plain import plain_problem
 
@@ -28,6 +29,5 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except Exception as error:
-        if not raised_while_reading(error):
-            raise
-        raise ExportError(f"{path} cannot be read: {reason(error)}") from error
+        raise_if_foreign(error)
+        raise ExportError(f"{path} cannot be read: {first_line(error)}") from error

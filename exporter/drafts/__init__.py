@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import ExportError
-from ...runtime.reading import is_folder, shown
+from ...runtime.paths import is_folder, shown
 
 if TYPE_CHECKING:
     from ..aliases import Alias

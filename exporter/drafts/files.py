@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.errors import ExportError
 from ...runtime.files import replacing
+from ...runtime.foreign import raise_if_foreign
 from ...runtime.reading import read_json
-from ..reader_errors import raised_while_reading, reason
+from ..checkpoint.lines import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -103,9 +104,10 @@ def read_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
                     )
             return {name: file.get_tensor(name) for name in shapes}
     except Exception as error:
-        if isinstance(error, ExportError) or not raised_while_reading(error):
+        raise_if_foreign(error)
+        if isinstance(error, ExportError):
             raise
-        raise ExportError(f"the draft {folder} cannot be read: {reason(error)}") from error
+        raise ExportError(f"the draft {folder} cannot be read: {first_line(error)}") from error
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...runtime.errors import ExportError, OptionError
-from ...runtime.reading import is_folder
+from ...runtime.paths import is_folder
 from ..precisions import INTEGERS
 from . import KINDS
 from .files import DESCRIPTION, draft_folder, read_document

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor, nn
 
 from ...runtime.errors import ExportError, OptionError
+from ...runtime.foreign import raise_if_foreign
 from ...runtime.reading import read_json
 from ..checkpoint.pickled import load_pickled
-from ..reader_errors import raised_while_reading
 from .base import TrainedKind
 from .files import DESCRIPTION, DESCRIPTION_LIMIT
 from .trained import TrainedDraft, with_tensors
@@ -149,8 +149,7 @@ def read_names(path: Path) -> set[str]:
                 return set(file.keys())
         return set(load_pickled(path, device="meta"))
     except Exception as error:
-        if not isinstance(error, ExportError) and not raised_while_reading(error):
-            raise
+        raise_if_foreign(error)
         return set()
 
 

@@ -87,7 +87,7 @@ def load_image(source: Any, channels: str = "rgb", name: str = "the image") -> I
 def check_picture(path: Path) -> None:
     """Raises `ImageError` where a file's header is not that of a picture which is read; its pixels are not looked at."""
     with opened(path, str(path)) as image:
-        _check_size(*image.size, str(path))
+        _check_size(image.width, image.height, str(path))
 
 
 def _kind(source: Any) -> str:

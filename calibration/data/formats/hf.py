@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import OptionError
-from ....runtime.reading import is_folder
+from ....runtime.paths import is_folder
 from ..arguments import Arguments
 from ..entries import gather
 from ..field_maps import NAMES, FieldMap, mapped

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ....runtime.errors import OptionError
 from ....runtime.images.endings import is_picture
-from ....runtime.reading import is_folder
+from ....runtime.paths import is_folder
 from ..arguments import Arguments
 from ..entries import gather
 from ..places import is_file, picture

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ....runtime.errors import OptionError
-from ....runtime.reading import is_folder
+from ....runtime.paths import is_folder
 from ..arguments import Arguments
 from ..entries import gather, text
 from ..files import read_lines

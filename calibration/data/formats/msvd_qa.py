@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import OptionError
-from ....runtime.reading import is_folder
+from ....runtime.paths import is_folder
 from ..arguments import Arguments
 from ..entries import collect, identifier, text
 from ..files import read_json, read_lines
