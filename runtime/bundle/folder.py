@@ -216,10 +216,9 @@ class Bundle:
         try:
             yield
         except Exception:
+            # What was read may be another file's, which says more than what became of it.
             for name in names:
-                self._check_same(
-                    name
-                )  # what was read may be another file's: that says more than what became of it
+                self._check_same(name)
             raise
         for name in names:
             self._check_same(name)
