@@ -228,8 +228,8 @@ def test_an_exception_of_a_signals_handler_passes(tmp_path: Path, monkeypatch: p
         raise TimeoutError("over")  # an OSError
 
     before = signal.signal(signal.SIGUSR1, late)
-    whole: Callable = os.readv
-    monkeypatch.setattr(os, "readv", lambda *given: (signal.raise_signal(signal.SIGUSR1), whole(*given))[1])
+    whole: Callable = os.read
+    monkeypatch.setattr(os, "read", lambda *given: (signal.raise_signal(signal.SIGUSR1), whole(*given))[1])
     try:
         with pytest.raises(TimeoutError):
             load_records(f"sharegpt:{path}")
