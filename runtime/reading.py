@@ -134,11 +134,10 @@ class _Behind(io.RawIOBase):
         return self._file
 
     def readinto(self, into: Any) -> int:
-        if not self._begun:
-            return os.readv(self._file, [into])
-        count = min(len(into), len(self._begun))
-        into[:count], self._begun = self._begun[:count], self._begun[count:]
-        return count
+        found = self._begun[: len(into)] or os.read(self._file, len(into))
+        self._begun = self._begun[len(found) :]
+        into[: len(found)] = found
+        return len(found)
 
 
 @contextlib.contextmanager
