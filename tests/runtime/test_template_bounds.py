@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ PAID: dict[str, str] = {
     "sorted lazy elements": DOUBLED + "{{ [n.s, n.t] | select | sort | length }}",
     "grouped lazy elements": DOUBLED + "{{ [n.s, n.t] | select | groupby(0) | length }}",
     "least of lazy elements": DOUBLED + "{{ [n.s, n.t] | select | min | length }}",
+    "unique of what is shared": LARGE + "{{ range(99) | map(attribute='z', default=n.t) | unique | list | length }}",
+    "among what is shared": LARGE + "{{ n.s in (range(99) | map(attribute='z', default=n.t)) }}",
     "cycle": DOUBLED + "{% for i in [1] %}{{ loop.cycle(n.s) | length }}{% endfor %}",
     "changed": DOUBLED + "{% for i in [1, 2] %}{{ loop.changed(n.s if i == 1 else n.t) }}{% endfor %}",
     "equal": DOUBLED + "{{ n.s == n.t }}",
@@ -78,6 +81,15 @@ PAID: dict[str, str] = {
     + "{% for i in range(700) %}{% block b scoped %}{% endblock %}{% endfor %}",
 }  # fmt: skip
 
+MADE = {
+    "format": LONG + "{{ ('{0}' * 100).format(b) | length }}",
+    "replace by name": "{{ ('a' * 100000) | replace(new='b' * 1000, old='a') | length }}",
+    "replace in a list": "{{ ([1] * 60000) | replace(1, 'x' * 2000) | length }}",
+    "join": "{{ ('x' * 100000) | join('y' * 1000) | length }}",
+    "capture": LONG + "{% set x %}{% for i in range(40) %}{{ b }}{% endfor %}{% endset %}",
+    "JSON": LONG + "{{ [[[[[[[[[[[[1]]]]]]]]]]]] | tojson(indent=b) | length }}",
+}
+
 REFUSED: dict[str, str] = {
     "what pays, by name": "{{ (-10 ** 9) | step }}",
     "what pays, by its own name": "{{ [-10 ** 9] | map('environment.step') | list }}",
@@ -101,6 +113,17 @@ REFUSED: dict[str, str] = {
 def test_whatever_goes_through_a_value_is_paid_for(kind: str) -> None:
     with pytest.raises(TooMuch):
         render_chat(PAID[kind], TURNS)
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_nothing_large_is_made_before_it_is_paid_for(kind: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptError):
+            render_chat(MADE[kind], TURNS)
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -145,6 +168,7 @@ def test_values_are_counted_as_often_as_they_appear() -> None:
         ("{{ messages['a\x1b\n'].c }}", r"no attribute 'a\\x1b\\n'$"),
         ("{{ [1] | map('no\nfilter') | list }}", r"'no\\nfilter'"),
         ("{{ raise_exception('x' * 100000) }}", "x…$"),
+        ("{{ [-1e999] }}", "line 1: a number is beyond the largest float; write a smaller one$"),
         ("{{ '\\N{nothing}' }}", "line 1: unknown Unicode character name$"),
     ],
 )
