@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -46,7 +46,7 @@ def render_chat(
     try:
         compiled = _compile(template)
     except Exception as error:
-        raise _broken(error) from error
+        _raise(_broken(error), error)
     try:
         return render(
             compiled,
@@ -59,7 +59,7 @@ def render_chat(
             },
         )
     except Exception as error:
-        raise _failed(error) from error
+        _raise(_failed(error), error)
 
 
 _OWN = (
@@ -75,6 +75,12 @@ _OWN = (
     None,
 )
 """Modules that an error of a template comes from; Python made of a template has no name."""
+
+
+def _raise(found: Exception, error: Exception) -> NoReturn:
+    if found in (error, error.__cause__):  # nobody's but the caller's
+        raise found
+    raise found from error
 
 
 def _broken(error: Exception) -> Exception:
