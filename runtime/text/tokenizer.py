@@ -77,7 +77,7 @@ class Tokenizer:
         except BaseException as error:
             if not _of_library(error):
                 raise
-            raise _defect(error, "encode this text") from error
+            raise _defect(error, "encode") from error
         return np.asarray(ids, dtype=np.int64)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -87,7 +87,7 @@ class Tokenizer:
         except BaseException as error:
             if not _of_library(error):
                 raise
-            raise _defect(error, "decode these tokens") from error
+            raise _defect(error, "decode") from error
 
     def alone(self, token_id: int) -> str:
         """Text of one token, special tokens included; kept, for streams ask for it at every token."""
