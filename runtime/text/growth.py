@@ -106,8 +106,10 @@ DECODERS: Mapping[str, Factor] = {
     "Strip": lambda step: 1,
     "WordPiece": lambda step: 2,
 }
-_PLAIN = ("ByteLevel", "Prepend", "Replace")
-"""Normalizers that may lengthen plain ASCII, too, by their factor; `Precompiled` is tried."""
+_PLAIN = ("ByteLevel", "Precompiled", "Replace")
+"""Normalizers that may lengthen plain ASCII, too."""
+_AT_ENDS = 40
+"""Bytes that characters may lose or gain where a text is cut between them."""
 PROCESSORS = ("BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
 MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 
@@ -121,6 +123,8 @@ class Growth:
     """Factor of the pre-tokenizers, and of a post-processor that repeats the text."""
     per_byte: int
     """Steps of the model for one byte."""
+    added: tuple[str, ...] = ()
+    """Tokens that cut a text into pieces."""
     factor: int = field(init=False)
     """Of all steps."""
 
@@ -141,17 +145,25 @@ class Growth:
             )
 
     def _measured(self, text: str, size: int) -> int:
-        """Bytes at most in front of the model, where texts are normalised as far as that takes little."""
+        """Bytes at most in front of the model, where the text is normalised as far as that takes little.
+
+        The library normalises the pieces between added tokens one by one: each may get a beginning of its own, and what
+        stands at its ends may be replaced. That is `extra`, which later steps lengthen by their factors.
+        """
+        pieces, extra, left = 1 + sum(text.count(token) for token in self.added), 0, self.factor
         for step in self.normalizers:
-            factor = NORMALIZERS[step["type"]](step)
-            if step["type"] == "Prepend" or size * factor > 4 * LARGEST:
-                size *= factor
+            kind, factor = step["type"], NORMALIZERS[step["type"]](step)
+            if size * factor > 4 * LARGEST or (kind == "Replace" and "String" not in step["pattern"]):
+                break  # a regex may look at what is not in its piece
+            left //= factor
+            if kind == "Prepend":
+                extra += _bytes(step["prepend"]) * pieces
                 continue
-            if not (text.isascii() and step["type"] not in (*_PLAIN, "Precompiled")):
+            extra = extra * factor + (_bytes(step.get("content")) + _AT_ENDS) * pieces
+            if not text.isascii() or kind in _PLAIN:
                 text = _normalizer(step).normalize_str(text)
-            # Pieces between added tokens are normalised one by one: not less than the whole.
             size = max(size, _bytes(text))
-        return size * self.before_model
+        return (size + extra) * left
 
 
 def growth_of(backend: tokenizers.Tokenizer) -> Growth:
@@ -211,7 +223,8 @@ def growth_of(backend: tokenizers.Tokenizer) -> Growth:
     refuse_beyond("characters of a word that the tokenizer looks up:", word, _LONGEST_WORD)
     # Unigram looks for every token at every place, WordPiece for every part of a word at every place of it.
     per_byte = longest if kind == "Unigram" else max(1, word * word // 64)
-    found = Growth(tuple(normalizers), before, max(1, per_byte))
+    added = [token.content for token in backend.get_added_tokens_decoder().values() if token.content]
+    found = Growth(tuple(normalizers), before, max(1, per_byte), tuple(added))
     refuse_beyond("bytes that the tokenizer may make of one:", found.factor, LARGEST // _LEAST)
     return found
 

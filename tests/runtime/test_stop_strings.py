@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.request import RequestOptions
@@ -33,8 +33,10 @@ def one_by_one(texts: list[str], pieces: list[tuple[str, bool]]) -> str:
 
 
 @settings(max_examples=300, deadline=None)
+@example(["ab"], [("xa", False), ("b", False)], 3, 0)
+@example(["aab"], [("xaa", False), ("<", True), ("b", False)], 256, 0)
 @given(
-    st.lists(WORDS, min_size=1, max_size=8), st.lists(st.tuples(WORDS, st.booleans()), max_size=8), st.sampled_from([0, 3]),
+    st.lists(WORDS, min_size=1, max_size=8), st.lists(st.tuples(WORDS, st.booleans()), max_size=8), st.sampled_from([0, 3, 256]),
     st.sampled_from([0, 100]),
 )  # fmt: skip
 def test_many_stop_strings_are_each_looked_for(
