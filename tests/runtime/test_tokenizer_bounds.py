@@ -133,17 +133,17 @@ def test_no_step_makes_more_than_its_factor(text: str, data: st.DataObject) -> N
     "steps",
     [
         [normalizers.Prepend(" " * 10), normalizers.Replace(" ", "x" * 10)],
-        [normalizers.Replace(Regex("b(?!.*b)"), "y" * 100), normalizers.NFC()],
-        [normalizers.Lowercase(), normalizers.Prepend("z" * 9)],
+        [normalizers.Replace(Regex("b(?!.*d)"), "y" * 100)],
+        [normalizers.Prepend("z" * 99)],
     ],
 )
 def test_pieces_between_added_tokens_grow_by_themselves(steps: list[Any]) -> None:
     backend = letters(normalizer=normalizers.Sequence(steps))
     backend.add_special_tokens(["A"])
     tokenizer = Tokenizer(backend)
-    text = "bcA" * 100
+    text = "bbbbA" * 100 + "d"
     assert tokenizer.encode(text).size <= tokenizer.growth._measured(text, len(text))
-    shorter = tokenizer.growth._measured("bc" * 150, 300)
+    shorter = tokenizer.growth._measured("bb" * 150, 300)
     assert shorter <= tokenizer.growth._measured(text, len(text))
 
 
