@@ -31,8 +31,8 @@ _LIBRARIES = frozenset(
 )  # fmt: skip
 """Top-level modules whose exceptions are a library's."""
 
-_TEMPLATE = "<template>"
-"""File name of the code that jinja2 makes of a chat template."""
+_TEMPLATES = ("<template>", "<unknown>")
+"""File names of the code that jinja2 makes of a chat template, and of the tracebacks that it writes anew."""
 
 
 def raise_if_foreign(error: BaseException) -> None:
@@ -74,4 +74,4 @@ def _known(frame: FrameType) -> bool:
     if isinstance(name, str) and name.partition(".")[0] in _LIBRARIES:
         return True
     # Frames of Cython (PyAV) belong to no module; their file is the one that was compiled, "av/container/core.pyx".
-    return file == _TEMPLATE or (name is None and file.partition("/")[0] in _LIBRARIES)
+    return file in _TEMPLATES or (name is None and file.partition("/")[0] in _LIBRARIES)

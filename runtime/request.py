@@ -14,6 +14,7 @@ from .speculate.drawing import WAYS
 from .speculate.policy import DraftPolicy, FixedLength, LogisticLength, check_policy
 from .speculate.sampling import Sampling
 from .speculate.typical import Typical
+from .text.stop import LONGEST as LONGEST_STOP
 
 if TYPE_CHECKING:
     from .bundle.manifest import DraftInfo, Manifest
@@ -90,6 +91,10 @@ class RequestOptions:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
             raise OptionError(f"stop: {self.stop!r:.80} is not text or a list of texts")
+        if (size := sum(map(len, stop))) > LONGEST_STOP:
+            raise OptionError(
+                f"stop: {len(stop)} texts of {size:,} characters; all of them may have {LONGEST_STOP:,}: give fewer"
+            )
         for name, value in {**found, "stop": tuple(stop)}.items():
             object.__setattr__(self, name, value)
 

@@ -19,7 +19,7 @@ from ...runtime.errors import BundleError, ExportError, PromptError, VlmexportEr
 from ...runtime.families import FAMILIES, get_family
 from ...runtime.families.chat import chat_ids
 from ...runtime.foreign import raise_if_foreign
-from ...runtime.text.sandbox import TooMuch
+from ...runtime.text.meter import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..checkpoint.lines import first_line
 from ..families.samples import CONVERSATIONS, SENTENCE, Sample, odd_picture

@@ -107,6 +107,7 @@ def run(
     from ..errors import OptionError
     from ..families import get_family
     from ..families.base import views_of
+    from ..images.quiet import quiet_stderr
     from ..request import request_options
     from ..session import Session
     from ..speculate.sampling import Sampling
@@ -165,7 +166,8 @@ def run(
     views = views_of(family, opened, media)
     if text is not None or not chat:
         # A request that cannot be served is refused before a large model is loaded for nothing.
-        prepared = family.prepare(opened, views, text)
+        with quiet_stderr():  # where a tokenizer gives up, its library writes a page beside our line
+            prepared = family.prepare(opened, views, text)
         tell_request(prepared, media[: len(media) - len(video)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)

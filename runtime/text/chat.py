@@ -8,16 +8,22 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+from jinja2.exceptions import SecurityError
 
-from ..errors import BundleError, PromptError
-from .sandbox import METER, BoundedSandbox, render
+from ..errors import BundleError, PromptError, VlmexportError
+from ..foreign import is_foreign
+from .errors import one_line
+from .meter import METER
+from .sandbox import BoundedSandbox, render
 
 LONGEST_TEMPLATE = 100_000
 """Characters. The longest templates of published models take a third of it."""
+
+_FIELD = "manifest field 'text.chat_template'"
 
 
 def render_chat(
@@ -37,12 +43,14 @@ def render_chat(
     Raises `BundleError` when the template itself is broken, `PromptError` when it refuses the messages.
     """
     if len(template) > LONGEST_TEMPLATE:  # compiling takes seconds beyond
-        raise BundleError(
-            f"manifest field 'text.chat_template': {len(template)} characters; the limit is {LONGEST_TEMPLATE}"
-        )
+        raise BundleError(f"{_FIELD}: {len(template)} characters; the limit is {LONGEST_TEMPLATE}")
+    try:
+        compiled = _compile(template)
+    except Exception as error:
+        _raise(_broken(error), error)
     try:
         return render(
-            _compile(template),
+            compiled,
             {
                 **special_tokens,
                 "messages": messages,
@@ -51,20 +59,45 @@ def render_chat(
                 "documents": None,
             },
         )
-    except jinja2.TemplateSyntaxError as error:
-        raise BundleError(f"manifest field 'text.chat_template': line {error.lineno}: {error}") from error
-    except SyntaxError as error:  # Python's own limits, of nested blocks say
-        raise BundleError(f"manifest field 'text.chat_template': {error.msg}") from error
-    except jinja2.exceptions.SecurityError as error:
-        raise BundleError(f"manifest field 'text.chat_template': not allowed: {error}") from error
-    except jinja2.TemplateError as error:
-        raise PromptError(f"the chat template refuses these messages: {error}") from error
-    except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
-        raise PromptError(f"the chat template fails on these messages: {error}") from error
+    except Exception as error:
+        _raise(_failed(error), error)
 
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _raise(found: Exception, error: Exception) -> NoReturn:
+    if found in (error, error.__cause__):  # nobody's but the caller's
+        raise found
+    raise found from error
+
+
+def _broken(error: Exception) -> Exception:
+    """What to raise when a template cannot be compiled."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        cause = error.__cause__
+        # Jinja's lexer takes whatever is raised while it reads a string for a wrong escape sequence.
+        if isinstance(cause, Exception) and not isinstance(cause, UnicodeError):
+            return cause
+        return BundleError(f"{_FIELD}: line {error.lineno}: {one_line(error.message)}")
+    if is_foreign(error):
+        return error
+    if isinstance(error, SecurityError):
+        return BundleError(f"{_FIELD}: not allowed: {one_line(error)}")
+    # Python's own limits, of nested blocks say.
+    return BundleError(f"{_FIELD}: {one_line(error.msg if isinstance(error, SyntaxError) else error)}")
+
+
+def _failed(error: Exception) -> Exception:
+    """What to raise when a template cannot be rendered."""
+    if isinstance(error, VlmexportError | MemoryError) or is_foreign(error):
+        return error
+    if isinstance(error, SecurityError):
+        return BundleError(f"{_FIELD}: not allowed: {one_line(error)}")
+    if isinstance(error, jinja2.TemplateError):
+        return PromptError(f"the chat template refuses these messages: {one_line(error)}")
+    return PromptError(f"the chat template fails on these messages: {one_line(error)}")
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
 
 
 def _strftime_now(form: str) -> str:
@@ -83,6 +116,8 @@ def _tojson(
     # Jinja's own filter escapes HTML characters.
     if separators is not None and max(map(len, separators), default=0) > 16:
         raise ValueError("tojson with separators of more than 16 characters")
+    if (len(indent) if isinstance(indent, str) else indent or 0) > 16:  # once per level
+        raise ValueError("tojson with an indent of more than 16 characters")
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

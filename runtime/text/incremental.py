@@ -42,7 +42,7 @@ class IncrementalDetokenizer:
         self._ids.append(int(token_id))
         if token_id in self._byte_ids:
             return ""
-        text = self._tokenizer.backend.decode(self._ids, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=False)
         if text.endswith(_UNKNOWN) or not text.startswith(self._prefix):
             return ""
         return self._release(self._advance(text))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import PromptError
 from .chat import render_chat
-from .sandbox import TooMuch
+from .meter import TooMuch
 
 Message: TypeAlias = "dict[str, Any]"
 

@@ -1,44 +1,39 @@
 """Jinja's immutable sandbox with a bound on work and memory: a chat template comes with the bundle and is untrusted.
 
 Jinja's sandbox keeps a template from Python's internals, not from looping 10^10 times or writing 10^10 characters in one
-expression. Here everything that a template does is paid for from one budget per rendering, before it is done:
+expression. Here everything that a template does is paid for from one budget per rendering (`meter.py`), before it is done:
 
 - every body that is entered (of a loop, macro, block) by the number of nodes in it, every element that a loop or a lazy
   filter takes by one, every call by one; nesting and recursion change nothing about it;
-- every operator, comparison, filter, test, call, slice and output by the size of what it is given, counted as deep and as
-  often as it is printed or compared; a string counts one for 256 characters;
+- every operator, comparison, key, filter, test, call, slice and output by the size of what it is given, counted as deep and
+  as often as it is hashed, printed or compared; a string counts one for 256 characters;
 - what makes more than it was given (`*`, `**`, `%`, `~`, widths, `replace`, `join`, `format`, `indent`) by what it will make.
 
-The statements are added to the syntax tree of the template, not to its text. Filters and methods whose work cannot be told
-from their arguments, and that no chat template needs, are missing.
+What pays is added to the syntax tree of the template, not to its text, and has no name that a template could use. Filters
+and methods whose work cannot be told from their arguments, and that no chat template needs, are missing.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from contextvars import ContextVar
+from collections import Counter
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping
 from functools import wraps
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
+from jinja2.exceptions import TemplateAssertionError
+from jinja2.filters import ignore_case, make_attrgetter
 from jinja2.runtime import LoopContext, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-from jinja2.utils import Namespace, pass_context, pass_eval_context
+from jinja2.utils import Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
+from markupsafe import escape, soft_str
 
-from ..errors import PromptError
-
-WORK = 2_000_000
-"""Units of one rendering: seconds at most, also on a small board. A conversation of 100 messages takes some thousands."""
-
-LONGEST = 4_000_000
-"""Characters of a rendered prompt, and of any text on the way to it."""
-
-_MOST_BITS = 2048
-_TEXT = 256
-"""Characters for one unit."""
+from .meter import METER, SIZED, UNIT_TEXT, Meter
 
 _FILTERS_LEFT_OUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 _FAST_FILTERS = frozenset((
@@ -47,6 +42,19 @@ _FAST_FILTERS = frozenset((
     "tojson", "trim", "truncate", "upper",
 ))  # fmt: skip
 """Filters that go over a text in C, or pay for each character by themselves; others go over it in Python."""
+_NOT_INTO = ("length", "count", "default", "d", "first", "last")
+"""Filters that look at the value itself, not into it."""
+_TAKE_ALL = ("join", "sum", "sort", "unique", "groupby", "min", "max", "in")
+"""Filters and a test that hash, compare or print elements: lazy ones must all be known, to be paid for."""
+_ATTRIBUTE_AT = {
+    "map": None, "selectattr": 0, "rejectattr": 0, "groupby": 0, "sum": 0, "unique": 1, "min": 1, "max": 1, "join": 1,
+    "sort": 2,
+}  # fmt: skip
+"""Filters that look up an attribute of every element → its place among their arguments; None: by name only."""
+_MOST_PARTS = 32
+"""Of such an attribute: "a.b.c" has three."""
+_PRINT = ("replace", "format", "trim", "center")
+"""Filters that make a text of whatever they are given."""
 _ATTRIBUTES: dict[type, frozenset[str]] = {
     str: frozenset(
         name
@@ -59,89 +67,6 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
 }
 """Methods of Python's own types; they have no others here."""
 _PLAIN = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, range, type)
-_MANY = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
-_SIZED = (range, Mapping, *_MANY)
-
-
-class TooMuch(PromptError):
-    """A template that does more than it may."""
-
-
-class Meter:
-    """What a rendering may still do."""
-
-    def __init__(self, work: int = WORK):
-        self.left = work
-
-    def pay(self, units: int) -> None:
-        """Raise `TooMuch` when the budget is spent."""
-        self.left -= units
-        if self.left < 0:
-            raise TooMuch(
-                f"the chat template does more than {WORK:,} steps of work for these messages; shorten them, or build the "
-                "bundle with another template"
-            )
-
-    def text(self, characters: int) -> None:
-        """Pay for a text that will be made."""
-        if characters > LONGEST:
-            raise TooMuch(f"the chat template wrote more than {LONGEST} characters")
-        self.pay(1 + characters // _TEXT)
-
-    def things(self, *values: Any) -> None:
-        """Pay for values as deep as they go, shared parts as often as they appear."""
-        waiting: list[Any] = list(values)
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, str):
-                self.pay(1 + len(value) // _TEXT)
-            elif isinstance(value, range):
-                self.pay(1 + len(value))
-            elif isinstance(value, _MANY):
-                self.pay(1 + len(value))
-                waiting.extend(value)
-            else:
-                self.pay(1)
-                if isinstance(value, Namespace):
-                    value = value._Namespace__attrs  # type: ignore[attr-defined]
-                if isinstance(value, Mapping):
-                    self.pay(len(value))
-                    waiting.extend(value)
-                    waiting.extend(value.values())
-
-    def joined(self, parts: Iterable[str]) -> str:
-        """One text of many, each paid for when it is there."""
-        found: list[str] = []
-        size = 0
-        for part in parts:
-            found.append(part)
-            size += len(part)
-            self.text(len(part))
-            if size > LONGEST:
-                self.text(size)
-        return "".join(found)
-
-    def made(self, value: Any) -> Any:
-        """The result of an operation, paid for; a lazy one pays for every element that is taken."""
-        if isinstance(value, str):
-            self.text(len(value))
-        elif isinstance(value, int):
-            _check_bits(value.bit_length())
-        elif isinstance(value, Iterator):
-            return self.elements(value)
-        elif isinstance(value, _SIZED):
-            self.pay(1 + len(value) // 16)
-        return value
-
-    def elements(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The elements, each paid for when it is taken."""
-        for value in values:
-            self.pay(1)
-            yield value
-
-
-METER: ContextVar[Meter] = ContextVar("vlmexport_template_meter")
-"""Of the rendering that runs."""
 
 
 class _Counted:
@@ -157,10 +82,24 @@ class _Counted:
         return len(self._values)
 
 
+class _Generator(CodeGenerator):
+    """Writes what `_Instrument` added as a call of the environment's own function, which no template can name."""
+
+    def visit_Filter(self, node: nodes.Filter, frame: Any) -> None:
+        if not node.name.startswith(_OWN):
+            super().visit_Filter(node, frame)
+            return
+        assert node.node is not None
+        self.write(f"environment.{node.name.removeprefix(_OWN)}(context.eval_ctx, ")
+        self.visit(node.node, frame)
+        self.write(")")
+
+
 class BoundedSandbox(ImmutableSandboxedEnvironment):
     """The environment; `METER` must be set while a template of it runs."""
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
+    code_generator_class = _Generator
 
     def __init__(self, **options: Any):
         # Without the optimizer, and with output that needs the context, nothing is computed while compiling.
@@ -168,17 +107,67 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         for name in _FILTERS_LEFT_OUT:
             del self.filters[name]
         del self.globals["lipsum"]
+        self.filters["unique"] = _unique
+        self.globals |= {"dict": _dict, "namespace": _namespace}
 
     def seal(self) -> None:
         """Make every filter and test pay; call it when all of them are there."""
         slow = frozenset(self.filters) - _FAST_FILTERS
         self.filters = {name: _paying(name, function, slow) for name, function in self.filters.items()}
         self.tests = {name: _paying(name, function) for name, function in self.tests.items()}
-        self.filters |= {"_step": _step, "_paid": _paid, "_counted": _Counted, "_concat": _concat}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Instrument().visit(super()._parse(source, name, filename))
+        tree = super()._parse(source, name, filename)
+        tree = _Instrument(tree).visit(tree)
         return tree.set_environment(self)  # type: ignore[return-value]
+
+    # --- what `_Instrument` adds ---
+
+    @staticmethod
+    def counted(_: Any, values: Any) -> _Counted:
+        """What a loop goes over."""
+        return _Counted(values)
+
+    @staticmethod
+    def step(_: Any, units: int) -> None:
+        """Pay for a body that is entered."""
+        METER.get().pay(units)
+
+    @staticmethod
+    def paid(_: Any, value: Any) -> Any:
+        """What is compared, cut, or a key."""
+        if type(value) is str:
+            METER.get().pay(1 + len(value) // UNIT_TEXT)
+        else:
+            METER.get().things(value)
+        return value
+
+    @staticmethod
+    def members(_: Any, value: Any) -> Any:
+        """What `in` looks through."""
+        value = _taken(value)
+        METER.get().things(value)
+        return value
+
+    @staticmethod
+    def mapping(_: Any, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        """`{key: value, …}`."""
+        METER.get().keys([key for key, _ in pairs])
+        return dict(pairs)
+
+    @staticmethod
+    def joined(eval_context: Any, values: list[Any]) -> str:
+        """`value ~ value ~ …`."""
+        meter = METER.get()
+        meter.text(meter.things(values))
+        return meter.made((markup_join if eval_context.autoescape else str_join)(values))
+
+    # --- what Jinja calls ---
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:  # type: ignore[override]
+        """The text of a macro or a block that is kept."""
+        return METER.get().joined(parts)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, _PLAIN):
@@ -200,91 +189,151 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
                     meter.text(len(many) * max(times, 0) * (1 if isinstance(many, str) else 64))
         elif operator == "+" and isinstance(left, str) and isinstance(right, str):
             meter.text(len(left) + len(right))
+        elif isinstance(left, KeysView | ItemsView) or isinstance(right, KeysView | ItemsView):
+            raise SecurityError("arithmetic with the keys or items of a mapping")
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length()
-            _check_bits(bits if operator == "**" else bits + right.bit_length())
+            meter.bits(bits if operator == "**" else bits + right.bit_length())
         return meter.made(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = METER.get()
-        meter.things(args, kwargs)
+        meter.things(__obj, args, kwargs)  # the object, too: what cannot be called is printed
         if isinstance(__obj, LoopContext) and args:  # a recursive loop
             args = (_Counted(args[0]), *args[1:])
         method: Any = getattr(__obj, "__wrapped__", __obj)  # str.format comes wrapped
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
             meter.things(owner)
-            args = _pay_text(meter, method.__name__, owner, args, kwargs)
+            args = _pay_text(meter, method.__name__, owner, args, kwargs, method=True)
+        elif isinstance(owner, list | tuple):  # `count` and `index` compare
+            meter.things(owner)
         return meter.made(super().call(__context, __obj, *args, **kwargs))
 
 
+_OWN = "environment."
+"""Begins the names of filters that no parser gives: they become calls of the environment."""
+
+
 class _Instrument(NodeTransformer):
-    """Adds what pays to a syntax tree."""
+    """Adds what pays to a syntax tree, and refuses what Jinja would turn into wrong Python."""
+
+    def __init__(self, tree: nodes.Template):
+        self._names = sum(1 for name in tree.find_all(nodes.Name) if name.ctx != "load")
+        """A block is entered with a copy of all variables."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         node.body.insert(0, _pay_for(node.body, node.lineno))
         self.generic_visit(node)
-        node.iter = _through("_counted", node.iter)
+        node.iter = _through("counted", node.iter)
         return node
 
     def _body(self, node: Any) -> nodes.Node:
-        node.body.insert(0, _pay_for(node.body, node.lineno))
+        copied = self._names if isinstance(node, nodes.Block) else 0
+        node.body.insert(0, _pay_for(node.body, node.lineno, copied))
         return self.generic_visit(node)
 
     visit_Macro = visit_CallBlock = visit_Block = _body
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _through("_paid", node.expr)
+        node.expr = _through("paid", node.expr)
         for operand in node.ops:
-            operand.expr = _through("_paid", operand.expr)
+            operand.expr = _through("members" if operand.op in ("in", "notin") else "paid", operand.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = _through("_paid", node.node)
+            node.node = _through("paid", node.node)
+        elif not isinstance(node.arg, nodes.Const):  # it is hashed, and printed in an error
+            node.arg = _through("paid", node.arg)
         return node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        if all(isinstance(pair.key, nodes.Const) for pair in node.items):
+            return node
+        pairs = [nodes.Tuple([p.key, p.value], "load", lineno=p.lineno) for p in node.items]
+        return _through("mapping", nodes.List(pairs, lineno=node.lineno))
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _through("_concat", nodes.List(node.nodes, lineno=node.lineno))
+        return _through("joined", nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, float) and not math.isfinite(node.value):
+            # Jinja writes it as `inf` into the Python that it makes, a name that nobody knows there.
+            raise TemplateAssertionError(
+                "a number is beyond the largest float; write a smaller one", node.lineno
+            )
+        return node
+
+    def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
+        _check_attribute(node.attr)
+        return node
 
 
 def _through(name: str, node: Any) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+    return nodes.Filter(node, _OWN + name, [], [], None, None, lineno=node.lineno)
 
 
-def _pay_for(body: list[nodes.Node], line: int) -> nodes.ExprStmt:
-    units = 1
+def _pay_for(body: list[nodes.Node], line: int, units: int = 0) -> nodes.ExprStmt:
+    units += 1
     for part in body:
         for node in (part, *part.find_all(nodes.Node)):
             text = node.data if isinstance(node, nodes.TemplateData) else getattr(node, "value", "")
-            units += 1 + (len(text) // _TEXT if isinstance(text, str) else 0)
-    return nodes.ExprStmt(_through("_step", nodes.Const(units, lineno=line)), lineno=line)
-
-
-def _step(units: int) -> None:
-    METER.get().pay(units)
-
-
-def _paid(value: Any) -> Any:
-    METER.get().things(value)
-    return value
-
-
-@pass_eval_context
-def _concat(context: Any, values: list[Any]) -> str:
-    meter = METER.get()
-    meter.things(values)
-    meter.text(sum(len(value) for value in values if isinstance(value, str)))
-    return meter.made((markup_join if context.autoescape else str_join)(values))
+            units += 1 + (len(text) // UNIT_TEXT if isinstance(text, str) else 0)
+    return nodes.ExprStmt(_through("step", nodes.Const(units, lineno=line)), lineno=line)
 
 
 @pass_context
 def _output(_context: Any, value: Any) -> Any:
-    METER.get().things(value)
+    if type(value) is str:
+        METER.get().pay(1 + len(value) // UNIT_TEXT)
+    else:
+        METER.get().things(value)
     return value
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Python's `dict`, which pays for its keys before it hashes them."""
+    if len(args) == 1 and not isinstance(args[0], Mapping):
+        pairs = [tuple(pair) for pair in args[0]]
+        METER.get().keys([pair[0] for pair in pairs if pair])
+        args = (pairs,)
+    return dict(*args, **kwargs)
+
+
+def _namespace(*args: Any, **kwargs: Any) -> Namespace:
+    found = _dict(*args, **kwargs)
+    for name in found:
+        _check_attribute(name)
+    return Namespace(found)
+
+
+def _check_attribute(name: Any) -> None:
+    """Names by which Python, Jinja and markupsafe ask an object what it can do, and call it past `BoundedSandbox.call`."""
+    if isinstance(name, str) and name.startswith("__"):
+        raise SecurityError(f"an attribute {name!r:.40} of a namespace")
+
+
+@pass_environment
+def _unique(
+    environment: Any, value: Any, case_sensitive: bool = False, attribute: Any = None
+) -> Iterator[Any]:
+    """Jinja's filter; of keys of one hash, few are compared."""
+    key_of = make_attrgetter(environment, attribute, None if case_sensitive else ignore_case)
+    seen: set[Any] = set()
+    hashes: Counter[int] = Counter()
+    for item in value:
+        key = key_of(item)
+        if key not in seen:
+            seen.add(key)
+            code = hash(key)
+            hashes[code] += 1
+            METER.get().equal_hashes({code: hashes[code]})
+            yield item
 
 
 def _paying(
@@ -296,51 +345,71 @@ def _paying(
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         meter, given = METER.get(), args[skip:]
-        # These look at the value itself, not into it.
-        meter.things(
-            *(given[1:] if name in ("length", "count", "default", "d", "first", "last") else given), kwargs
-        )
+        if name in _TAKE_ALL:
+            given = tuple(map(_taken, given))
+            kwargs = {key: _taken(each) for key, each in kwargs.items()}
+        characters = meter.things(*(given[1:] if name in _NOT_INTO else given), kwargs)
+        if name in slow:
+            meter.pay(characters)
+        if name in _ATTRIBUTE_AT:
+            _check_parts(kwargs.get("attribute"), _ATTRIBUTE_AT[name], given[1:])
         if given:
             value, *rest = given
-            if isinstance(value, str) and name in slow:
-                meter.pay(len(value))
-            if name in ("join", "sum", "list") and isinstance(value, Iterator):
-                value = list(value)  # each element was paid for; now the whole is known
-                meter.things(value)
-            args = (*args[:skip], value, *_pay_text(meter, name, value, tuple(rest), kwargs))
-        return meter.made(function(*args, **kwargs))
+            if name in _PRINT:
+                value = soft_str(value)
+            given = (value, *_pay_text(meter, name, value, tuple(rest), kwargs))
+        return meter.made(function(*args[:skip], *given, **kwargs))
 
     return run
 
 
+def _check_parts(attribute: Any, place: int | None, args: tuple[Any, ...]) -> None:
+    """Refuse an attribute whose parts take longer to look up than the elements that are paid for."""
+    if attribute is None and place is not None and place < len(args):
+        attribute = args[place]
+    if not isinstance(attribute, str | int | None):
+        raise SecurityError(f"an attribute that is {type(attribute).__name__}")
+    if isinstance(attribute, str) and len(re.findall("[.,]", attribute)) >= _MOST_PARTS:
+        raise SecurityError(f"an attribute of more than {_MOST_PARTS} parts")
+
+
+def _taken(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterator) else value
+
+
 def _pay_text(
-    meter: Meter, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    meter: Meter,
+    name: str,
+    value: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    method: bool = False,
 ) -> tuple[Any, ...]:
-    """Pay for what a filter or a method of a text makes beyond its arguments; returns the arguments to call it with."""
+    """Pay for what a filter or a `method` of a text makes beyond its arguments; returns the arguments to call it with."""
     given = (*args, *kwargs.values())
     size = len(value) if isinstance(value, str) else 0
     # A width, a number of parts, a number of digits: at most as much work as its value says.
     meter.pay(sum(abs(number) for number in given if isinstance(number, int)))
     texts = [len(text) for text in given if isinstance(text, str)]
     if name == "replace":
-        old = given[0] if given and isinstance(given[0], str) else ""
-        found = value.count(old) if size else 0
-        meter.text(size + (found + 1) * max([0, *texts]))
+        words = [soft_str(each) for each in given]  # in any order, where they are given by name
+        place = escape(value) if any(hasattr(each, "__html__") for each in (value, *given)) else value
+        found = max((place.count(word) for word in words), default=0)
+        meter.text(len(place) + (found + 1) * max(map(len, words), default=0))
     elif name in ("strip", "lstrip", "rstrip", "trim"):
-        meter.pay(size * max([0, *texts]) // _TEXT)
+        meter.pay(size * max([0, *texts]) // UNIT_TEXT)
     elif name == "indent":
         lines = value.count("\n") + 1 if size else 1
         meter.pay(lines)
         widths = [number for number in given if isinstance(number, int)] or [4]
         meter.text(size + lines * max(*widths, *texts, 0))
-    elif name == "join" and isinstance(value, str) and args:  # the method: value stands between
-        parts = list(args[0])
-        meter.text(size * len(parts) + sum(len(part) for part in parts if isinstance(part, str)))
+    elif name == "join" and method:  # value stands between
+        parts = list(args[0]) if args else []
+        meter.text(size * len(parts) + meter.things(*parts))
         args = (parts, *args[1:])
     elif name == "join":
-        parts = list(value) if isinstance(value, _SIZED) else []
-        between = max([0, *texts])
-        meter.text(between * len(parts) + sum(len(part) for part in parts if isinstance(part, str)))
+        parts = len(value) if isinstance(value, (str, *SIZED)) else 0
+        meter.text(max([0, *texts]) * parts + meter.things(value))
     elif name in ("format", "format_map") and isinstance(value, str):
         _pay_format(meter, value, given)
     elif name == "sum" and not all(isinstance(start, int | float | str) for start in given):
@@ -355,15 +424,10 @@ def _pay_format(meter: Meter, form: str, given: Iterable[Any]) -> None:
     if re.search(r"\d{4}|%[^%a-zA-Z]*\*|\{[^{}]*\{(?!\{)", form):
         raise SecurityError("a format with a width of four digits, or one that is computed")
     before = meter.left
-    meter.things(*given)
+    characters = meter.things(*given)
     fields = form.count("%") + form.count("{")
     meter.pay((before - meter.left) * fields)
-    meter.text(len(form) + 1000 * fields)
-
-
-def _check_bits(bits: int) -> None:
-    if bits > _MOST_BITS:
-        raise TooMuch(f"the chat template computes a number of more than {_MOST_BITS} bits")
+    meter.text(len(form) + (1000 + characters) * fields)
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:

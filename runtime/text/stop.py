@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+
+LONGEST = 100_000
+"""Characters of all stop strings of a request: each piece of its text is compared with them."""
+
+_SHORT = 256
+"""Characters: longer ones are looked for one by one, of which there are few."""
+
+_FEW = 16
+"""So many texts are looked for one by one, too."""
 
 
 class StopStrings:
@@ -17,7 +27,9 @@ class StopStrings:
         special_tokens = tuple(token for token in special_tokens if token) if self.texts else ()
         self.special = tuple(text for text in self.texts if any(token in text for token in special_tokens))
         """Those that hold a special token."""
-        self._plain = tuple(text for text in self.texts if text not in self.special)
+        special = set(self.special)
+        self._special = _Sought(self.special)
+        self._plain = _Sought(text for text in self.texts if text not in special)
         self._tail = ""  # what may begin a stop string
         self._shown: list[bool] = []  # of each of its characters
         self.found = False
@@ -31,16 +43,15 @@ class StopStrings:
         places = [at for at, seen in enumerate(shown) if seen]
         visible = text if len(places) == len(text) else "".join(text[at] for at in places)
         # The one completed first wins: that does not depend on where tokens begin and end.
-        ends = [(at + len(stop), at) for stop in self.special if (at := text.find(stop)) >= 0]
-        for stop in self._plain:
-            if (at := visible.find(stop)) >= 0:
-                ends.append((places[at + len(stop) - 1] + 1, places[at]))
+        ends = self._special.found(text, len(self._tail))
+        plain = self._plain.found(visible, sum(self._shown))
+        ends += [(places[end - 1] + 1, places[at]) for end, at in plain]
         if ends:
             self.found, cut = True, min(ends)[1]
             self._tail, self._shown = "", []
         else:
-            keep = _beginning(text, self.special)
-            if size := _beginning(visible, self._plain):
+            keep = self._special.beginning(text)
+            if size := self._plain.beginning(visible):
                 keep = max(keep, len(text) - places[-size])
             cut = len(text) - keep
             self._tail, self._shown = text[cut:], shown[cut:]
@@ -57,12 +68,42 @@ def _seen(text: str, shown: list[bool]) -> str:
     return "".join(character for character, seen in zip(text, shown, strict=False) if seen)
 
 
-def _beginning(text: str, stops: Iterable[str]) -> int:
-    """Length of the longest end of `text` that begins a stop string."""
-    longest = 0
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:size]):
-                longest = size
-                break
-    return longest
+class _Sought:
+    """Texts that are looked for all at once: in a sorted list, what begins another text stands right before it."""
+
+    def __init__(self, texts: Iterable[str]):
+        chosen: list[str] = []
+        for text in sorted(set(texts)):
+            # One that begins with another is never completed first.
+            if not chosen or not text.startswith(chosen[-1]):
+                chosen.append(text)
+        few = len(chosen) <= _FEW
+        self._short = [text for text in chosen if len(text) <= _SHORT and not few]
+        self._long = [text for text in chosen if len(text) > _SHORT or few]
+
+    def found(self, text: str, known: int = 0) -> list[tuple[int, int]]:
+        """(end, begin) of texts that stand in `text`, the one that ends first among them; none ends in the first `known`
+        characters."""
+        ends = [(at + len(each), at) for each in self._long if (at := text.find(each)) >= 0]
+        if not self._short:
+            return ends
+        for at in range(max(0, known - _SHORT), len(text)):
+            place = bisect_right(self._short, text[at : at + _SHORT]) - 1
+            if place >= 0 and text.startswith(self._short[place], at):
+                ends.append((at + len(self._short[place]), at))
+        return ends
+
+    def beginning(self, text: str) -> int:
+        """Length of the longest end of `text` that begins one of the texts and is not all of it."""
+        longest = 0
+        for each in self._long:
+            for size in range(min(len(each) - 1, len(text)), longest, -1):
+                if text.endswith(each[:size]):
+                    longest = size
+                    break
+        for size in range(min(_SHORT - 1, len(text)), longest if self._short else _SHORT, -1):
+            end = text[-size:]
+            place = bisect_right(self._short, end)
+            if place < len(self._short) and self._short[place].startswith(end):
+                return size
+        return longest

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from ..errors import BundleError
+from ..errors import BundleError, VlmexportError
+from ..foreign import is_foreign
+from .errors import one_line
+from .growth import growth_of
 
 
 class Tokenizer:
     """Encodes and decodes text exactly as `transformers` does with the same `tokenizer.json`."""
 
     def __init__(self, backend: tokenizers.Tokenizer):
+        """Raises `BundleError` for one that may make too much of a text (`growth.py`)."""
         # A saved tokenizer may cut or pad on its own; over-long prompts must be refused, never cut silently.
         backend.no_truncation()
         backend.no_padding()
@@ -30,6 +34,7 @@ class Tokenizer:
         # Not `to_str()`: it counts from 0 to the highest id, which may be any number, and takes memory for every gap.
         self.post_processor: Any = _state(backend.post_processor)
         """What `tokenizer.json` says of it, or None."""
+        self.growth = growth_of(backend)
         self.byte_ids = _byte_fallback_ids(backend, _state(backend.decoder))
         self._alone: dict[int, str] = {}
 
@@ -37,14 +42,21 @@ class Tokenizer:
     def open(cls, path: Path | str) -> Tokenizer:
         """Read a `tokenizer.json`. Raises `BundleError` when the file cannot be used."""
         try:
-            # Not `from_file`: it takes no path that the locale cannot write.
-            found = cls(tokenizers.Tokenizer.from_buffer(Path(path).read_bytes()))
-        except BaseException as error:  # the library raises bare Exception for any defect
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            data = Path(path).read_bytes()
+        except OSError as error:
             raise BundleError(
-                f"{path}: not a readable tokenizer ({reason}); build the bundle again"
+                f"{path}: not a readable tokenizer ({one_line(error)}); build the bundle again"
+            ) from error
+        try:
+            # Not `from_file`: it takes no path that the locale cannot write.
+            found = cls(tokenizers.Tokenizer.from_buffer(data))
+        except BundleError as error:
+            raise BundleError(f"{path}: {error}") from error
+        except BaseException as error:  # the library raises bare Exception for any defect
+            if not _of_library(error):
+                raise
+            raise BundleError(
+                f"{path}: not a readable tokenizer ({one_line(error)}); build the bundle again"
             ) from error
         unknown = unknown_tokens(found.post_processor)
         if unknown:  # the library would panic at the first prompt, with a page on stderr
@@ -61,9 +73,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids, int64 [n]; `add_special_tokens` adds what the post-processor says (T5: `</s>`)."""
         try:
+            self.growth.check(text)
             ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except BaseException as error:
-            if not is_panic(error):
+            if not _of_library(error):
                 raise
             raise _defect(error, "encode") from error
         return np.asarray(ids, dtype=np.int64)
@@ -73,7 +86,7 @@ class Tokenizer:
         try:
             return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
         except BaseException as error:
-            if not is_panic(error):
+            if not _of_library(error):
                 raise
             raise _defect(error, "decode") from error
 
@@ -86,11 +99,21 @@ class Tokenizer:
 
     def token(self, token_id: int | None) -> str | None:
         """The written form of a token id, or None."""
-        return None if token_id is None else self.backend.id_to_token(token_id)
+        try:
+            return None if token_id is None else self.backend.id_to_token(token_id)
+        except BaseException as error:
+            if not _of_library(error):
+                raise
+            raise _defect(error, f"write token {token_id!r:.40}") from error
 
     def id(self, token: str) -> int | None:
         """The id of a token's written form, or None."""
-        return self.backend.token_to_id(token)
+        try:
+            return self.backend.token_to_id(token)
+        except BaseException as error:
+            if not _of_library(error):
+                raise
+            raise _defect(error, f"find {token!r:.40}") from error
 
 
 def is_panic(error: BaseException) -> bool:
@@ -99,9 +122,19 @@ def is_panic(error: BaseException) -> bool:
     return kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime"
 
 
+def _of_library(error: BaseException) -> bool:
+    """Whether the library raised it, whose code has no frames of Python; not Ctrl-C, and not a handler of a program's."""
+    return is_panic(error) or (
+        isinstance(error, Exception)
+        and not isinstance(error, VlmexportError | MemoryError)
+        and not is_foreign(error)
+    )
+
+
 def _defect(error: BaseException, what: str) -> BundleError:
-    reason = " ".join(str(error).split())
-    return BundleError(f"the bundle's tokenizer cannot {what} ({reason:.200}); build the bundle again")
+    return BundleError(
+        f"the bundle's tokenizer cannot {what} ({one_line(error, 200)}); build the bundle again"
+    )
 
 
 def unknown_tokens(processor: Any, parts: Sequence[str] = ("single",)) -> list[str]:

@@ -1,0 +1,253 @@
+"""How much a tokenizer may make of a text, from what `tokenizer.json` says, before it makes it.
+
+The `tokenizers` library runs a bundle's steps without a bound on time or memory, and cannot be interrupted. So each kind
+of step has a factor here: bytes of UTF-8 that it may give for one byte. Steps behind each other multiply. A kind that is
+not in the tables is refused by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+
+from ..errors import BundleError, PromptError
+
+LARGEST = 4_000_000
+"""Bytes that a text may become on its way to tokens: the library takes some hundred bytes for each."""
+
+WORK = 400_000_000
+"""Steps of the model over a text, of some nanoseconds each."""
+
+LONGEST_TOKEN = 10_000
+"""Bytes of text that one token may become."""
+
+_MOST_STEPS = 100
+_MOST_ADDED = 1000
+_LONGEST_AFFIX = 100
+_LONGEST_WORD = 1000
+_LEAST = 1000
+"""Bytes that every usable tokenizer reads."""
+
+_REMEDY = "use the model's own tokenizer"
+
+Step = Mapping[str, Any]
+Factor = Callable[[Step], int]
+
+
+def _bytes(text: Any) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
+
+
+def _replace(step: Step) -> int:
+    pattern, content = step.get("pattern"), _bytes(step.get("content"))
+    size = _bytes(pattern.get("String")) if isinstance(pattern, Mapping) else 0
+    return (
+        max(1, -(-content // size)) if size else 1 + content
+    )  # a regex may match between any two characters
+
+
+def _precompiled(step: Step) -> int:
+    """sentencepiece's map: the size of a trie, the trie, then what texts become, each ended by a zero byte."""
+    try:
+        data = base64.b64decode(step.get("precompiled_charsmap") or "")
+    except (binascii.Error, ValueError, TypeError):
+        return 1  # the library refuses it
+    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    return max(1, *map(len, texts.split(b"\0")))
+
+
+def _metaspace(step: Step) -> int:
+    size = max(1, _bytes(step.get("replacement")))
+    return size if step.get("prepend_scheme") == "never" else 2 * size
+
+
+NORMALIZERS: Mapping[str, Factor] = {
+    "BertNormalizer": lambda step: 12,  # spaces around Chinese characters, decomposed, lower case
+    "ByteLevel": lambda step: 2,
+    "Lowercase": lambda step: 2,
+    "NFC": lambda step: 3,
+    "NFD": lambda step: 3,
+    "NFKC": lambda step: 11,
+    "NFKD": lambda step: 11,
+    "Nmt": lambda step: 1,
+    "Precompiled": _precompiled,
+    "Prepend": lambda step: 1 + _bytes(step.get("prepend")),  # to every piece between added tokens
+    "Replace": _replace,
+    "Strip": lambda step: 1,
+    "StripAccents": lambda step: 1,
+}
+PRE_TOKENIZERS: Mapping[str, Factor] = {
+    "BertPreTokenizer": lambda step: 1,
+    "ByteLevel": lambda step: 4 if step.get("add_prefix_space", True) else 2,
+    "CharDelimiterSplit": lambda step: 1,
+    "Digits": lambda step: 1,
+    "FixedLength": lambda step: 1,
+    "Metaspace": _metaspace,
+    "Punctuation": lambda step: 1,
+    "Split": lambda step: 1,
+    "UnicodeScripts": lambda step: 1,
+    "Whitespace": lambda step: 1,
+    "WhitespaceSplit": lambda step: 1,
+}
+DECODERS: Mapping[str, Factor] = {
+    "BPEDecoder": lambda step: 2,
+    "ByteFallback": lambda step: 1,
+    "ByteLevel": lambda step: 3,  # a byte that is no character becomes U+FFFD
+    "CTC": lambda step: 2,
+    "Fuse": lambda step: 1,
+    "Metaspace": lambda step: 1,
+    "Replace": _replace,
+    "Strip": lambda step: 1,
+    "WordPiece": lambda step: 2,
+}
+_PLAIN = ("ByteLevel", "Precompiled", "Replace")
+"""Normalizers that may lengthen plain ASCII, too."""
+_AT_ENDS = 40
+"""Bytes that characters may lose or gain where a text is cut between them."""
+PROCESSORS = ("BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
+MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bounds of one tokenizer."""
+
+    normalizers: tuple[Step, ...]
+    before_model: int
+    """Factor of the pre-tokenizers, and of a post-processor that repeats the text."""
+    per_byte: int
+    """Steps of the model for one byte."""
+    added: tuple[str, ...] = ()
+    """Tokens that cut a text into pieces."""
+    factor: int = field(init=False)
+    """Of all steps."""
+
+    def __post_init__(self) -> None:
+        found = self.before_model
+        for step in self.normalizers:
+            found *= NORMALIZERS[step["type"]](step)
+        object.__setattr__(self, "factor", found)
+
+    def check(self, text: str) -> None:
+        """Raises `PromptError` for a text of which the tokenizer might make more than this process can hold."""
+        size = _bytes(text)
+        largest = min(LARGEST, WORK // self.per_byte)
+        if size * self.factor > largest and self._measured(text, size) > largest:
+            raise PromptError(
+                f"the bundle's tokenizer may make more than {largest:,} bytes of a prompt of {len(text):,} characters: "
+                "shorten it"
+            )
+
+    def _measured(self, text: str, size: int) -> int:
+        """Bytes at most in front of the model, where the text is normalised as far as that takes little.
+
+        The library normalises the pieces between added tokens one by one: each may get a beginning of its own, and what
+        stands at its ends may be replaced. That is `extra`, which later steps lengthen by their factors.
+        """
+        pieces, extra, left = 1 + sum(text.count(token) for token in self.added), 0, self.factor
+        for step in self.normalizers:
+            kind, factor = step["type"], NORMALIZERS[step["type"]](step)
+            if size * factor > 4 * LARGEST or (kind == "Replace" and "String" not in step["pattern"]):
+                break  # a regex may look at what is not in its piece
+            left //= factor
+            if kind == "Prepend":
+                extra += _bytes(step["prepend"]) * pieces
+                continue
+            extra = extra * factor + (_bytes(step.get("content")) + _AT_ENDS) * pieces
+            if not text.isascii() or kind in _PLAIN:
+                text = _normalizer(step).normalize_str(text)
+            size = max(size, _bytes(text))
+        return (size + extra) * left
+
+
+def growth_of(backend: tokenizers.Tokenizer) -> Growth:
+    """Raises `BundleError` naming what would make too much of any text, or whose growth nobody knows."""
+
+    def steps(part: str, inner: str, known: Any) -> list[Step]:
+        found = list(_steps(_state(getattr(backend, part)), inner))
+        unknown = [step.get("type") for step in found if step.get("type") not in known]
+        if unknown:
+            raise BundleError(
+                f"the tokenizer's {part} has a step {unknown[0]!r:.80}, which this version does not know; use a newer vlmexport"
+            )
+        if len(found) > _MOST_STEPS:
+            raise BundleError(
+                f"the tokenizer's {part} has {len(found)} steps, more than {_MOST_STEPS}; {_REMEDY}"
+            )
+        return found
+
+    def refuse_beyond(what: str, found: int, limit: int) -> None:
+        if found > limit:
+            said = f"{found:,}" if found < 10**18 else "very many"
+            raise BundleError(f"{what} {said}, more than {limit:,}; {_REMEDY}")
+
+    normalizers = steps("normalizer", "normalizers", NORMALIZERS)
+    before = 1
+    for step in steps("pre_tokenizer", "pretokenizers", PRE_TOKENIZERS):
+        if step["type"] == "FixedLength" and step.get("length") == 0:  # the library would panic
+            raise BundleError(f"the tokenizer cuts texts into parts of length 0; {_REMEDY}")
+        before *= PRE_TOKENIZERS[step["type"]](step)
+    added = 0
+    for step in steps("post_processor", "processors", PROCESSORS):
+        if step["type"] == "TemplateProcessing":
+            pieces = list(step.get("single") or ())
+            defined = step.get("special_tokens") or {}
+            names = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
+            added += sum(len(defined.get(name, {}).get("ids", ())) for name in names)
+            before *= max(1, len(pieces) - len(names))
+        else:
+            added += 2
+    refuse_beyond("tokens that the tokenizer puts around a text:", added, _MOST_ADDED)
+    kind = type(backend.model).__name__
+    if kind not in MODELS:
+        raise BundleError(
+            f"the tokenizer's model is {kind!r:.80}, which this version does not know; use a newer vlmexport"
+        )
+    longest = max(map(_bytes, backend.get_vocab(with_added_tokens=True)), default=0)
+    decoded = longest
+    for step in steps("decoder", "decoders", DECODERS):
+        decoded *= DECODERS[step["type"]](step)
+    refuse_beyond("bytes that one token of the tokenizer may become:", decoded, LONGEST_TOKEN)
+    affixes = (
+        getattr(backend.model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")
+    )
+    affix = max(map(_bytes, affixes))
+    refuse_beyond("bytes of the tokenizer's prefix or suffix of words:", affix, _LONGEST_AFFIX)
+    word = int(getattr(backend.model, "max_input_chars_per_word", 1))
+    refuse_beyond("characters of a word that the tokenizer looks up:", word, _LONGEST_WORD)
+    # Unigram looks for every token at every place, WordPiece for every part of a word at every place of it.
+    per_byte = longest if kind == "Unigram" else max(1, word * word // 64)
+    added = [token.content for token in backend.get_added_tokens_decoder().values() if token.content]
+    found = Growth(tuple(normalizers), before, max(1, per_byte), tuple(added))
+    refuse_beyond("bytes that the tokenizer may make of one:", found.factor, LARGEST // _LEAST)
+    return found
+
+
+def _steps(part: Any, inner: str) -> Iterator[Step]:
+    """The steps of a part of a tokenizer, those of sequences in their order."""
+    waiting = [part] if part is not None else []
+    while waiting:
+        step = waiting.pop()
+        if not isinstance(step, Mapping):
+            raise BundleError(f"a step of the tokenizer is {type(step).__name__}, no object; {_REMEDY}")
+        if step.get("type") == "Sequence":
+            waiting += reversed(step.get(inner) or [])
+        else:
+            yield step
+
+
+def _state(part: Any) -> Any:
+    """A part of a tokenizer as `tokenizer.json` holds it."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _normalizer(step: Step) -> Any:
+    empty = tokenizers.Tokenizer(tokenizers.models.WordLevel({}, ""))
+    document = {**json.loads(empty.to_str()), "normalizer": step}
+    return tokenizers.Tokenizer.from_str(json.dumps(document)).normalizer
