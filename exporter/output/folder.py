@@ -13,7 +13,8 @@ from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
 from ..disk import FULL
-from .leftovers import hold, new_folder, release, remove_leftovers
+from .exchange import take_place
+from .leftovers import new_folder, release, remove_leftovers
 
 
 @contextlib.contextmanager
@@ -32,29 +33,20 @@ def replaced_folder(output: Path, force: bool) -> Iterator[Path]:
         work, lock = new_folder(output)
     except OSError as error:
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
-    old = work.with_name(work.name.replace(".building-", ".old-"))
-    locks = [lock]
     try:
         yield work
-        if output.exists():
-            locks.append(hold(output))
-            output.rename(old)
-        work.rename(output)
+        take_place(work, output)
     except OSError as error:
         if error.errno in FULL:
             raise ExportError(f"no space left on the disk of {output.parent}; nothing was changed") from error
         raise
     finally:
-        if old.exists() and not output.exists():
-            old.rename(output)  # stopped between the two renames
         shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
         if not output.exists():
             with contextlib.suppress(OSError):  # somebody else uses the folder by now
                 for parent in made:
                     parent.rmdir()
-        for held in locks:
-            release(held)
+        release(lock)
 
 
 def check_output(output: Path, force: bool) -> None:
