@@ -12,8 +12,9 @@ MINUTES ?= 5
 SEED ?= 0
 FIRST ?= 0
 REQUESTS ?= 4000
+POINTS ?= 200
 
-.PHONY: install demo test test-all test-gpu bench-gpu lint format clean fuzz soak
+.PHONY: install demo test test-all test-gpu bench-gpu lint format clean fuzz soak kill
 
 install: $(STAMP)
 
@@ -54,6 +55,9 @@ fuzz: install
 
 soak: install
 	$(BIN)/python tests/soak/soak.py --requests $(REQUESTS) --seed $(SEED)
+
+kill: install
+	$(BIN)/python tests/kill/campaign.py --points $(POINTS) $(if $(SAVE),--save $(SAVE))
 
 lint: install
 	$(BIN)/ruff check .

@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +20,8 @@ from ..data.records import RecordSet
 from ..targets.target import Target
 
 CACHE_DTYPES = ("float16", "float32")
+PROGRESS = "progress.json"
+"""A file of a cache that is being made: which files, and how many records of them are there."""
 
 
 def cache_place(folder: Path, target: Target, records: RecordSet, dtype: str, what: str = "") -> Path:
@@ -36,11 +39,43 @@ def to_make(place: Path, names: Sequence[str]) -> Iterator[list[str]]:
         return [name for name in names if not (place / f"{name}.bin").exists()]
 
     if not missing():
+        _forget_finished(place)
         yield []
         return
     place.mkdir(parents=True, exist_ok=True)
     with alone(place / "lock"):
         yield missing()
+
+
+def read_progress(place: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What `save_progress` wrote last of the files `names`, perhaps with others; {} where that was of other files: they are
+    made anew then, so that what it says does not hold any more, and it is removed."""
+    path = place / PROGRESS
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if set(names) <= set(found.get("files", ())) and all((place / f"{n}.partial").exists() for n in names):
+        return found
+    path.unlink(missing_ok=True)
+    return {}
+
+
+def save_progress(place: Path, names: Sequence[str], records: int, **further: Any) -> None:
+    """From here a later process goes on with the files ``NAME.partial``, which are on the disk so far."""
+    with replacing(place / PROGRESS) as out:
+        out.write(json.dumps({"files": list(names), "records": records, **further}).encode())
+
+
+def forget_progress(place: Path) -> None:
+    """All is there: removes what says how far it was, and files that were begun beside those that are there now."""
+    for left in (*place.glob("progress*.json"), *place.glob("*.partial")):
+        left.unlink(missing_ok=True)
+
+
+def _forget_finished(place: Path) -> None:
+    """Removes what a process left that was killed at its very end: nobody else would. Others may be making other files."""
+    with suppress(OSError, ValueError):  # a folder that cannot be written
+        files = json.loads((place / PROGRESS).read_text("utf-8"))["files"]
+        if all((place / f"{name}.bin").exists() for name in files):
+            (place / PROGRESS).unlink()
 
 
 def write_meta(place: Path, target: Target, records: RecordSet, dtype: str, **further: int) -> None:

@@ -23,7 +23,16 @@ from ...runtime.errors import OptionError
 from ...runtime.files import replacing
 from ..data.records import RecordSet
 from ..targets.target import FUSED, Rows, Target
-from .cache_folder import cache_place, check_cache_dtype, stored, to_make, write_meta
+from .cache_folder import (
+    cache_place,
+    check_cache_dtype,
+    forget_progress,
+    read_progress,
+    save_progress,
+    stored,
+    to_make,
+    write_meta,
+)
 
 Batch = TypeVar("Batch", bound=Sized, covariant=True)
 
@@ -154,15 +163,16 @@ def _build(
             f"the feature cache needs {needed / 1e9:.1f} GB in {place}, which has not as much space left"
         )
     if not (place / "cache.json").exists():
-        np.save(place / "offsets.npy", offsets)
-        np.save(place / "tokens.npy", np.array([t for a in answers for t in a[1:]], np.int32))
+        tokens = np.array([t for a in answers for t in a[1:]], np.int32)
+        for name, values in (("offsets", offsets), ("tokens", tokens)):
+            with replacing(place / f"{name}.npy") as out:
+                np.save(out, values)
         write_meta(place, target, records, dtype, fused=fused)
-    progress = place / f"progress.{'-'.join(shapes)}.json"
-    start = json.loads(progress.read_text())["records"] if progress.exists() else 0
+    start = read_progress(place, names).get("records", 0)
     stores = {}
     for key, shape in shapes.items():
         partial = place / f"{key}.partial"
-        if not (start and partial.exists()):
+        if not start:
             _reserve(partial, math.prod(shape) * item)
         stores[key] = np.memmap(partial, dtype, "r+", shape=shape)
     wanted = [n for n in layers if f"trunk.{n}" in names] or list(layers)
@@ -176,13 +186,12 @@ def _build(
         if (at // batch_size) % 8 == 7:
             for store in stores.values():
                 store.flush()
-            with replacing(progress) as out:
-                out.write(json.dumps({"records": at + len(chunk)}).encode())
+            save_progress(place, names, at + len(chunk))
             print(f"cached {at + len(chunk)}/{len(records)} records", file=sys.stderr)
     for key, store in stores.items():
         store.flush()
         (place / f"{key}.partial").replace(place / f"{key}.bin")
-    progress.unlink(missing_ok=True)
+    forget_progress(place)
 
 
 def _reserve(path: Path, size: int) -> None:

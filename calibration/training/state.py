@@ -21,6 +21,11 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
         torch.save(state, out)
 
 
+def forget_state(folder: Path) -> None:
+    """A run begins anew; a kill before its first state leaves none of another run."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
 def load_state(
     folder: Path, run: dict[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,10 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...runtime.files import replacing
 from ..data.records import RecordSet
 from ..targets.target import Target, Texts
-from .cache_folder import cache_place, check_cache_dtype, stored, to_make, write_meta
+from .cache_folder import (
+    cache_place,
+    check_cache_dtype,
+    forget_progress,
+    read_progress,
+    save_progress,
+    stored,
+    to_make,
+    write_meta,
+)
 
 SAVED_EVERY = 8
 """Passes of the target between two points from which a killed build goes on."""
@@ -153,8 +162,7 @@ class Partial:
 
     def __init__(self, folder: Path, files: Sequence[Kept], stack: ExitStack) -> None:
         self.folder, self.files = folder, {kept.name: kept for kept in files}
-        self.state = folder / f"progress.{'-'.join(self.files)}.json"
-        saved = json.loads(self.state.read_text("utf-8")) if self.state.exists() else {}
+        saved = read_progress(folder, list(self.files))
         paths = {name: self._path(name) for name in self.files}
         sizes = {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
         counts: Mapping[str, int] = saved.get("rows", {})
@@ -177,19 +185,23 @@ class Partial:
     def save(self, records: int) -> None:
         """From here a later build goes on."""
         for file in self.open.values():
-            file.flush()
-        with replacing(self.state) as out:
-            out.write(json.dumps({"records": records, "rows": self.counts}).encode())
+            _sync(file)
+        save_progress(self.folder, list(self.files), records, rows=self.counts)
 
     def finish(self) -> None:
         """All is there: files take their names."""
         for name, file in self.open.items():
-            file.flush()
+            _sync(file)
             self._path(name).replace(self.folder / f"{name}.bin")
-        self.state.unlink(missing_ok=True)
+        forget_progress(self.folder)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.partial"
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _files(width: int, dtype: str, taps: Iterable[int]) -> list[Kept]:

@@ -20,17 +20,22 @@ from accelerate import Accelerator
 
 from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
+from ...exporter.output import whole_folder
+from ...exporter.output.leftovers import remove_leftovers
 from ...runtime.errors import DivergedError
+from ...runtime.files import replacing
 from ...runtime.locks import only_one
 from ..processes import all_summed, check_shared, join_processes, wait_for_all
 from .features import Source, in_batches
 from .objectives.base import LearnedTarget, Objective
 from .options import LoopOptions
 from .provenance import provenance
-from .state import load_state, save_state
+from .state import forget_state, load_state, save_state
 
 LOCK = "lock"
 """A file of a run's folder, held by the process that writes there."""
+LOG = "log.jsonl"
+"""A file of a run's folder: a line of JSON for each step that is told, and for each validation."""
 
 
 def learning_rate(
@@ -57,6 +62,19 @@ def batch_indices(step: int, size: int, options: LoopOptions) -> list[int]:
     epoch, piece = divmod(step, per_epoch)
     order = np.random.default_rng([options.seed, epoch]).permutation(size)
     return order[piece * count : (piece + 1) * count].tolist()
+
+
+def lines_until(log: bytes, step: int) -> bytes:
+    """The lines of a log up to those of `step`; without one that a kill cut off, and without all behind it."""
+    kept = []
+    for line in log.splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        kept.append(line)
+    return b"".join(kept)
 
 
 class Trainer:
@@ -133,6 +151,8 @@ class Trainer:
             torch.set_rng_state(state["rng"])
             self.step, self.best = state["step"], state["best"]
             self._say(f"resumed at step {self.step}/{options.steps}")
+        if self.accelerator.is_main_process:
+            self._begin(restart)
         optimizer = self.accelerator.prepare(optimizer)
         if self.objective.notice:
             self._say(self.objective.notice)
@@ -162,9 +182,27 @@ class Trainer:
         best = open_draft(self.out / "best")
         found = self.objective.finished(best, self.validation, self.target)
         if found is not best and self.accelerator.is_main_process:
-            found.save(self.out / "best")
+            self._write(found, "best")
         wait_for_all()
         return found
+
+    def _begin(self, restart: bool) -> None:
+        """Leaves in the folder what belongs to the step that the run begins with: a run that was killed was further, and logs
+        the same again."""
+        if restart:
+            forget_state(self.out)
+        for name in ("best", "last"):
+            remove_leftovers(self.out / name)
+        log = self.out / LOG
+        if log.exists():
+            kept = lines_until(log.read_bytes(), self.step)
+            with replacing(log) as out:
+                out.write(kept)
+
+    def _write(self, draft: Draft, name: str) -> None:
+        """Replaces the folder of a draft as a whole: its files belong together."""
+        with whole_folder(self.out / name) as folder:
+            self.objective.save(draft, folder)
 
     def _one_step(self, optimizer: Any) -> tuple[dict[str, float], int]:
         """(parts of the loss over this process's rows, rows of all processes); nothing is learned from records without
@@ -257,11 +295,13 @@ class Trainer:
             self.best = better
             if self.accelerator.is_main_process:
                 draft = self._draft({"step": self.step, "validation": means})
-                self.objective.save(draft, self.out / "best")
+                self._write(draft, "best")
 
     def _save(self, optimizer: Any) -> None:
+        """`last/` first: a run that is continued from an older state writes it again."""
         if not self.accelerator.is_main_process:
             return
+        self._write(self._draft({"step": self.step}), "last")
         save_state(
             self.out,
             {
@@ -273,7 +313,6 @@ class Trainer:
                 "best": self.best,
             },
         )
-        self.objective.save(self._draft({"step": self.step}), self.out / "last")
 
     def _draft(self, evaluation: dict[str, Any]) -> Draft:
         made = {"options": self.all_options, "processes": self.accelerator.num_processes}
@@ -300,7 +339,7 @@ class Trainer:
         if not self.accelerator.is_main_process:
             return
         rounded = {k: round(v, 6) for k, v in values.items()}
-        with (self.out / "log.jsonl").open("a") as out:
+        with (self.out / LOG).open("a") as out:
             out.write(json.dumps({"step": self.step, "kind": kind, **rounded, **extra}) + "\n")
         if board is not None:
             for name, value in {**values, **extra}.items():

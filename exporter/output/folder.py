@@ -13,8 +13,9 @@ from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
 from ...runtime.foreign import raise_if_foreign
-from ...runtime.locks import hold, only_one, release
+from ...runtime.locks import only_one, release
 from ..disk import FULL
+from .exchange import take_place
 from .leftovers import new_folder, remove_leftovers
 
 
@@ -38,7 +39,6 @@ def replaced_folder(
     with contextlib.ExitStack() as undone:
         undone.callback(_remove_empty, made, output)
         work = _work_folder(output, force, finish is None, undone)
-        old = work.with_name(work.name.replace(".building-", ".old-"))
         held = undone.enter_context(contextlib.ExitStack())
         try:
             yield work
@@ -46,11 +46,7 @@ def replaced_folder(
                 held.enter_context(locked(output))
             if finish is not None:
                 finish(work)
-            if output.exists():
-                with contextlib.suppress(BlockingIOError):
-                    held.callback(release, hold(output))
-                output.rename(old)
-            work.rename(output)
+            take_place(work, output)
         except OSError as error:
             if error.errno in FULL:
                 raise ExportError(
@@ -58,10 +54,7 @@ def replaced_folder(
                 ) from error
             raise
         finally:
-            if old.exists() and not output.exists():
-                old.rename(output)  # stopped between the two renames
             shutil.rmtree(work, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitStack) -> Path:

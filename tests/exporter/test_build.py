@@ -32,6 +32,7 @@ from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.exporter.families.base import Family
 from vlmexport.exporter.families.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
+from vlmexport.exporter.output import exchange
 from vlmexport.exporter.output import folder as output_folder
 from vlmexport.exporter.output.leftovers import remove_leftovers
 from vlmexport.runtime import Session
@@ -513,6 +514,7 @@ def test_a_stop_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        patch.setattr(exchange, "exchange", lambda *_: False)  # as where a system cannot do it in one step
         patch.setattr(Path, "rename", stop)
         with pytest.raises(KeyboardInterrupt), output_folder.replaced_folder(out, force=True):
             pass
@@ -772,6 +774,7 @@ def test_a_bundle_that_is_being_replaced_is_no_leftover(
             seen.extend(sorted(p.name.rpartition("-")[0] for p in tmp_path.iterdir() if "-" in p.name))
         return found
 
+    monkeypatch.setattr(exchange, "exchange", lambda *_: False)  # as where a system cannot do it in one step
     monkeypatch.setattr(Path, "rename", meanwhile)
     with output_folder.replaced_folder(out, force=True) as work:
         (work / "new").touch()
