@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import errno
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 from training_targets import make_records, make_target, with_answers
-from vlmexport.calibration import lock
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target, Texts
 from vlmexport.calibration.training import text_cache
@@ -23,6 +23,7 @@ from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
+from vlmexport.runtime import locks
 from vlmexport.runtime.errors import OptionError
 
 TAPS = (1, 3)
@@ -78,7 +79,8 @@ def test_of_two_that_want_a_cache_one_makes_it(
         return run(*arguments)
 
     monkeypatch.setattr(target, passes, slow)
-    monkeypatch.setattr(lock, "print", lambda *_, **__: waited.set(), raising=False)
+    monkeypatch.setattr(locks, "PATIENCE", 0.01)
+    monkeypatch.setattr(locks.log, "warning", lambda *_: waited.set())
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(build, target, told, TAPS, tmp_path, "float32", len(told))
         assert begun.wait(60)
@@ -95,7 +97,10 @@ def test_a_cache_is_made_where_there_are_no_locks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", refuse)
     assert (build(target, told, TAPS, tmp_path, "float32") / "cache.json").exists()
 
 
