@@ -24,7 +24,7 @@ from machine import save
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "runtime"))
 
-CHANGES = 20
+CHANGES = 60
 """Of one process."""
 
 SEEN = {
