@@ -146,6 +146,10 @@ def test_the_shape_is_in_the_tensors(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling .* is not supported in a draft"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64},
+            "5 heads do not divide hidden_size 96",
+        ),
         ({"vocab_size": None}, "vocab_size None is not in"),
     ],
 )
