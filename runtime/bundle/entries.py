@@ -34,7 +34,17 @@ def check_measured(costs: Sequence[Any], acceptance: Sequence[Any]) -> None:
     for at, entry in enumerate(costs):
         StoredCosts.parse(entry, f"costs[{at}]")
     for at, entry in enumerate(acceptance):
-        StoredAcceptance.parse(entry, f"acceptance[{at}]")
+        _check_counts(StoredAcceptance.parse(entry, f"acceptance[{at}]"), f"acceptance[{at}]")
+
+
+def _check_counts(entry: StoredAcceptance, where: str) -> None:
+    """A draft accepts no more tokens of a depth than were judged there, and no more are cut off than it accepted."""
+    judged = entry.observed.evaluated
+    for depth, (right, most) in enumerate(zip(entry.accepted, judged, strict=True)):
+        if right > most:
+            raise failure(f"{where}.accepted[{depth}]", right, f"at most the {most} that were judged")
+    if entry.discarded > (most := sum(entry.accepted)):
+        raise failure(f"{where}.discarded", entry.discarded, f"at most the {most} that were accepted")
 
 
 def check_report(document: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:

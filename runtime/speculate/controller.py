@@ -103,8 +103,8 @@ class Acceptance:
         self._keep = 1 - 1 / memory
         self._accepted: list[float] = []
         self._evaluated: list[float] = []
-        if seen is not None and seen.evaluated:
-            part = min(1.0, SEEN_WEIGHT / max(seen.evaluated))
+        if seen is not None and (most := max(seen.evaluated, default=0)):  # else nothing was judged
+            part = min(1.0, SEEN_WEIGHT / most)
             self._accepted = [part * count for count in seen.accepted]
             self._evaluated = [part * count for count in seen.evaluated]
 
