@@ -51,8 +51,7 @@ class Marked:
 def _said(rendered: str, at: int, text: str, behind: str, last: bool) -> str | None:
     for said in dict.fromkeys((text, text.rstrip(), text.lstrip(), text.strip())):
         end = at + len(said)
-        whole = not last or end + len(behind) == len(rendered)
-        if whole and rendered.startswith(said, at) and rendered.startswith(behind, end):
+        if rendered.startswith(said, at) and rendered.startswith(behind, end):
             return said
     end = len(rendered) - len(behind) if last else rendered.find(behind, at)
     while at <= end and rendered.startswith(behind, end):

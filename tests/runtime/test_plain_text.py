@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from vlmexport.runtime import Session, cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import OptionError, PromptError
@@ -251,6 +251,23 @@ def test_a_mark_of_a_picture_is_text_where_pictures_come_first(tmp_path: Path) -
     assert (
         ids.index(bundle.manifest.text.image_token_id) == 0 and tokenizer.token_to_id("<|im_end|>") not in ids
     )
+
+
+def test_unknown_characters_are_no_typed_token_and_around_stands_what_always_does() -> None:
+    document = json.loads(handmade_bundle.byte_fallback_tokenizer().to_str())
+    document["model"]["byte_fallback"] = False  # what it does not know is `<unk>`
+    core = Tokenizer.from_str(json.dumps(document))
+    core.add_special_tokens(["<x>"])
+    around = core.token_to_id("<x>")  # without special tokens in the vocabulary, another token's id
+    core.post_processor = processors.TemplateProcessing(single="<x> $A", special_tokens=[("<x>", around)])
+    usual = Usual(core)
+    plain = PlainTokenizer(usual)
+    assert plain.encode("a É").tolist() == usual.encode("a É").tolist()
+    for typed in ("<unk>", "<x>"):
+        letters = typed.strip("<>")
+        ids = plain.encode(f"the {typed}").tolist()
+        assert ids[0] == around and ids.count(around) == 1
+        assert [usual.id(letter) for letter in letters] == [i for i in ids[1:] if i in map(usual.id, letters)]
 
 
 def test_gaps_between_ids_are_refused_not_misread() -> None:
