@@ -52,6 +52,7 @@ class RequestOptions:
     draft_sampling: str | None = None
     channels: str = "rgb"
     reuse_prompt: bool = False
+    plain_text: bool = False
 
     def __post_init__(self) -> None:
         # Plain Python numbers from here on: a numpy float32 deadline would round the clock.
@@ -75,7 +76,7 @@ class RequestOptions:
             raise OptionError("lossy and force_acceptance are two ways to accept; choose one")
         if self.confidence_threshold is not None:
             found["confidence_threshold"] = number("confidence_threshold", self.confidence_threshold, 0, 1)
-        for name in ("speculative", "ignore_eos", "reuse_prompt"):
+        for name in ("speculative", "ignore_eos", "reuse_prompt", "plain_text"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}: {getattr(self, name)!r:.80} is not True or False")
         if self.draft is not None and not isinstance(self.draft, str):

@@ -23,6 +23,7 @@ from .errors import BusyError, ImageError, InputError, NumericsError, OptionErro
 from .families import Prepared, get_family
 from .families.base import Prompt, View
 from .families.parts import gathered
+from .families.plain import PlainText
 from .options import integer
 from .prefix import Prefix, kept, outside, shared
 from .request import RequestOptions, Settings, request_options, resolve
@@ -44,8 +45,8 @@ INT64 = 2**63 - 1
 _CLOSED = "this session is closed; load the bundle again"
 _Piece = TypeVar("_Piece")
 _Outcome = Result | InputError | NumericsError
-_Waiting = tuple[int, tuple[list[Any], Prompt], str, Settings, float]
-"""A request that waits for a place: its number, what it is about, the order of colours, its settings, and when it came."""
+_Waiting = tuple[int, tuple[list[Any], Prompt], RequestOptions, Settings, float]
+"""A request that waits for a place: its number, what it is about, its options, its settings, and when it came."""
 
 
 class Stream:
@@ -117,6 +118,7 @@ class Session:
         self._machine, self._note = decoder.engine.machine, decoder.engine.note
         self.max_length, self.max_batch = decoder.max_length, decoder.arena.max_batch
         self._family = get_family(bundle.manifest.model.family)
+        self._plain_text = PlainText(self.bundle)
         self._proposers: dict[str, Proposer] = {}
         self._controllers: dict[tuple[str, float | None], DraftPolicy] = {}
         self._prefix: Prefix | None = None
@@ -213,6 +215,7 @@ class Session:
         draft_sampling: str | None = None,
         channels: str = "rgb",
         reuse_prompt: bool = False,
+        plain_text: bool = False,
         images: Any = None,
         video: Any = None,
         messages: Any = None,
@@ -241,6 +244,8 @@ class Session:
         temperature, but the text is not distributed as the model's, and `Result.lossy` says so; at temperature 0 it is
         greedy decoding. `reuse_prompt`: what the request before left in the cache is not computed again where this prompt
         begins with it (the prompt, pictures and answer of an earlier turn; both must ask for it); `chat` does.
+        `plain_text`: nothing that the prompt or a message says becomes a special token; without it, special tokens that
+        are typed (`<|im_end|>`) are read as such, as in transformers (docs/models.md).
         `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
         whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
         text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
@@ -251,7 +256,7 @@ class Session:
             draft_nodes=draft_nodes, confidence_threshold=confidence_threshold, temperature=temperature, top_k=top_k, top_p=top_p,
             min_p=min_p, repetition_penalty=repetition_penalty, seed=seed, lossy=lossy, typical_epsilon=typical_epsilon, typical_delta=typical_delta, draft_sampling=draft_sampling,
             stop=stop, deadline=deadline, ignore_eos=ignore_eos, adaptive=adaptive, policy=policy, force_acceptance=force_acceptance,
-            channels=channels, reuse_prompt=reuse_prompt,
+            channels=channels, reuse_prompt=reuse_prompt, plain_text=plain_text,
         )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
@@ -295,7 +300,7 @@ class Session:
 
         def pieces(found: list[Result]) -> Iterator[str]:
             begin = time.perf_counter()
-            prepared = self._prepare(about, options.channels)
+            prepared = self._prepare(about, options)
             yield from self._run(found, prepared, settings, begin, streamed)
 
         return Stream(self._guarded(pieces), None if settings.typical is None else "typical")
@@ -425,14 +430,15 @@ class Session:
             self._controllers[learn, threshold] = found
         return found
 
-    def _prepare(self, about: tuple[list[Any], Prompt], channels: str = "rgb") -> Prepared:
+    def _prepare(self, about: tuple[list[Any], Prompt], options: RequestOptions) -> Prepared:
         media, prompt = gathered(*about)
         for each in media:
             if isinstance(each, View) and each.model not in (None, self.bundle.manifest.model.fingerprint):
                 raise ImageError(
                     "an encoded picture is another model's; encode it with a session of this one"
                 )
-        return self._family.prepare(self.bundle, self._colours(media, channels), prompt)
+        source = self._plain_text if options.plain_text else self.bundle
+        return self._family.prepare(source, self._colours(media, options.channels), prompt)
 
     def _colours(self, media: list[Any], channels: str) -> list[Any]:
         """Arrays, and videos of them, whose colours stand in another order than RGB as what has it."""
@@ -526,7 +532,7 @@ class Session:
             settings = resolve(options, self.bundle.manifest, self._controller)
         except OptionError as error:
             raise OptionError(f"requests[{number}]: {error}") from None
-        return number, about, options.channels, settings, begin
+        return number, about, options, settings, begin
 
     def _start(
         self, prepared: Prepared, settings: Settings, begin: float, streamed: bool = True, alone: bool = False
@@ -608,12 +614,12 @@ class Session:
                 for sequence in [s for s in active if s.finish_reason is not None or s.interrupted()]:
                     yield let_go(sequence)
                 while len(active) < self.max_batch and (taken := next(waiting, None)) is not None:
-                    number, about, channels, settings, begin = taken
+                    number, about, options, settings, begin = taken
                     if self._cancelled.is_set():
                         yield number, Result("", [], "cancelled", Stats())
                         continue
                     try:
-                        prepared = self._prepare(about, channels)
+                        prepared = self._prepare(about, options)
                         running = self._start(prepared, settings, begin, streamed=False)
                     except (InputError, NumericsError) as error:
                         yield number, error

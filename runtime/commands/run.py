@@ -52,6 +52,9 @@ def run(
         False, "--chat", help="Go on: read turn after turn from standard input, and answer each."
     ),
     raw: bool = typer.Option(False, "--raw", help="Use the prompt as it is, without the chat template."),
+    plain_text: bool = typer.Option(
+        False, "--plain-text", help="Read what is typed as text only: special tokens in it are none."
+    ),
     max_new_tokens: int = typer.Option(128, "--max-new-tokens", min=1, help="Stop after this many tokens."),
     draft: str = typer.Option(
         None,
@@ -107,6 +110,7 @@ def run(
     from ..errors import OptionError
     from ..families import get_family
     from ..families.base import views_of
+    from ..families.plain import PlainText
     from ..images.quiet import quiet_stderr
     from ..request import request_options
     from ..session import Session
@@ -121,7 +125,7 @@ def run(
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
         "min_p": min_p, "repetition_penalty": repetition_penalty, "draft_sampling": draft_sampling, "lossy": lossy, "typical_epsilon": typical_epsilon,
         "typical_delta": typical_delta, "stop": stop, "deadline": deadline, "confidence_threshold": confidence_threshold,
-        "adaptive": adaptive,
+        "adaptive": adaptive, "plain_text": plain_text,
     }  # fmt: skip
     request_options(asked)
     Sampling(temperature, top_k, top_p, 0 if seed is None else seed, min_p)
@@ -167,7 +171,7 @@ def run(
     if text is not None or not chat:
         # A request that cannot be served is refused before a large model is loaded for nothing.
         with quiet_stderr():  # where a tokenizer gives up, its library writes a page beside our line
-            prepared = family.prepare(opened, views, text)
+            prepared = family.prepare(PlainText(opened) if plain_text else opened, views, text)
         tell_request(prepared, media[: len(media) - len(video)], read)
     asked |= draft_options(opened.manifest, draft, draft_length, draft_nodes)
     tell_draft(opened.manifest, asked)

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..errors import BundleError, PromptError
 from ..text.chat import render_chat
-from ..text.messages import check_messages, check_written, parts_of, readable, texts
+from ..text.marked import Marked
+from ..text.messages import check_messages, check_written, marked_prompt, parts_of, readable, texts
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prompt, RawPrompt, Source, View
 
@@ -42,8 +43,12 @@ def chat_ids(
     turns = readable(template, messages, special)
     rendered = render_chat(template, turns, special)
     check_written(rendered, turns)
-    begun = rendered.startswith(special["bos_token"]) if special.get("bos_token") else False
-    return bundle.tokenizer.encode(as_text(rendered), add_special_tokens=processor and not begun)
+    begin = special.get("bos_token")
+    return bundle.tokenizer.encode_laid_out(
+        as_text(rendered),
+        lambda: marked_prompt(template, turns, special),
+        lambda written: processor and not (begin and written.startswith(begin)),
+    )
 
 
 def special_tokens(bundle: Source) -> dict[str, str]:
@@ -75,7 +80,10 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
     asked = prompt if isinstance(prompt, list | RawPrompt) else as_text(prompt)
     turns = placed(asked, given, text.chat_template, media)
     if isinstance(turns, str):
-        ids = tokenizer.encode(as_text(turns))
+        typed = str(asked)
+        ids = tokenizer.encode_laid_out(
+            as_text(turns), lambda: Marked.of_text(typed, turns.removesuffix(typed)), lambda _: True
+        )
     else:
         ids = chat_ids(bundle, text.chat_template or "", turns, processor=True)
     for kind, medium in media.items():

@@ -7,6 +7,7 @@ that the model would never see.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import PromptError
 from .chat import render_chat
+from .marked import MARK, Marked
 from .meter import TooMuch
 
 Message: TypeAlias = "dict[str, Any]"
@@ -161,6 +163,32 @@ def check_written(rendered: str, messages: Sequence[Message]) -> None:
         raise _dropped(lost[0])
 
 
+def marked_prompt(template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> Marked:
+    """What the template makes of messages, `readable` ones, with a mark in place of each text."""
+    marked = _marked(messages)
+    pairs = zip(texts(marked), texts(messages), strict=True)
+    rendered = render_chat(
+        template, marked, special_tokens
+    )  # not the kept one: a template may write the date
+    fields = ([value for key, value in message.items() if key != "content"] for message in messages)
+    return Marked(
+        rendered,
+        {mark.text: text.text for mark, text in pairs if text.text.strip()},
+        tuple(_strings(list(fields))),
+    )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string within data of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _strings([*value, *value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
 def _as_parts(messages: Sequence[Message]) -> list[Message] | None:
     if not any(isinstance(message["content"], str) for message in messages):
         return None
@@ -245,7 +273,7 @@ def _check_fields(
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
     """The messages with a mark for each text that is not white space alone."""
-    words = iter(f"Qtext{number}Q" for number in range(10**9))
+    words = map(MARK.format, itertools.count())
 
     def mark(text: str) -> str:
         return next(words) if text.strip() else text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -14,6 +14,9 @@ from ..errors import BundleError, VlmexportError
 from ..foreign import is_foreign
 from .errors import one_line
 from .growth import growth_of
+
+if TYPE_CHECKING:
+    from .marked import Marked
 
 
 class Tokenizer:
@@ -72,14 +75,27 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids, int64 [n]; `add_special_tokens` adds what the post-processor says (T5: `</s>`)."""
+        return np.asarray(self._encoding(text, add_special_tokens).ids, dtype=np.int64)
+
+    def encode_laid_out(
+        self, text: str, marked: Callable[[], Marked], add_special_tokens: Callable[[str], bool]
+    ) -> np.ndarray:
+        """Token ids, int64 [n], of a prompt; `marked` says which of it is the caller's, and only `PlainTokenizer` asks.
+
+        `add_special_tokens` is told what the layout (a chat template) itself writes.
+        """
+        return self.encode(text, add_special_tokens(text))
+
+    def _encoding(
+        self, text: str, add_special_tokens: bool, backend: tokenizers.Tokenizer | None = None
+    ) -> tokenizers.Encoding:
         try:
             self.growth.check(text)
-            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return (backend or self.backend).encode(text, add_special_tokens=add_special_tokens)
         except BaseException as error:
             if not _of_library(error):
                 raise
             raise _defect(error, "encode") from error
-        return np.asarray(ids, dtype=np.int64)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; special tokens are left out unless asked for."""
