@@ -85,6 +85,8 @@ MEASURED: list[tuple[tuple[Any, ...], Any, str]] = [
     (("acceptance", 0), {}, r"'acceptance\[0\]\.draft' is missing"),
     (("acceptance", 0, "accepted"), "abc", r"'acceptance\[0\]\.accepted': 'abc' is not a list"),
     (("acceptance", 0, "shapes"), [[1, 2]], r"'acceptance\[0\]\.shapes\[0\]': \[1, 2\] is not a list of 3"),
+    (("acceptance", 0, "shapes"), [[0, 0, 9]], r"'acceptance\[0\]\.accepted\[0\]': 7 is not at most the 0 that were judged"),
+    (("acceptance", 0, "accepted"), [4, 5], r"'acceptance\[0\]\.accepted\[1\]': 5 is not at most the 4"),
 ]  # fmt: skip
 
 PLANS: list[tuple[tuple[Any, ...], Any, str]] = [
