@@ -198,6 +198,13 @@ def test_a_step_that_nobody_knows_is_refused_by_name(monkeypatch: pytest.MonkeyP
         growth.growth_of(letters(normalizer=normalizers.NFC()), ())
 
 
+@pytest.mark.parametrize("text", ["A", "AA", "aA", "a"])
+def test_a_regex_matches_before_and_behind_every_character(text: str) -> None:
+    step = normalizers.Replace(Regex("a*"), "☃")
+    factor = growth.NORMALIZERS["Replace"](json.loads(step.__getstate__()))
+    assert len(step.normalize_str(text).encode()) <= factor * len(text)
+
+
 def test_a_charsmap_is_bounded_by_the_longest_of_its_texts() -> None:
     assert growth.NORMALIZERS["Precompiled"]({"precompiled_charsmap": CHARSMAP}) == 3
     assert growth.NORMALIZERS["Precompiled"]({"precompiled_charsmap": None}) == 1
