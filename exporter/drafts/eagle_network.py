@@ -66,7 +66,7 @@ class EagleConfig:
                 f"EAGLE: {self.num_kv_heads} key/value heads do not divide {self.num_heads} heads"
             )
         if self.hidden_size % self.num_heads:  # transformers' Llama layer asks for it, whatever head_dim is
-            raise OptionError(f"EAGLE: {self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+            raise OptionError(f"EAGLE: {self.num_heads} heads do not divide the width {self.hidden_size}")
         if self.head_dim % 2:
             raise OptionError(f"EAGLE: head_dim {self.head_dim} is odd, rotary positions need pairs")
         check_number("EAGLE: rope_theta", self.rope_theta, 1.0, LARGEST_BASE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,8 @@ def _replace(step: Step) -> int:
     pattern, content = step.get("pattern"), _bytes(step.get("content"))
     size = _bytes(pattern.get("String")) if isinstance(pattern, Mapping) else 0
     return (
-        max(1, -(-content // size)) if size else 1 + content
-    )  # a regex may match between any two characters
+        max(1, -(-content // size)) if size else 1 + 2 * content
+    )  # a regex may match before and behind every character
 
 
 def _precompiled(step: Step) -> int:
@@ -166,8 +166,11 @@ class Growth:
         return (size + extra) * left
 
 
-def growth_of(backend: tokenizers.Tokenizer) -> Growth:
-    """Raises `BundleError` naming what would make too much of any text, or whose growth nobody knows."""
+def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Growth:
+    """Bounds of a tokenizer, whose `vocabulary` holds all tokens, added ones too.
+
+    Raises `BundleError` naming what would make too much of any text, or whose growth nobody knows.
+    """
 
     def steps(part: str, inner: str, known: Any) -> list[Step]:
         found = list(_steps(_state(getattr(backend, part)), inner))
@@ -209,7 +212,7 @@ def growth_of(backend: tokenizers.Tokenizer) -> Growth:
         raise BundleError(
             f"the tokenizer's model is {kind!r:.80}, which this version does not know; use a newer vlmexport"
         )
-    longest = max(map(_bytes, backend.get_vocab(with_added_tokens=True)), default=0)
+    longest = max(map(_bytes, vocabulary), default=0)
     decoded = longest
     for step in steps("decoder", "decoders", DECODERS):
         decoded *= DECODERS[step["type"]](step)

@@ -24,8 +24,9 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), skip_special_tokens: bool = True):
         self._tokenizer, self._byte_ids = tokenizer, tokenizer.byte_ids
-        self._hidden = tokenizer.special_tokens if skip_special_tokens else {}
-        self._stop = StopStrings(stop, self._hidden.values())
+        # By text, as the library does: a text may stand in the vocabulary under more ids than one.
+        self._hidden = frozenset(tokenizer.special_tokens.values()) if skip_special_tokens else frozenset()
+        self._stop = StopStrings(stop, self._hidden)
         self._waiting = ""  # special tokens behind a character that is not finished
         self._ids: list[int] = []  # tokens of the window: a piece handed out, then the undecided ones
         self._read = 0  # how many of them are already in `_prefix`
@@ -37,8 +38,11 @@ class IncrementalDetokenizer:
         """Take one token; return the text that has become certain, often an empty string."""
         if self.stopped:
             return ""
-        if token_id in self._hidden:
-            return self._push_special(self._hidden[token_id]) if self._stop.special else ""
+        token = self._tokenizer.token(token_id)
+        if token is None:  # a row of the model without a token: it does not even end a run of byte tokens
+            return ""
+        if token in self._hidden:
+            return self._push_special(token) if self._stop.special else ""
         self._ids.append(int(token_id))
         if token_id in self._byte_ids:
             return ""
@@ -62,7 +66,7 @@ class IncrementalDetokenizer:
 
     def hold(self, token_id: int) -> str:
         """Take one token whose text nobody waits for: `finish` gives all of it. Not with stop strings."""
-        if token_id not in self._hidden:
+        if self._tokenizer.token(token_id) not in self._hidden:
             self._ids.append(int(token_id))
         return ""
 

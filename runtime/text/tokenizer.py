@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ class Tokenizer:
     """Encodes and decodes text exactly as `transformers` does with the same `tokenizer.json`."""
 
     def __init__(self, backend: tokenizers.Tokenizer):
-        """Raises `BundleError` for one that may make too much of a text (`growth.py`)."""
+        """Raises `BundleError` for one that may make too much of a text (`growth.py`), or that has two texts for one id."""
         # A saved tokenizer may cut or pad on its own; over-long prompts must be refused, never cut silently.
         backend.no_truncation()
         backend.no_padding()
@@ -37,7 +37,9 @@ class Tokenizer:
         # Not `to_str()`: it counts from 0 to the highest id, which may be any number, and takes memory for every gap.
         self.post_processor: Any = _state(backend.post_processor)
         """What `tokenizer.json` says of it, or None."""
-        self.growth = growth_of(backend)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        _check_ids(vocabulary, added)
+        self.growth = growth_of(backend, vocabulary)
         self.byte_ids = _byte_fallback_ids(backend, _state(backend.decoder))
         self._alone: dict[int, str] = {}
 
@@ -175,6 +177,22 @@ def unknown_tokens(processor: Any, parts: Sequence[str] = ("single",)) -> list[s
 def _state(part: Any) -> Any:
     """A part of a tokenizer as `tokenizer.json` holds it."""
     return None if part is None else json.loads(part.__getstate__())
+
+
+def _check_ids(vocabulary: Mapping[str, int], added: Collection[int]) -> None:
+    """Raises `BundleError` where two tokens have one id: which of them the library decodes differs from run to run.
+
+    The text of an `added` token hides that of the vocabulary.
+    """
+    if len(set(vocabulary.values())) == len(vocabulary):
+        return
+    found: dict[int, str] = {}
+    for token, i in sorted(vocabulary.items()):
+        other = found.setdefault(i, token)
+        if other != token and i not in added:
+            raise BundleError(
+                f"the tokenizer has two tokens of id {i}, {other!r:.80} and {token!r:.80}; use the model's own tokenizer"
+            )
 
 
 def _byte_fallback_ids(backend: tokenizers.Tokenizer, decoder: Any) -> frozenset[int]:

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle_network import EagleConfig
 from vlmexport.exporter.drafts.trained import described
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.errors import ExportError, OptionError
 from vlmexport.runtime.session import Session
 
 WIDTH, VOCABULARY, INNER, HEADS, KV_HEADS = 96, 266, 64, 4, 2
@@ -148,7 +149,7 @@ def test_the_shape_is_in_the_tensors(tmp_path: Path) -> None:
         ({"head_dim": 7}, "head_dim 7 is odd"),
         (
             {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64},
-            "5 heads do not divide hidden_size 96",
+            "5 heads do not divide the width 96",
         ),
         ({"vocab_size": None}, "vocab_size None is not in"),
     ],
@@ -157,6 +158,14 @@ def test_configurations_that_do_not_fit_are_named(tmp_path: Path, config: Any, m
     published(tmp_path, **config)
     with pytest.raises(ExportError, match=message):
         open_draft(tmp_path)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(OptionError, match="5 heads do not divide the width 96"):
+        EagleConfig(
+            hidden_size=96, vocab_size=9, num_heads=5, num_kv_heads=5, head_dim=8, intermediate_size=8, rope_theta=1e4,
+            norm_eps=1e-6,
+        )  # fmt: skip
 
 
 def test_another_vocabulary_or_width_is_refused(llama: Path, tmp_path: Path) -> None:

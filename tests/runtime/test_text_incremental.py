@@ -46,7 +46,9 @@ def stream(
 @given(data=st.data())
 def test_random_tokens_join_to_the_whole(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    ids = data.draw(
+        st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40)
+    )  # rows without a token, too
     skip = data.draw(st.booleans())
     pieces = stream(tokenizer, ids, skip=skip)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
@@ -90,6 +92,25 @@ def test_no_half_character_is_ever_handed_out() -> None:
     assert stream(tokenizer, ids) == ["a", "", "", "€", "", "", "", "🙂", "b", ""]
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_row_without_a_token_does_not_end_a_run_of_byte_tokens(skip: bool) -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    low, high = (tokenizer.backend.token_to_id(token) for token in ("<0x01>", "<0xB5>"))
+    ids = [low, tokenizer.vocab_size, high]
+    assert "".join(stream(tokenizer, ids, skip=skip)) == tokenizer.decode(ids) == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_special_token_is_left_out_under_each_of_its_ids(hold: bool) -> None:
+    backend = Backend(models.Unigram([("</s>", 0.0), ("a", 0.0), ("</s>", 0.0)], 1))
+    backend.add_special_tokens(["</s>"])
+    tokenizer = Tokenizer(backend)
+    assert list(tokenizer.special_tokens) == [2] and tokenizer.decode([0, 1, 2]) == "a"
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    take = detokenizer.hold if hold else detokenizer.push
+    assert "".join([*map(take, (0, 1, 2)), detokenizer.finish()]) == "a"
+
+
 def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     tokenizer = TOKENIZERS["byte fallback"]
     euro = [tokenizer.id(f"<0x{value:02X}>") for value in "€".encode()]
@@ -128,6 +149,8 @@ def test_cost_per_token_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
             nonlocal longest
             longest = max(longest, len(ids))
             return decode(ids, **options)
+
+        id_to_token = staticmethod(tokenizer.backend.id_to_token)
 
     monkeypatch.setattr(tokenizer, "backend", Spy())
     ids = [tokenizer.special_ids and 3, 4, 5] * 300

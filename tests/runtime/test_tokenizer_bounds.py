@@ -115,7 +115,7 @@ def test_no_step_makes_more_than_its_factor(text: str, data: st.DataObject) -> N
     behind = data.draw(st.lists(st.sampled_from(steps["pre_tokenizer"]), max_size=3))
     backend = letters(normalizer=normalizers.Sequence(before), pre_tokenizer=pre_tokenizers.Sequence(behind))
     try:
-        bounds = growth.growth_of(backend)
+        bounds = growth.growth_of(backend, backend.get_vocab())
     except BundleError as error:
         assert "may make of one" in str(error)
         return
@@ -164,12 +164,45 @@ def test_every_step_of_the_library_is_in_the_tables() -> None:
         assert there == set(known)
 
 
+SAME_IDS: dict[str, tuple[dict[str, int], dict[int, str], str]] = {
+    "two of the vocabulary": ({"a": 1, "bc": 1, "[U]": 0}, {}, "two tokens of id 1, 'a' and 'bc'"),
+    "three": ({"b": 7, "a": 7, "c": 7, "[U]": 0}, {}, "of id 7, 'a' and 'b'"),
+    "an added one elsewhere": ({"a": 1, "b": 1, "c": 2}, {2: "c"}, "of id 1, 'a' and 'b'"),
+    "hidden by an added one": ({"a": 1, "b": 1, "c": 2}, {1: "a"}, ""),
+    "one each": ({"a": 1, "b": 3, "c": 2}, {1: "a"}, ""),
+}
+"""Vocabulary, added tokens, what is said."""
+
+
+@pytest.mark.parametrize("kind", SAME_IDS)
+def test_two_tokens_of_one_id_are_refused_unless_an_added_one_hides_them(tmp_path: Path, kind: str) -> None:
+    vocabulary, added, message = SAME_IDS[kind]
+    document = json.loads(tokenizers.Tokenizer(models.WordLevel({}, "[U]")).to_str())
+    document["model"]["vocab"] = vocabulary
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    document["added_tokens"] = [{"id": i, "content": content, **flags} for i, content in added.items()]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    if message:
+        with pytest.raises(BundleError, match=f"{message}; use the model's own tokenizer"):
+            Tokenizer.open(path)
+    else:
+        assert {Tokenizer.open(path).alone(1) for _ in range(8)} == {"a"}
+
+
 def test_a_step_that_nobody_knows_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "NORMALIZERS", {})
     with pytest.raises(
         BundleError, match="normalizer has a step 'NFC', which this version does not know; use a newer"
     ):
-        growth.growth_of(letters(normalizer=normalizers.NFC()))
+        growth.growth_of(letters(normalizer=normalizers.NFC()), ())
+
+
+@pytest.mark.parametrize("text", ["A", "AA", "aA", "a"])
+def test_a_regex_matches_before_and_behind_every_character(text: str) -> None:
+    step = normalizers.Replace(Regex("a*"), "☃")
+    factor = growth.NORMALIZERS["Replace"](json.loads(step.__getstate__()))
+    assert len(step.normalize_str(text).encode()) <= factor * len(text)
 
 
 def test_a_charsmap_is_bounded_by_the_longest_of_its_texts() -> None:

@@ -15,6 +15,8 @@ from . import (
     merged_reports,
     published,
     published_drafts,
+    templates,
+    tokenizer_files,
     videos,
     writers,
 )  # fmt: skip
@@ -32,4 +34,6 @@ KINDS = {
     "video": videos.prepare,
     "published-draft": published_drafts.prepare,
     "data-file": data_files.prepare,
+    "template": templates.prepare,
+    "tokenizer": tokenizer_files.prepare,
 }
