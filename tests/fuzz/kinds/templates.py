@@ -80,7 +80,10 @@ def _render(template: str, messages: list[dict[str, Any]], special: dict[str, st
         raise
     assert repr(messages) == before, "the template changed the messages"
     expected = _plain(template, messages, special, generation)
-    if expected is not None and not (isinstance(expected, str) and _has_address(expected)):
+    if isinstance(expected, str) and _has_address(expected):
+        return
+    if found != expected:  # Jinja's optimizer writes -7 for (-1 - 6), and Python reads -7 ** 0 as -(7 ** 0)
+        expected = _plain(template, messages, special, generation, optimized=False)
         assert found == expected, f"rendered {found!r:.400}, and Jinja {expected!r:.400}"
 
 
@@ -90,15 +93,20 @@ def _has_address(text: str) -> bool:
 
 
 def _plain(
-    template: str, messages: list[dict[str, Any]], special: dict[str, str], generation: bool
+    template: str,
+    messages: list[dict[str, Any]],
+    special: dict[str, str],
+    generation: bool,
+    optimized: bool = True,
 ) -> str | Exception:
     """What transformers renders, or the exception that it raises."""
     from transformers.utils.chat_template_utils import _cached_compile_jinja_template
 
     try:
         with _bounded():
-            compiled = _cached_compile_jinja_template(template)
-            return compiled.render(
+            environment = _cached_compile_jinja_template("").environment
+            environment.optimized = optimized
+            return environment.from_string(template).render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=generation, **special
             )
     except Exception as error:
