@@ -69,7 +69,7 @@ def mutate_json(document: Any, rng: random.Random) -> Any:
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = [place for place in paths(out) if place]
         if not places:
-            return rng.choice(ODD)
+            return copy.deepcopy(rng.choice(ODD))
         *way, last = rng.choice(places)
         parent = out
         for key in way:
@@ -95,7 +95,7 @@ def mutate_json(document: Any, rng: random.Random) -> Any:
         elif kind == 4 and isinstance(parent, list):
             parent.extend([parent[last]] * rng.choice((1, 1000)))
         else:
-            parent[last] = rng.choice(ODD)
+            parent[last] = copy.deepcopy(rng.choice(ODD))  # a later change is of this case alone
     return out
 
 
