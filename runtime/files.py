@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +49,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def is_scratch(name: str, file: str) -> bool:
     """Whether `name` is that of a scratch file of `replacing` for the file called `file`."""
-    return name.startswith(_prefix(file)) and name.endswith(_SUFFIX)
+    middle = name.removeprefix(_prefix(file)).removesuffix(_SUFFIX)
+    return name == f"{_prefix(file)}{middle}{_SUFFIX}" and re.fullmatch("[0-9a-f]{8}", middle) is not None
 
 
 def remove_scratch(path: Path) -> None:
     """Removes scratch files for `path` whose writers were killed: nobody holds a lock on them."""
     for left in path.parent.glob(f"{glob.escape(_prefix(path.name))}*{_SUFFIX}"):
+        if not is_scratch(left.name, path.name):
+            continue  # somebody else's file
         try:
             lock = hold(left)
         except BlockingIOError:

@@ -14,6 +14,7 @@ import functools
 import signal
 import sys
 import traceback
+from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
@@ -31,6 +32,9 @@ _LIBRARIES = frozenset(
 )  # fmt: skip
 """Top-level modules whose exceptions are a library's."""
 
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
+"""Folders of installed packages."""
+
 _TEMPLATES = ("<template>", "<unknown>")
 """File names of the code that jinja2 makes of a chat template, and of the tracebacks that it writes anew."""
 
@@ -45,6 +49,8 @@ def raise_if_foreign(error: BaseException) -> None:
 def is_foreign(error: BaseException) -> bool:
     """Whether the program that uses us raised `error`: see the module. Of an exception that a library raised from
     another one (`raise … from`), both count."""
+    if from_signal_handler(error):  # also one of a program that is installed beside the libraries
+        return True
     found: BaseException | None = error
     while found is not None:
         # From the frame that caught it, which is ours, or a library's in the case of a cause.
@@ -74,4 +80,7 @@ def _known(frame: FrameType) -> bool:
     if isinstance(name, str) and name.partition(".")[0] in _LIBRARIES:
         return True
     # Frames of Cython (PyAV) belong to no module; their file is the one that was compiled, "av/container/core.pyx".
-    return file in _TEMPLATES or (name is None and file.partition("/")[0] in _LIBRARIES)
+    if file in _TEMPLATES or (name is None and file.partition("/")[0] in _LIBRARIES):
+        return True
+    # What libraries build on is theirs, too: nobody can list it.
+    return not _INSTALLED.isdisjoint(PurePath(file).parts)

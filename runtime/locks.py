@@ -86,7 +86,7 @@ def remove(path: Path) -> None:
 def _lock(path: Path) -> Any:
     from filelock import FileLock  # here: most commands lock nothing
 
-    return FileLock(path)
+    return FileLock(path, mode=0o666)  # whoever may write to the folder takes turns
 
 
 def _acquired(lock: Any, timeout: float) -> bool:

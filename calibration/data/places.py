@@ -35,7 +35,9 @@ def lies_inside(path: Path, inside: Path | None) -> bool:
     if inside is None:
         return True
     try:
-        return Path(os.path.realpath(path)).is_relative_to(inside)
+        # Each way up, too: behind a folder elsewhere it would tell whether that folder is there.
+        ways = [path, *(Path(*path.parts[: at + 1]) for at, part in enumerate(path.parts) if part == "..")]
+        return all(Path(os.path.realpath(way)).is_relative_to(inside) for way in ways)
     except ValueError:  # no path at all
         return False
 
@@ -57,6 +59,8 @@ def check_reference(image: ImageRef, inside: Path | None) -> None:
         _check_video(Path(image.video), inside)
     if image.row is not None:
         check_inside("set", Path(image.row[0]), inside)
+        if not is_folder(Path(image.row[0])):  # else a set of the hub
+            raise ValueError(f"set {image.row[0]!r:.200} is not inside of {inside}")
         check_row(image.row, inside)
 
 

@@ -9,6 +9,9 @@ WEIGHT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 WHOLE_DTYPES = ("int64", "int32", "int16", "int8", "uint8", "bool")
 """Of tables of ids and flags beside the weights."""
 
+SLICE = 1 << 24
+"""Numbers that are looked at together: what that takes in memory is bounded."""
+
 
 def dtype_name(tensor: Tensor) -> str:
     """`float16`, ...: PyTorch's name without the package."""
@@ -30,6 +33,8 @@ def plain_problem(tensor: Tensor) -> str | None:
         return f"has no numbers in the file (it is on the device {tensor.device.type!r})"
     if dtype_name(tensor) not in (*WEIGHT_DTYPES, *WHOLE_DTYPES):
         return f"is {dtype_name(tensor)}"
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return "repeats numbers in place of holding them (an expanded view)"
     return None
 
 
@@ -40,6 +45,7 @@ def weight_problem(tensor: Tensor) -> str | None:
         return problem
     if dtype_name(tensor) not in WEIGHT_DTYPES:
         return f"is {dtype_name(tensor)}"
-    if not bool(torch.isfinite(tensor.detach().float()).all()):
+    rows = tensor.detach().reshape(-1).split(SLICE)
+    if not all(bool(torch.isfinite(part.float()).all()) for part in rows):
         return "holds numbers that are not finite in float32"
     return None

@@ -73,6 +73,7 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
     another number of marks than media; `BundleError` for a broken template.
     """
     text, tokenizer = bundle.manifest.text, bundle.tokenizer
+    bundles_own = prompt is None
     if prompt is None:
         prompt = text.default_prompt or ""
     if isinstance(prompt, list) and not text.chat_template:
@@ -80,10 +81,12 @@ def media_ids(bundle: Source, prompt: Prompt, given: Sequence[str], media: Media
     asked = prompt if isinstance(prompt, list | RawPrompt) else as_text(prompt)
     turns = placed(asked, given, text.chat_template, media)
     if isinstance(turns, str):
-        typed = str(asked)
-        ids = tokenizer.encode_laid_out(
-            as_text(turns), lambda: Marked.of_text(typed, turns.removesuffix(typed)), lambda _: True
-        )
+        typed, whole = str(asked), as_text(turns)
+
+        def marked() -> Marked:
+            return Marked(whole, {}) if bundles_own else Marked.of_text(typed, turns.removesuffix(typed))
+
+        ids = tokenizer.encode_laid_out(whole, marked, lambda _: True)
     else:
         ids = chat_ids(bundle, text.chat_template or "", turns, processor=True)
     for kind, medium in media.items():

@@ -40,6 +40,20 @@ def open_file(path: Path, fps: float | None) -> Clip:
     return AnimatedWebp(path, fps) if _is_animated_webp(path) else VideoFile(path, fps)
 
 
+_NAMING_OTHERS = frozenset(
+    ("hls", "dash", "concat", "concatf", "imf", "sdp", "rtsp", "lavfi", "avisynth", "vapoursynth")
+)
+"""Formats of files that name further files or places: playlists and scripts."""
+
+
+def _input_options() -> dict[str, str]:
+    """FFmpeg's options for reading one file and no other."""
+    import av
+
+    formats = ",".join(sorted(av.formats_available - _NAMING_OTHERS))
+    return {"protocol_whitelist": "file", "format_whitelist": formats, "pattern_type": "none"}
+
+
 class VideoFile:
     """What PyAV decodes, from its start for every reading: seeking is exact in few formats."""
 
@@ -97,9 +111,8 @@ class VideoFile:
     def _opened(self) -> Iterator[tuple[Any, Any]]:
         import av
 
-        # A playlist names further files; none is followed elsewhere. Titles are nobody's business here, and cameras write them
-        # in any encoding.
-        options: dict[str, Any] = {"options": {"protocol_whitelist": "file"}, "metadata_errors": "replace"}
+        # Titles are nobody's business here, and cameras write them in any encoding.
+        options: dict[str, Any] = {"options": _input_options(), "metadata_errors": "replace"}
         with self._translated(), av.open(str(self._path.absolute()), **options) as container:
             if not container.streams.video:
                 raise ImageError(f"{self.name}: has no video stream")

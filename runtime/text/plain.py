@@ -52,15 +52,20 @@ class PlainTokenizer(Tokenizer):
                 )
         adds = add_special_tokens(laid.prompt)
         usual = super().encode(text, adds)
-        brought = self._brought(text, usual, laid.prompt, super().encode(laid.prompt, adds))
+        brought = self._brought(text, usual, laid, super().encode(laid.prompt, adds))
         return usual if brought is None else self._read_as_text(text, laid, adds, brought)
 
-    def _brought(self, text: str, ids: np.ndarray, marked: str, marked_ids: np.ndarray) -> str | None:
+    def _brought(self, text: str, ids: np.ndarray, laid: Marked, marked_ids: np.ndarray) -> str | None:
         """A special token that texts bring into a prompt or take from it, as it is written; None for none."""
         for token in self._special.values():
-            if text.count(token.content) != marked.count(token.content):
+            if text.count(token.content) != laid.prompt.count(token.content):
                 return token.content
-        here, there = ([i for i in each.tolist() if self._is_special(i)] for each in (ids, marked_ids))
+        # A token that is to stand as a word of its own is found beside a text or not, as that ends; no text says it.
+        beside = {i for i, token in self._special.items() if token.single_word and not token.normalized}
+        here, there = (
+            [i for i in each.tolist() if self._is_special(i) and i not in beside]
+            for each in (ids, marked_ids)
+        )
         for one, other in itertools.zip_longest(here, there):
             if one != other:
                 return self._special[other if one is None else one].content

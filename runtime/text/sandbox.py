@@ -224,13 +224,18 @@ class _Instrument(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         node.body.insert(0, _pay_for(node.body, node.lineno))
+        units = 0 if node.test is None else _units([node.test])
         self.generic_visit(node)
         node.iter = _through("counted", node.iter)
+        if node.test is not None:  # `step` gives None
+            paid = nodes.Not(_step(units, node.lineno), lineno=node.lineno)
+            node.test = nodes.And(paid, node.test, lineno=node.lineno)
         return node
 
     def _body(self, node: Any) -> nodes.Node:
         copied = self._names if isinstance(node, nodes.Block) else 0
-        node.body.insert(0, _pay_for(node.body, node.lineno, copied))
+        defaults = _units(getattr(node, "defaults", []))  # computed at every call
+        node.body.insert(0, _pay_for(node.body, node.lineno, copied + defaults))
         return self.generic_visit(node)
 
     visit_Macro = visit_CallBlock = visit_Block = _body
@@ -279,12 +284,21 @@ def _through(name: str, node: Any) -> nodes.Filter:
 
 
 def _pay_for(body: list[nodes.Node], line: int, units: int = 0) -> nodes.ExprStmt:
-    units += 1
-    for part in body:
+    return nodes.ExprStmt(_step(1 + units + _units(body), line), lineno=line)
+
+
+def _step(units: int, line: int) -> nodes.Filter:
+    return _through("step", nodes.Const(units, lineno=line))
+
+
+def _units(parts: list[Any]) -> int:
+    """What it costs to go through these nodes once."""
+    units = 0
+    for part in parts:
         for node in (part, *part.find_all(nodes.Node)):
             text = node.data if isinstance(node, nodes.TemplateData) else getattr(node, "value", "")
             units += 1 + (len(text) // UNIT_TEXT if isinstance(text, str) else 0)
-    return nodes.ExprStmt(_through("step", nodes.Const(units, lineno=line)), lineno=line)
+    return units
 
 
 @pass_context
@@ -396,7 +410,12 @@ def _pay_text(
         place = escape(value) if any(hasattr(each, "__html__") for each in (value, *given)) else value
         found = max((place.count(word) for word in words), default=0)
         meter.text(len(place) + (found + 1) * max(map(len, words), default=0))
-    elif name in ("strip", "lstrip", "rstrip", "trim"):
+    elif name in ("rfind", "rindex", "rsplit", "rpartition") or name in (
+        "strip",
+        "lstrip",
+        "rstrip",
+        "trim",
+    ):  # Python looks from the end without its fast search
         meter.pay(size * max([0, *texts]) // UNIT_TEXT)
     elif name == "indent":
         lines = value.count("\n") + 1 if size else 1

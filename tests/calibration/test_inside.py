@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from vlmexport.calibration.data import load_records
+from vlmexport.calibration.data.places import check_reference
+from vlmexport.calibration.data.records import ImageRef
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import OptionError
 
@@ -101,7 +103,7 @@ def _textvqa(folder: Path, name: str) -> str:
 
 FORMS = [_jsonl, _messages, _coco, _karpathy, _vqa, _llava, _table, _flickr, _generated, _textvqa]
 OUT = ["../secret/a.png", "../secret/none.png", "/etc/passwd", "/etc/none", "out.png", "gone.png", "outside/a.png",
-       "outside/none.png"]  # fmt: skip
+       "outside/none.png", "../secret/../data/a.png", "../none/../data/a.png"]  # fmt: skip
 
 
 @pytest.mark.parametrize("write", FORMS)
@@ -144,6 +146,13 @@ def test_sets_of_generated_records_lie_inside_too(place: Path) -> None:
         assert len(load_records(data)) == 1
         with pytest.raises(OptionError, match="no usable record"):
             load_records(data, inside=place)
+
+
+def test_a_set_of_the_hub_lies_nowhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    for name, words in (("someone/set", "is not inside of"), (str(place / "none"), "is not inside of")):
+        with pytest.raises(ValueError, match=words):
+            check_reference(ImageRef(row=(name, "", "train", 0, "image")), place)
 
 
 @pytest.mark.parametrize("command", ["train", "search", "generate-data", "eval"])

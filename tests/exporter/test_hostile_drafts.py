@@ -75,7 +75,7 @@ IN_PICKLES: dict[str, Callable[[Tensor], Any]] = {
     "is complex64": lambda t: t.to(torch.complex64), "is sparse": lambda t: t.float().to_sparse(),
     "device 'meta'": lambda t: t.to("meta"), "is nested": lambda t: torch.nested.nested_tensor([t.float()]),
     "is quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
-    "not a mapping": lambda t: [t],
+    "not a mapping": lambda t: [t], "repeats numbers": lambda t: torch.zeros(1).expand(t.shape),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -108,6 +109,21 @@ def test_what_a_library_makes_of_a_foreign_exception_is_foreign() -> None:
     )
     assert is_foreign(caught("library(given)", library=space["library"], given=given))
     assert not is_foreign(caught("library(int.__new__)", library=space["library"]))
+
+
+def test_what_libraries_build_on_is_theirs(tmp_path: Path) -> None:
+    """Nobody can list it; a signal handler of a program that is installed beside them is still the program's."""
+    place = tmp_path / "site-packages" / "nobody_knows.py"
+    place.parent.mkdir()
+    place.write_text("def call(*_):\n    raise OSError('no network')\n")
+    space: dict[str, Any] = {"__name__": "nobody_knows"}
+    exec(compile(place.read_text(), str(place), "exec"), space)
+    assert not is_foreign(caught("other()", other=space["call"]))
+    before = signal.signal(signal.SIGUSR1, space["call"])
+    try:
+        assert is_foreign(caught("other()", other=space["call"]))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_the_caller_was_handling_before_does_not_count() -> None:

@@ -139,6 +139,20 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
     assert names(tmp_path) == [path.name]
 
 
+@pytest.mark.parametrize("name", [".report.draft-2.new", ".report.0123abcg.new", ".report.0123abcd.k.new"])
+def test_files_of_the_user_are_no_leftovers(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    (tmp_path / ".report.0123abcd.new").write_text("half")
+    with replacing(tmp_path / "report") as out:
+        out.write(b"whole")
+    assert names(tmp_path) == sorted([name, "report"])
+
+
+def test_a_lock_file_is_for_all_who_may_write(tmp_path: Path) -> None:
+    with alone(tmp_path / "lock"):
+        assert (tmp_path / "lock").stat().st_mode & 0o666 == 0o666
+
+
 def test_errors_name_the_file_and_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "no" / "file"):
         pass

@@ -164,6 +164,31 @@ def test_ordinary_text_has_its_usual_ids(tmp_path: Path, content: str) -> None:
         assert said(PlainText(bundle), prompt) == said(bundle, prompt)
 
 
+@pytest.mark.parametrize("content", ["12>", "a", "a<|end|>"])
+def test_a_word_of_its_own_is_found_as_the_text_beside_it_ends(content: str) -> None:
+    tokenizer = handmade_bundle.byte_level_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", single_word=True, normalized=False)])
+    usual = Usual(tokenizer)
+    plain = PlainTokenizer(usual)
+    text, marked = f"{content}<|end|>", Marked("Qtext0Q<|end|>", {"Qtext0Q": content})
+    ids = plain.encode_laid_out(text, lambda: marked, lambda _: True).tolist()
+    if "<|end|>" not in content:
+        assert ids == usual.encode(text).tolist()
+    assert usual.decode(ids) == text or ids.count(tokenizer.token_to_id("<|end|>")) <= 1
+
+
+def test_the_bundles_own_prompt_is_no_strangers(tmp_path: Path) -> None:
+    tokenizer = handmade_bundle.byte_level_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("<image>", normalized=False)])
+    bundle = opened(tmp_path, None)
+    bundle.manifest.text.image_token_id = tokenizer.token_to_id("<image>")
+    bundle.manifest.text.default_prompt = "<image> the cup"
+    usual = SimpleNamespace(manifest=bundle.manifest, tokenizer=Usual(tokenizer))
+    media = {"image": Medium("<image>", "<image>\n", "pictures")}
+    wanted = media_ids(usual, None, ["image"], media).tolist()  # type: ignore[arg-type]
+    assert media_ids(PlainText(usual), None, ["image"], media).tolist() == wanted  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("template", "message", "refusal"),
     [

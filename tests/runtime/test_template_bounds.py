@@ -87,6 +87,11 @@ MADE = {
     "replace in a list": "{{ ([1] * 60000) | replace(1, 'x' * 2000) | length }}",
     "join": "{{ ('x' * 100000) | join('y' * 1000) | length }}",
     "capture": LONG + "{% set x %}{% for i in range(40) %}{{ b }}{% endfor %}{% endset %}",
+    "looking from the end": "{% set h = 'a' * 400000 %}{{ h.rfind('a' * 100000 ~ 'b' ~ 'a' * 100000) }}",
+    "cutting from the end": "{% set h = 'a' * 400000 %}{{ h.rsplit('a' * 100000 ~ 'b' ~ 'a' * 100000) | length }}",
+    "condition of a loop": "{% for i in range(60000) if not [" + "messages," * 100 + "] %}x{% endfor %}",
+    "defaults of a macro": "{% macro f(a=[" + "messages," * 100 + "]) %}{% endmacro %}"
+    "{% for i in range(30000) %}{{ f() }}{% endfor %}",
     "JSON": LONG + "{{ [[[[[[[[[[[[1]]]]]]]]]]]] | tojson(indent=b) | length }}",
 }
 

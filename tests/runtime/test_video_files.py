@@ -150,6 +150,28 @@ def test_huge_frames_are_refused_before_they_are_decoded(
         open_video(Video(path))
 
 
+@pytest.mark.parametrize("name", ["list.m3u8", "list.ffconcat", "frame%d.png"])
+def test_a_file_that_names_others_is_no_video(tmp_path: Path, name: str) -> None:
+    """Not even one that is there: it could lie anywhere."""
+    made = tmp_path / "film.ts"
+    with av.open(str(made), "w") as out:
+        stream = out.add_stream("mpeg2video", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        for packet in (*(p for _ in range(6) for p in stream.encode(frame)), *stream.encode()):
+            out.mux(packet)
+    Image.new("RGB", (8, 8)).save(tmp_path / "frame0.png")
+    assert open_video(Video(made)).count == 6
+    text = {
+        "list.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{made}\n#EXT-X-ENDLIST\n",
+        "list.ffconcat": "ffconcat version 1.0\nfile film.ts\n",
+    }
+    if name in text:
+        (tmp_path / name).write_text(text[name])
+    with pytest.raises(ImageError):
+        open_video(Video(tmp_path / name))
+
+
 def test_an_animated_webp_is_a_video(tmp_path: Path) -> None:
     path = tmp_path / "clip.webp"
     first, *others = [Image.fromarray(values) for values in FRAMES]

@@ -89,7 +89,7 @@ def _render(template: str, messages: list[dict[str, Any]], special: dict[str, st
 
 def _has_address(text: str) -> bool:
     """Whether an object is printed that has no text of its own: no two renderings are equal."""
-    return " at 0x" in text
+    return " at 0x" in text or "x0 ta " in text  # also backwards
 
 
 def _plain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -108,7 +109,7 @@ def _fork(own: list[Callable[[], object]]) -> int:
         return child
     code = 1
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             for change in own:
                 assert not change(), "a change is refused"
         code = 0
