@@ -21,10 +21,10 @@ from ...runtime.families.chat import chat_ids
 from ...runtime.foreign import raise_if_foreign
 from ...runtime.text.meter import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
-from ..checkpoint.lines import first_line
 from ..families.samples import CONVERSATIONS, SENTENCE, Sample, odd_picture
 from ..graphs.hollow import signature
 from ..graphs.template import TraceInput, trace
+from ..lines import first_line
 from .text import core_tokenizer, template_file
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from ...runtime.errors import ExportError, UnsupportedModelError
 from ...runtime.foreign import raise_if_foreign
 from ...runtime.paths import is_folder
 from ..aliases import Alias, check_known, find_alias, is_hub_id
+from ..lines import first_line
 from .adapter import Adapter, adapter_for
 from .changed import Origin
 from .hub import SMALL, described, download
-from .lines import first_line
 from .merging import Merger
 from .names import StoredNames, hollow_names
 from .originals import check_converted

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from ...runtime.errors import ExportError, UnsupportedModelError
 from ...runtime.extras import need_extra
 from ...runtime.foreign import raise_if_foreign
+from ..lines import first_line
 from .adapter import CONFIG, Adapter
-from .lines import first_line
 from .names import StoredNames, hollow_names, renaming
 from .tensors import Place, TensorFiles
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...runtime.errors import ExportError
 from ...runtime.foreign import raise_if_foreign
-from .lines import first_line
+from ..lines import first_line
 from .pickled import load_pickled
 from .plain import plain_problem
 

@@ -21,7 +21,7 @@ from ...runtime.errors import ExportError
 from ...runtime.files import replacing
 from ...runtime.foreign import raise_if_foreign
 from ...runtime.reading import read_json
-from ..checkpoint.lines import first_line
+from ..lines import first_line
 
 if TYPE_CHECKING:
     import torch

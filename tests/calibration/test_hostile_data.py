@@ -239,7 +239,9 @@ def test_a_full_disk_ends_training_in_one_line_and_leaves_no_half_of_a_file(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(out.rglob("*.new"))
-    assert (out / "state.pt").read_bytes() == before[out / "state.pt"]
+    state = out / "state.pt"
+    # `restart` forgets the old state at once: a kill behind it does not go on with what was to be forgotten.
+    assert not state.exists() if what == "state" else state.read_bytes() == before[state]
     assert draft.name == "imitation@2"
 
 

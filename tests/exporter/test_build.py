@@ -170,7 +170,7 @@ def test_bin_checkpoints_are_read_without_running_code(llama: Path, tmp_path: Pa
             return Path.touch, (marker,)
 
     torch.save({"model.norm.weight": Evil()}, folder / "pytorch_model.bin")
-    with pytest.raises(ExportError, match="save the model as safetensors"):
+    with pytest.raises(ExportError, match="save the tensors as safetensors"):
         build(folder, tmp_path / "third")
     assert not marker.exists()
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from as_library import as_library
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import AttentionInterface
@@ -55,7 +56,9 @@ def test_a_hollow_model_needs_no_hooks() -> None:
     model = hollow_model(lambda: GPT2LMHeadModel(small()))
     assert all(p.untyped_storage().nbytes() <= 8 for p in model.parameters())
     with pytest.raises(UnsupportedModelError, match=r"cannot be built .* correct config\.json"):
-        hollow_model(lambda: GPT2LMHeadModel(small(activation_function="none of them")))
+        hollow_model(
+            as_library("transformers")(lambda: GPT2LMHeadModel(small(activation_function="none of them")))
+        )
 
 
 def test_layers_share_a_template_only_when_they_compute_the_same() -> None:

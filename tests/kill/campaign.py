@@ -7,7 +7,7 @@
     python tests/kill/campaign.py --command compile --point 42           # one case again
 
 The points of a command are counted first; where it has more than `--points`, they are spread evenly over all of them. What
-counts as a failure is in cases.py: what was there before is neither the old one nor the new one, the command that is run
+counts as a failure is in killing.py: what was there before is neither the old one nor the new one, the command that is run
 again fails, or leaves something else than a run that was never killed, or leaves more files. Each command is run to its end
 and once more, too. The exit status is 1 if anything failed. Linux only.
 """
@@ -32,7 +32,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", HF_HUB_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
+from killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
 from scenes import SCENES  # noqa: E402
 
 OUTCOMES = (EQUAL, REFUSED, FINISHED, FAILED)

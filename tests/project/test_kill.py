@@ -17,7 +17,7 @@ import pytest
 KILL = Path(__file__).parents[1] / "kill"
 sys.path.insert(0, str(KILL))
 
-from cases import EQUAL, FAILED, REFUSED, judge, prepared, spread  # noqa: E402
+from killing import EQUAL, FAILED, REFUSED, judge, prepared, spread  # noqa: E402
 from scenes import SCENES, Scene  # noqa: E402
 from tracer import NoTracing, traced  # noqa: E402
 from vlmexport.exporter.output import exchange, whole_folder  # noqa: E402
