@@ -83,6 +83,18 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
+def remove_left(path: Path) -> None:
+    """Removes a lock file that nobody holds: its holder was killed."""
+    try:
+        lock = hold(path)
+    except BlockingIOError:
+        return
+    if lock is not None:
+        if is_still(path, lock):
+            remove(path)
+        release(lock)
+
+
 def _lock(path: Path) -> Any:
     from filelock import FileLock  # here: most commands lock nothing
 

@@ -13,7 +13,7 @@ from ...runtime.bundle.manifest import FORMAT
 from ...runtime.commands.output import size
 from ...runtime.errors import BundleError, ExportError, OptionError
 from ...runtime.foreign import raise_if_foreign
-from ...runtime.locks import only_one, release
+from ...runtime.locks import only_one, release, remove_left
 from ..disk import FULL
 from .exchange import take_place
 from .leftovers import new_folder, remove_leftovers
@@ -62,7 +62,7 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if only:
-            undone.enter_context(only_one(output.with_name(f".{output.name}.lock"), output, kept=False))
+            undone.enter_context(only_one(output_lock(output), output, kept=False))
         remove_leftovers(output)
         check_output(output, force)  # once more: another process may have made it, or a leftover was put back
         work, lock = new_folder(output)
@@ -71,6 +71,11 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
         raise OptionError(f"cannot write to {output.parent}: {error.strerror}") from error
     undone.callback(release, lock)
     return work
+
+
+def output_lock(output: Path) -> Path:
+    """Held by the process that makes `output`."""
+    return output.with_name(f".{output.name}.lock")
 
 
 def _remove_empty(made: list[Path], output: Path) -> None:
@@ -90,6 +95,7 @@ def check_output(output: Path, force: bool) -> None:
     if not output.exists() or not any(output.iterdir()):
         return
     if not force:
+        remove_left(output_lock(output))  # of one that was killed when its output was complete
         raise OptionError(f"{output} exists; choose another -o or replace it with --force")
     if not (output / MANIFEST).is_file():
         raise OptionError(f"{output} is not a bundle (no {MANIFEST}), so --force does not replace it")
