@@ -16,13 +16,15 @@ import shutil
 import sys
 import tempfile
 import time
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from machine import save
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "runtime"))
+sys.path += [str(Path(__file__).parents[1] / "tests" / name) for name in ("", "runtime")]
+
+from forks import forked
 
 CHANGES = 60
 """Of one process."""
@@ -37,8 +39,8 @@ SEEN = {
 }
 
 
-def change(bundle: Path, writer: str, rng: random.Random) -> None:
-    """What one process stores."""
+def change(bundle: Path, writer: str, rng: random.Random) -> int:
+    """What one process stores; its exit status."""
     from vlmexport.runtime.bundle.folder import store_costs
 
     for number in range(CHANGES):
@@ -48,22 +50,7 @@ def change(bundle: Path, writer: str, rng: random.Random) -> None:
             store_costs(
                 bundle, [{"machine": f"{writer}{number}", "threads": 1, "plain": {"1": rng.random()}}]
             )
-
-
-def fork(bundle: Path, writer: str, seed: int) -> int:
-    """A process that stores; its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        change(bundle, writer, random.Random(f"{seed}{writer}"))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    return 0
 
 
 def run(bundle: Path, seed: int) -> tuple[list[str], int]:
@@ -71,7 +58,8 @@ def run(bundle: Path, seed: int) -> tuple[list[str], int]:
     from vlmexport.runtime.bundle.folder import Bundle
     from vlmexport.runtime.errors import VlmexportError
 
-    children, wrong, reads = [fork(bundle, writer, seed) for writer in "AB"], [], 0
+    writers = [partial(change, bundle, writer, random.Random(f"{seed}{writer}")) for writer in "AB"]
+    children, wrong, reads = [forked(writer) for writer in writers], [], 0
     while children:
         try:
             Bundle.open(bundle, check="sha256")

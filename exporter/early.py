@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
-from ..runtime.locks import remove_left
 from .adapter_names import check_adapter, check_merged
 from .aliases import check_known
 from .drafts.named import check_folder, check_named, check_precisions
 from .output import check_output
-from .output.folder import output_lock
+from .output.folder import refuse_existing
 
 if TYPE_CHECKING:
     from .build.request import BuildRequest
@@ -57,8 +56,7 @@ def check_export(draft: Path, output: Path, form: str, model: str | None) -> Non
     if form not in FORMS:
         raise OptionError(f"--format {form!r} is unknown; choose one of {', '.join(FORMS)}")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        remove_left(output_lock(output))  # of one that was killed when its output was complete
-        raise OptionError(f"{output} exists; choose another -o")
+        refuse_existing(output, "choose another -o")
     check_output(output, False)
     check_folder(draft)
     if model is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import OptionError
-from .locks import hold, is_still, release
+from .locks import hold, is_still, release, taken_over
 from .paths import look_at
 
 _SUFFIX = ".new"
@@ -58,14 +58,9 @@ def remove_scratch(path: Path) -> None:
     for left in path.parent.glob(f"{glob.escape(_prefix(path.name))}*{_SUFFIX}"):
         if not is_scratch(left.name, path.name):
             continue  # somebody else's file
-        try:
-            lock = hold(left)
-        except BlockingIOError:
-            continue  # its writer lives
-        if lock is not None:
-            if is_still(left, lock):
+        with taken_over(left) as is_left:
+            if is_left:
                 left.unlink(missing_ok=True)
-            release(lock)
 
 
 def _new_scratch(path: Path) -> tuple[Path, BinaryIO, int | None]:

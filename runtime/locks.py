@@ -85,14 +85,9 @@ def remove(path: Path) -> None:
 
 def remove_left(path: Path) -> None:
     """Removes a lock file that nobody holds: its holder was killed."""
-    try:
-        lock = hold(path)
-    except BlockingIOError:
-        return
-    if lock is not None:
-        if is_still(path, lock):
+    with taken_over(path) as is_left:
+        if is_left:
             remove(path)
-        release(lock)
 
 
 def _lock(path: Path) -> Any:
@@ -134,6 +129,20 @@ def hold(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+@contextlib.contextmanager
+def taken_over(path: Path) -> Iterator[bool]:
+    """Whether who made the file or folder `path` is dead: nobody holds it, and it is held meanwhile. False where there are no
+    locks."""
+    try:
+        lock = hold(path)
+    except BlockingIOError:
+        lock = None
+    try:
+        yield lock is not None and is_still(path, lock)
+    finally:
+        release(lock)
 
 
 def release(lock: int | None) -> None:

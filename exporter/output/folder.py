@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from ...runtime.bundle.folder import MANIFEST, is_own, locked, read_manifest
 from ...runtime.bundle.manifest import FORMAT
@@ -62,7 +63,7 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if only:
-            undone.enter_context(only_one(output_lock(output), output, kept=False))
+            undone.enter_context(only_one(_lock(output), output, kept=False))
         remove_leftovers(output)
         check_output(output, force)  # once more: another process may have made it, or a leftover was put back
         work, lock = new_folder(output)
@@ -73,7 +74,13 @@ def _work_folder(output: Path, force: bool, only: bool, undone: contextlib.ExitS
     return work
 
 
-def output_lock(output: Path) -> Path:
+def refuse_existing(output: Path, remedy: str) -> NoReturn:
+    """OptionError; a lock that is left of a process which was killed when its output was complete goes."""
+    remove_left(_lock(output))
+    raise OptionError(f"{output} exists; {remedy}")
+
+
+def _lock(output: Path) -> Path:
     """Held by the process that makes `output`."""
     return output.with_name(f".{output.name}.lock")
 
@@ -95,8 +102,7 @@ def check_output(output: Path, force: bool) -> None:
     if not output.exists() or not any(output.iterdir()):
         return
     if not force:
-        remove_left(output_lock(output))  # of one that was killed when its output was complete
-        raise OptionError(f"{output} exists; choose another -o or replace it with --force")
+        refuse_existing(output, "choose another -o or replace it with --force")
     if not (output / MANIFEST).is_file():
         raise OptionError(f"{output} is not a bundle (no {MANIFEST}), so --force does not replace it")
     try:

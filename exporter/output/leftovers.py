@@ -14,7 +14,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from ...runtime.locks import hold, is_still, release
+from ...runtime.locks import hold, is_still, release, taken_over
 
 
 def new_folder(output: Path) -> tuple[Path, int | None]:
@@ -34,18 +34,10 @@ def remove_leftovers(output: Path) -> None:
     """Removes what a killed build left beside `output`; a bundle that it had only moved aside comes back."""
     for kind in ("old", "building"):
         for path in output.parent.glob(f".{glob.escape(output.name)}.{kind}-*"):
-            try:
-                lock = hold(path)
-            except BlockingIOError:
-                continue
-            if lock is None:
-                continue
-            try:
-                if not is_still(path, lock):
-                    continue  # its build has just come to its end
+            with taken_over(path) as is_left:
+                if not is_left:
+                    continue  # its build lives, or has just come to its end
                 if kind == "old" and not output.exists():
                     path.rename(output)
                 else:
                     shutil.rmtree(path, ignore_errors=True)
-            finally:
-                release(lock)

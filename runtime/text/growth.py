@@ -173,7 +173,7 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
     """
 
     def steps(part: str, inner: str, known: Any) -> list[Step]:
-        found = list(_steps(_state(getattr(backend, part)), inner))
+        found = list(_steps(state_of(getattr(backend, part)), inner))
         unknown = [step.get("type") for step in found if step.get("type") not in known]
         if unknown:
             raise BundleError(
@@ -245,7 +245,7 @@ def _steps(part: Any, inner: str) -> Iterator[Step]:
             yield step
 
 
-def _state(part: Any) -> Any:
+def state_of(part: Any) -> Any:
     """A part of a tokenizer as `tokenizer.json` holds it."""
     return None if part is None else json.loads(part.__getstate__())
 

@@ -135,7 +135,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def paid(_: Any, value: Any) -> Any:
-        """What is compared, cut, or a key."""
+        """What is compared, cut, printed, or a key."""
         if type(value) is str:
             METER.get().pay(1 + len(value) // UNIT_TEXT)
         else:
@@ -303,11 +303,7 @@ def _units(parts: list[Any]) -> int:
 
 @pass_context
 def _output(_context: Any, value: Any) -> Any:
-    if type(value) is str:
-        METER.get().pay(1 + len(value) // UNIT_TEXT)
-    else:
-        METER.get().things(value)
-    return value
+    return BoundedSandbox.paid(_context, value)
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:

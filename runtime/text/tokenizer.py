@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import tokenizers
 from ..errors import BundleError, VlmexportError
 from ..foreign import is_foreign
 from .errors import one_line
-from .growth import growth_of
+from .growth import growth_of, state_of
 
 if TYPE_CHECKING:
     from .marked import Marked
@@ -35,12 +34,12 @@ class Tokenizer:
         """Id → written form."""
         self.special_ids = frozenset(self.special_tokens)
         # Not `to_str()`: it counts from 0 to the highest id, which may be any number, and takes memory for every gap.
-        self.post_processor: Any = _state(backend.post_processor)
+        self.post_processor: Any = state_of(backend.post_processor)
         """What `tokenizer.json` says of it, or None."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         _check_ids(vocabulary, added)
         self.growth = growth_of(backend, vocabulary)
-        self.byte_ids = _byte_fallback_ids(backend, _state(backend.decoder))
+        self.byte_ids = _byte_fallback_ids(backend, state_of(backend.decoder))
         self._alone: dict[int, str] = {}
 
     @classmethod
@@ -172,11 +171,6 @@ def unknown_tokens(processor: Any, parts: Sequence[str] = ("single",)) -> list[s
     pieces = (piece for part in parts for piece in processor.get(part) or ())
     added = (piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece)
     return [name for name in added if name not in defined]
-
-
-def _state(part: Any) -> Any:
-    """A part of a tokenizer as `tokenizer.json` holds it."""
-    return None if part is None else json.loads(part.__getstate__())
 
 
 def _check_ids(vocabulary: Mapping[str, int], added: Collection[int]) -> None:

@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+from forks import leave
 
 HANG = 20.0
 """Seconds after which a case counts as a hang. Those that it waits for a processor, which others have, do not count."""
@@ -111,10 +114,10 @@ def denied(process: int) -> float:
         return 0.0
 
 
-def _serve(case: Case, out: Path, err: Path) -> None:
+def _serve(case: Case, out: Path, err: Path) -> NoReturn:
     """The child: never returns."""
-    code = 70
-    try:
+
+    def served() -> int:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the campaign's are not a command's
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -124,12 +127,6 @@ def _serve(case: Case, out: Path, err: Path) -> None:
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         faulthandler.enable()
-        code = case.serve()
-    except BaseException:  # what a command would show as a traceback
-        import traceback
+        return case.serve()
 
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    leave(served)

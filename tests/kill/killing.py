@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forks import forked
 from scenes import SCENES, Content, Scene, content, place, quietly, units
 from tracer import Trace, traced
 
@@ -130,7 +131,7 @@ def prepared(name: str, base: Path, scene: Scene | None = None) -> Stage:
     for path in (stage.world, stage.inputs):
         path.mkdir(parents=True)
     with place(stage.folder):
-        made = forked(lambda: stage.scene.before(stage.world, stage.inputs) or 0)
+        made = status_of(lambda: stage.scene.before(stage.world, stage.inputs) or 0)
         assert made == 0, f"{name}: its world cannot be made"
         shutil.copytree(stage.world, stage.folder / "before")
         stage.scene.stub()
@@ -138,7 +139,7 @@ def prepared(name: str, base: Path, scene: Scene | None = None) -> Stage:
             quietly(*stage.words())
             stage.restore()
         stage.note(stage.seen())
-        status = forked(stage.serve(stage.words(), record=True))
+        status = status_of(stage.serve(stage.words(), record=True))
         assert status == 0, f"{name} ends with {status}: {stage.errors()}"
         stage.after = stage.content()
         stage.note(stage.seen())
@@ -163,7 +164,7 @@ def judge(stage: Stage, number: int) -> Verdict:
             return _judged(stage, trace.status, FINISHED)
         if wrong := _not_whole(stage, trace):
             return Verdict(FAILED, wrong)
-        status = forked(stage.serve(stage.words()))
+        status = status_of(stage.serve(stage.words()))
         if status == 2:
             return _refused(stage)
         return _judged(stage, status, EQUAL)
@@ -193,7 +194,7 @@ def _refused(stage: Stage) -> Verdict:
             continue
         kept = stage.seen()
         words = [*stage.words(), *(stage.world / "other" if word == OTHER else word for word in more)]
-        status = forked(stage.serve(words))
+        status = status_of(stage.serve(words))
         if OTHER not in more:
             return _judged(stage, status, REFUSED)
         if stage.seen() != kept:
@@ -229,21 +230,9 @@ def spread(points: int, most: int) -> list[int]:
     return [round(place * (points - 1) / (most - 1)) for place in range(most)] if most > 1 else [0]
 
 
-def forked(serve: Callable[[], int]) -> int:
+def status_of(serve: Callable[[], int]) -> int:
     """The exit status of a function in a fork of this process; negative: the signal that ended it."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            code = serve()
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    child = forked(serve)
     end, pause = time.monotonic() + LIMIT, 0.002
     while True:
         found, status = os.waitpid(child, os.WNOHANG)

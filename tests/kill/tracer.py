@@ -2,7 +2,7 @@
 
 Linux only, and only what ptrace sees. A seccomp filter lets all other calls pass at full speed. Threads and processes
 that the traced one starts are followed, and die with it. What a process writes through a mapping of a file is no call:
-the mapping itself and `msync` are seen, the stores are not.
+the mapping itself is seen, the stores and `msync` are not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
+
+from forks import leave
 
 _SEIZE, _CONT, _SYSCALL_INFO = 0x4206, 7, 0x420E
 _FORK, _VFORK, _CLONE, _EXEC, _SECCOMP, _EXITKILL = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 7, 1 << 20
@@ -151,25 +154,19 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _child(serve: Callable[[], int], machine: str, ready: int, tell: int) -> None:
+def _child(serve: Callable[[], int], machine: str, ready: int, tell: int) -> NoReturn:
     """Never returns."""
-    code = 70
-    try:
+
+    def filtered() -> int:
         os.read(ready, 1)
         if not _filter(machine):
             os.write(tell, b"!")
             os._exit(71)
         os.close(ready)
         os.close(tell)
-        code = serve()
-    except BaseException:
-        import traceback
+        return serve()
 
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    leave(filtered)
 
 
 def _filter(machine: str) -> bool:

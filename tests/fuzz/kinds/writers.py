@@ -10,12 +10,13 @@ import random
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cases import Case
+from forks import forked
 
 from .base import command
 from .merged_reports import ACCEPTANCE, COSTS
@@ -64,7 +65,7 @@ class Seeds:
             changes.append(own)
 
         def serve() -> int:
-            children = [_fork(own) for own in changes]
+            children = [forked(partial(_all, own)) for own in changes]
             while children:
                 _read(bundle)
                 for child in list(children):
@@ -103,21 +104,11 @@ def _read(bundle: Path) -> Any:
     return Bundle.open(bundle, check="sha256").manifest
 
 
-def _fork(own: list[Callable[[], object]]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            for change in own:
-                assert not change(), "a change is refused"
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+def _all(own: list[Callable[[], object]]) -> int:
+    with contextlib.redirect_stdout(io.StringIO()):
+        for change in own:
+            assert not change(), "a change is refused"
+    return 0
 
 
 def prepare(folder: Path) -> Seeds:
