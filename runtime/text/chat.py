@@ -121,7 +121,7 @@ def _tojson(
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    if indent is None:
+    if indent is None or isinstance(value, str):  # a text alone is not indented, whatever `indent` is
         return encoder.encode(value)
     return METER.get().joined(encoder.iterencode(value))  # deep values are mostly indentation
 

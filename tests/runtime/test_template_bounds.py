@@ -146,6 +146,7 @@ SERVED = {
     "{{ 'A' | list | unique(true) | list }}{{ [2, 1] | reverse | list }}": "['A'][1, 2]",
     "{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ 1 in [1, 2] | select }}{{ -1.5e300 < 0 }}": "a1TrueTrue",
     "{% autoescape true %}{{ '<' ~ ('<' | safe) }}{% endautoescape %}{{ '<' ~ 1 }}": "&lt;<<1",
+    "{{ 'abc' | tojson(indent=([] | min)) }}": '"abc"',
     "{{ 'abc' | join('-') }}{{ '-'.join(['a', 'b']) }}{{ 'aXa' | replace('a', 'bb') }}{{ 7 | center(3) }}": "a-b-ca-bbbXbb 7 ",
     "{{ '%s %s' | format('a', 1) }}{{ '{0[a]}'.format({'a': 5}) }}{{ messages | map(attribute='role') | first }}": "a 15user",
 }
