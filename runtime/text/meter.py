@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
@@ -21,14 +22,22 @@ DEEPEST = 100
 """Levels of lists, mappings and namespaces in a value: Python hashes tuples by recursion in C, without a bound."""
 
 MOST_BITS = 2048
-UNIT_TEXT = 256
-"""Characters for one unit."""
+UNIT_BYTES = 256
+"""Bytes of texts for one unit: all texts of a rendering take 512 MB at most, even if the template keeps every one. A
+character takes 1, 2 or 4 bytes, as the widest one of its text."""
+_ELEMENTS = 3
+"""Elements of a new list for one unit: each may be a new text, which takes some 80 bytes."""
 
 MOST_EQUAL_HASHES = 64
 """Keys of a mapping with one hash: each is compared with all before it. By chance there are never two."""
 
 MANY = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 SIZED = (range, Mapping, *MANY)
+
+
+def size_of(text: str) -> int:
+    """Units for a text that is there."""
+    return sys.getsizeof(text) // UNIT_BYTES
 
 
 class TooMuch(PromptError):
@@ -54,7 +63,7 @@ class Meter:
         """Pay for a text that will be made."""
         if characters > LONGEST:
             raise TooMuch(f"the chat template wrote more than {LONGEST} characters")
-        self.pay(1 + characters // UNIT_TEXT)
+        self.pay(1 + characters // UNIT_BYTES)
 
     def things(self, *values: Any) -> int:
         """Pay for values as deep as they go, shared parts as often as they appear; returns the characters of their texts.
@@ -68,7 +77,7 @@ class Meter:
             for value in level:
                 if isinstance(value, str):
                     characters += len(value)
-                    units += len(value) // UNIT_TEXT
+                    units += size_of(value)
                 elif isinstance(value, int):
                     pass
                 elif isinstance(value, range):
@@ -117,16 +126,21 @@ class Meter:
             self.text(len(part))
             if size > LONGEST:
                 self.text(size)
-        return "".join(found)
+        text = "".join(found)
+        self.pay(size_of(text))
+        return text
 
     def made(self, value: Any) -> Any:
         """The result of an operation, paid for; a lazy one pays for every element that is taken."""
         if isinstance(value, str):
             self.text(len(value))
+            self.pay(size_of(value))
         elif isinstance(value, int):
             self.bits(value.bit_length())
         elif isinstance(value, Iterator):
             return self.elements(value)
+        elif isinstance(value, list | tuple):
+            self.pay(1 + len(value) // _ELEMENTS)
         elif isinstance(value, SIZED):
             self.pay(1 + len(value) // 16)
         return value

@@ -6,7 +6,7 @@ expression. Here everything that a template does is paid for from one budget per
 - every body that is entered (of a loop, macro, block) by the number of nodes in it, every element that a loop or a lazy
   filter takes by one, every call by one; nesting and recursion change nothing about it;
 - every operator, comparison, key, filter, test, call, slice and output by the size of what it is given, counted as deep and
-  as often as it is hashed, printed or compared; a string counts one for 256 characters;
+  as often as it is hashed, printed or compared; a string counts one for 256 bytes;
 - what makes more than it was given (`*`, `**`, `%`, `~`, widths, `replace`, `join`, `format`, `indent`) by what it will make.
 
 What pays is added to the syntax tree of the template, not to its text, and has no name that a template could use. Filters
@@ -33,7 +33,7 @@ from jinja2.utils import Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 from markupsafe import escape, soft_str
 
-from .meter import METER, SIZED, UNIT_TEXT, Meter
+from .meter import METER, SIZED, UNIT_BYTES, Meter, size_of
 
 _FILTERS_LEFT_OUT = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 _FAST_FILTERS = frozenset((
@@ -137,7 +137,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     def paid(_: Any, value: Any) -> Any:
         """What is compared, cut, printed, or a key."""
         if type(value) is str:
-            METER.get().pay(1 + len(value) // UNIT_TEXT)
+            METER.get().pay(1 + size_of(value))
         else:
             METER.get().things(value)
         return value
@@ -297,7 +297,7 @@ def _units(parts: list[Any]) -> int:
     for part in parts:
         for node in (part, *part.find_all(nodes.Node)):
             text = node.data if isinstance(node, nodes.TemplateData) else getattr(node, "value", "")
-            units += 1 + (len(text) // UNIT_TEXT if isinstance(text, str) else 0)
+            units += 1 + (len(text) // UNIT_BYTES if isinstance(text, str) else 0)
     return units
 
 
@@ -412,7 +412,7 @@ def _pay_text(
         "rstrip",
         "trim",
     ):  # Python looks from the end without its fast search
-        meter.pay(size * max([0, *texts]) // UNIT_TEXT)
+        meter.pay(size * max([0, *texts]) // UNIT_BYTES)
     elif name == "indent":
         lines = value.count("\n") + 1 if size else 1
         meter.pay(lines)
@@ -436,7 +436,9 @@ def _pay_text(
 
 def _pay_format(meter: Meter, form: str, given: Iterable[Any]) -> None:
     """Pay for `form % given` and `form.format(given)`: every field may be any of the values."""
-    if re.search(r"\d{4}|%[^%a-zA-Z]*\*|\{[^{}]*\{(?!\{)", form):
+    # Names in brackets may hold anything, so that the end of a field is not seen behind them.
+    named = re.search(r"%\(|\[", form) and re.search(r"\d{4}", form)
+    if named or re.search(r"[%][^%a-zA-Z]*(?:\d{4}|\*)|\{[^{}]*(?:\d{4}|\{(?!\{))", form):
         raise SecurityError("a format with a width of four digits, or one that is computed")
     before = meter.left
     characters = meter.things(*given)

@@ -95,6 +95,21 @@ MADE = {
     "JSON": LONG + "{{ [[[[[[[[[[[[1]]]]]]]]]]]] | tojson(indent=b) | length }}",
 }
 
+WIDE = "{% set b = '\U0001f600 ' * 20000 %}"
+"""A text of four bytes a character."""
+
+KEPT = {
+    "cut": "b[i:]",
+    "split": "b.split()",
+    "characters": "b | list",
+    "tuples": "b.split() | batch(1) | list",
+    "other case": "b.swapcase()",
+    "captured": "x",
+    "joined": "[b, 'x' * 40000] | join",
+    "added": "b + 'x'",
+}
+"""What a template may keep of every turn of a loop."""
+
 REFUSED: dict[str, str] = {
     "what pays, by name": "{{ (-10 ** 9) | step }}",
     "what pays, by its own name": "{{ [-10 ** 9] | map('environment.step') | list }}",
@@ -103,6 +118,10 @@ REFUSED: dict[str, str] = {
     "attributes to sort by": "{{ messages | sort(attribute='a,' * 100) | list | length }}",
     "attribute that is a list": "{{ messages | map(attribute=[1]) | list | length }}",
     "format of a list": "{{ ['%99999d'] | format(1) | length }}",
+    "width": "{{ '%5000d' | format(1) | length }}",
+    "width behind a name": "{{ '%(a%b)5000d' | format(**{'a%b': 1}) | length }}",
+    "width behind a key": "{{ '{0[}]:5000}'.format({'}': 1}) | length }}",
+    "width of the caller's": "{{ '{:{}}'.format(1, 5000) | length }}",
     "name that markupsafe calls": "{% set q = namespace(**{'__html_format__': ('y' * 100).join}) %}x",
     "the same, set later": "{% set q = namespace() %}{% set q.__html__ = 3 %}x",
     "indent of JSON": "{{ [[1]] | tojson(indent='x' * 1000) | length }}",
@@ -131,6 +150,26 @@ def test_nothing_large_is_made_before_it_is_paid_for(kind: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_template_keeps_no_more_than_it_pays_for(kind: str) -> None:
+    template = (
+        WIDE
+        + "{% set a = 'x' * 40000 %}{% set n = namespace(s=()) %}{% for i in range(1000) %}"
+        + ("{% set x %}{{ a }}\U0001f600{% endset %}" if kind == "captured" else "")
+        + f"{{% set n.s = (n.s, {KEPT[kind]}) %}}{{% endfor %}}"
+    )
+    units, ready = 40_000, _compile(template)
+    token = METER.set(Meter(units))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooMuch):
+            "".join(ready.generate(messages=TURNS))
+        assert tracemalloc.get_traced_memory()[1] < 1.3 * 256 * units
+    finally:
+        tracemalloc.stop()
+        METER.reset(token)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_told_is_refused(kind: str) -> None:
     with pytest.raises((BundleError, PromptError)) as caught:
@@ -147,6 +186,7 @@ SERVED = {
     "{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ 1 in [1, 2] | select }}{{ -1.5e300 < 0 }}": "a1TrueTrue",
     "{% autoescape true %}{{ '<' ~ ('<' | safe) }}{% endautoescape %}{{ '<' ~ 1 }}": "&lt;<<1",
     "{{ 'abc' | tojson(indent=([] | min)) }}": '"abc"',
+    "{{ '2024-%s' % 5 }}{{ '2024 {}'.format(1) }}{{ '%03d, 1000' | format(7) }}": "2024-52024 1007, 1000",
     "{{ 'abc' | join('-') }}{{ '-'.join(['a', 'b']) }}{{ 'aXa' | replace('a', 'bb') }}{{ 7 | center(3) }}": "a-b-ca-bbbXbb 7 ",
     "{{ '%s %s' | format('a', 1) }}{{ '{0[a]}'.format({'a': 5}) }}{{ messages | map(attribute='role') | first }}": "a 15user",
 }
