@@ -7,7 +7,6 @@ import os
 
 def cores() -> int:
     """Cores of this process's affinity mask; all of the machine's where the system has none."""
-    try:
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        return os.cpu_count() or 1
+    return os.cpu_count() or 1  # macOS, Windows

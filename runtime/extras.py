@@ -54,7 +54,7 @@ def install_command(extra: str) -> str:
     try:
         text = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json")
         origin = json.loads(text) if text else {}
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except (importlib.metadata.PackageNotFoundError, json.JSONDecodeError):
         origin = {}
     return command_for(extra, origin if isinstance(origin, dict) else {})
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
+from .foreign import raise_if_foreign
 
 try:
     import fcntl
@@ -118,15 +119,17 @@ def hold(path: Path) -> int | None:
         return None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
+        raise_if_foreign(error)
         return None
     return descriptor
 
@@ -156,5 +159,6 @@ def is_still(path: Path, lock: int) -> bool:
     """Whether `path` is what was locked."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(lock))
-    except OSError:
+    except OSError as error:
+        raise_if_foreign(error)
         return False

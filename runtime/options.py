@@ -7,6 +7,7 @@ import operator
 from typing import Any
 
 from .errors import OptionError, VlmexportError
+from .foreign import from_signal_handler
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Of typical acceptance, as Medusa's authors have them."""
@@ -23,7 +24,9 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """`value` as an int in low..high (numpy integers too). Raises `OptionError` for anything else, bool included."""
     try:
         found = operator.index(value)
-    except TypeError:
+    except TypeError as error:
+        if from_signal_handler(error):
+            raise
         found = None
     if found is None or isinstance(value, bool) or found < low or (high is not None and found > high):
         span = f"≥ {low}" if high is None else f"in {low}..{high}"
@@ -35,7 +38,9 @@ def number(name: str, value: Any, low: float, high: float = math.inf, above: boo
     """`value` as a finite float in low..high, above `low` when `above`. Raises `OptionError` for anything else."""
     try:
         found = math.nan if isinstance(value, bool | str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError) as error:
+        if from_signal_handler(error):
+            raise
         found = math.nan
     if not math.isfinite(found) or not low <= found <= high or (above and found == low):
         span = f"{'>' if above else '≥'} {low:g}" + ("" if high == math.inf else f" and ≤ {high:g}")

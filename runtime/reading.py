@@ -70,6 +70,7 @@ def read_json(path: Path, most: int, failure: type[VlmexportError]) -> Any:
     try:
         return parse_json(data)
     except ValueError as error:
+        raise_if_foreign(error)
         raise failure(f"{shown(path)} is not JSON: {error}") from error
 
 
@@ -85,6 +86,7 @@ def parse_json(data: bytes | bytearray) -> Any:
     except MemoryError:
         raise ValueError("it takes more memory than there is") from None
     except ValueError as error:
+        raise_if_foreign(error)
         digits = getattr(sys, "get_int_max_str_digits", lambda: 4300)()
         raise ValueError(f"it holds a number of more than {digits} digits") from error
 
@@ -158,7 +160,8 @@ def _descriptor(path: Path, pipes: bool) -> int:
         kind = path.stat().st_mode  # before it is opened: to open a device may do something
         _check_kind(kind, pipes)
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except ValueError:  # NUL, or half of a surrogate pair
+    except ValueError as error:  # NUL, or half of a surrogate pair
+        raise_if_foreign(error)
         raise _Unfit("cannot be read: no file can have that name") from None
     try:
         _check_kind(os.fstat(file).st_mode, pipes)

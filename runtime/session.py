@@ -466,7 +466,7 @@ class Session:
                 self.decoder = cast(Decoder, None)
             self._proposers.clear()
         finally:
-            try:
+            try:  # without a call: Python runs signal handlers after each
                 if self._user["now"] is me:
                     del self._user["now"]
             except KeyError:  # nobody uses it by now
@@ -505,7 +505,7 @@ class Session:
                     left.end_proposer()
                 yield from pieces(found)
             finally:
-                try:
+                try:  # without a call: Python runs signal handlers after each
                     if self._user["now"] is me:
                         del self._user["now"]
                 except KeyError:  # nobody uses it by now

@@ -235,6 +235,7 @@ class Bundle:
                 raise BundleError(f"{path}: is not a regular file")
             self._opened[name] = identity(self._compare(name, self.manifest.files[name]))
         except (OSError, BundleError) as error:
+            raise_if_foreign(error)
             raise BundleError(
                 f"{path}: was replaced since the bundle was opened; load the session again"
             ) from error
@@ -313,6 +314,10 @@ class Bundle:
                     raise BundleError(
                         f"{Path(folder) / name}: is a link to a folder; copy the files in instead of linking them"
                     )
+                if is_own((Path(folder) / name).relative_to(self.path).as_posix()):
+                    raise BundleError(
+                        f"{Path(folder) / name}: is a folder, where writers of the bundle have a file; remove it"
+                    )
             for name in names:
                 relative = (Path(folder) / name).relative_to(self.path).as_posix()
                 if not is_own(relative) and relative not in self.manifest.files:
@@ -369,10 +374,12 @@ def _lock_folder(bundle: Path, held: contextlib.ExitStack) -> os.stat_result:
                     held.push(tried.pop_all())
                     return folder
         except FileNotFoundError as error:
+            raise_if_foreign(error)
             time.sleep(REPLACING)
             if not bundle.exists():
                 raise BundleError(f"{bundle}: does not exist; {_give(bundle)}") from error
         except OSError as error:
+            raise_if_foreign(error)
             raise _not_writable(bundle, error.strerror) from error
 
 
@@ -433,8 +440,10 @@ def change_manifest(bundle: Path, change: Callable[[Any], None]) -> None:
             (bundle / UNFINISHED).unlink(missing_ok=True)
             replace_manifest(path, document)
         except (ValueError, RecursionError) as error:
+            raise_if_foreign(error)
             raise BundleError(f"{path}: cannot be written as JSON ({error})") from error
         except OSError as error:
+            raise_if_foreign(error)
             raise _not_writable(bundle, error.strerror) from error
 
 

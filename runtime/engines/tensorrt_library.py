@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 from typing import Any
 
+from ..foreign import raise_if_foreign
+
 LEAN = "tensorrt_lean"
 """The module that runs plans which were built for it, and builds none."""
 
@@ -77,5 +79,6 @@ def first_error(messages: list[str]) -> str:
 def _there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except (ImportError, ValueError) as error:
+        raise_if_foreign(error)
         return False

@@ -34,6 +34,7 @@ from ..foreign import from_signal_handler, raise_if_foreign
 from ..options import check_colour_order
 from ..paths import look_at, shown
 from .endings import FORMATS as FORMATS
+from .pixels import pixels_of
 from .remote import check_local
 
 MAX_PIXELS = 80_000_000
@@ -222,7 +223,7 @@ def _declared_range(image: Image.Image) -> int | None:
 
 
 def _from_16_bit(image: Image.Image, name: str, declared: int | None) -> Image.Image:
-    pixels = np.asarray(image.convert("I"))  # int32, whatever the byte order in the file
+    pixels = pixels_of(image.convert("I"))  # int32, whatever the byte order in the file
     low, high = int(pixels.min()), int(pixels.max())
     if low < 0 or high > 65535:
         raise ImageError(

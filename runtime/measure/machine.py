@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cores import cores
+from ..foreign import raise_if_foreign
 
 PACKAGES = ("vlmexport", "numpy", "onnxruntime", "onnxruntime-gpu")
 
@@ -22,10 +23,12 @@ def describe(computes: str | None = None) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    try:
-        load: float | None = round(os.getloadavg()[0], 2)
-    except (AttributeError, OSError):
-        load = None
+    load: float | None = None
+    if hasattr(os, "getloadavg"):
+        try:
+            load = round(os.getloadavg()[0], 2)
+        except OSError as error:
+            raise_if_foreign(error)
     return {
         "cpu": processor(),
         "cores": cores(),

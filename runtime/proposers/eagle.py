@@ -23,6 +23,7 @@ from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
 from ..errors import BundleError
+from ..foreign import raise_if_foreign
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
 from .eagle_pass import Beside, EaglePass
@@ -340,6 +341,7 @@ class Eagle(Proposer):
         try:
             return tree.growth.tree()
         except ValueError as error:  # a vocabulary of its own that names a token twice
+            raise_if_foreign(error)
             raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
 
     # --- rows of the target ---

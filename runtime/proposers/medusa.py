@@ -21,6 +21,7 @@ from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
 from ..errors import BundleError
+from ..foreign import raise_if_foreign
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
 from ..speculate.sampling import draw
@@ -162,6 +163,7 @@ class Medusa(Proposer):
         try:
             return shape.with_tokens([pending, *tokens[places].tolist()])
         except ValueError as error:  # a vocabulary of its own that names a token twice
+            raise_if_foreign(error)
             raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
 
     def _drawn(

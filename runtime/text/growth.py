@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from ..errors import BundleError, PromptError
+from ..foreign import raise_if_foreign
 
 LARGEST = 4_000_000
 """Bytes that a text may become on its way to tokens: the library takes some hundred bytes for each."""
@@ -56,7 +57,8 @@ def _precompiled(step: Step) -> int:
     """sentencepiece's map: the size of a trie, the trie, then what texts become, each ended by a zero byte."""
     try:
         data = base64.b64decode(step.get("precompiled_charsmap") or "")
-    except (binascii.Error, ValueError, TypeError):
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise_if_foreign(error)
         return 1  # the library refuses it
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(1, *map(len, texts.split(b"\0")))

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import PromptError
+from ..foreign import raise_if_foreign
 from .chat import render_chat
 from .marked import MARK, Marked
 from .meter import TooMuch
@@ -87,6 +88,7 @@ def _plain(value: Any, name: str) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
+        raise_if_foreign(error)
         raise PromptError(f"{name} is not data as JSON holds it ({error}); leave it out") from error
 
 

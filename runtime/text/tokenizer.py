@@ -10,12 +10,16 @@ import numpy as np
 import tokenizers
 
 from ..errors import BundleError, VlmexportError
-from ..foreign import is_foreign
+from ..foreign import is_foreign, raise_if_foreign
 from .errors import one_line
-from .growth import growth_of, state_of
+from .growth import LARGEST, Growth, growth_of, state_of
 
 if TYPE_CHECKING:
     from .marked import Marked
+
+
+_MOST_NORMALIZED = 10 * LARGEST
+"""Bytes that normalising all added tokens may make."""
 
 
 class Tokenizer:
@@ -39,6 +43,7 @@ class Tokenizer:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         _check_ids(vocabulary, added)
         self.growth = growth_of(backend, vocabulary)
+        _check_normalized(backend, added.values(), self.growth)
         self.byte_ids = _byte_fallback_ids(backend, state_of(backend.decoder))
         self._alone: dict[int, str] = {}
 
@@ -48,6 +53,7 @@ class Tokenizer:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
+            raise_if_foreign(error)
             raise BundleError(
                 f"{path}: not a readable tokenizer ({one_line(error)}); build the bundle again"
             ) from error
@@ -186,6 +192,31 @@ def _check_ids(vocabulary: Mapping[str, int], added: Collection[int]) -> None:
         if other != token and i not in added:
             raise BundleError(
                 f"the tokenizer has two tokens of id {i}, {other!r:.80} and {token!r:.80}; use the model's own tokenizer"
+            )
+
+
+def _check_normalized(
+    backend: tokenizers.Tokenizer, added: Collection[tokenizers.AddedToken], growth: Growth
+) -> None:
+    """Raises `BundleError` where two added tokens are looked for as one text: which of them the library finds differs from
+    run to run."""
+    tokens = [token for token in added if token.normalized]
+    if backend.normalizer is None or not tokens:
+        return
+    size = sum(len(token.content.encode()) for token in tokens) * growth.factor
+    if size > _MOST_NORMALIZED:
+        raise BundleError(
+            f"the tokenizer may make {size:,} bytes of its added tokens, more than {_MOST_NORMALIZED:,}; use the model's own "
+            "tokenizer"
+        )
+    found: dict[str, str] = {}
+    for token in tokens:
+        text = backend.normalizer.normalize_str(token.content)
+        other = found.setdefault(text, token.content)
+        if other != token.content:
+            raise BundleError(
+                f"the tokenizer makes one text of its tokens {other!r:.80} and {token.content!r:.80}; use the model's own "
+                "tokenizer"
             )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import functools
 import heapq
+import inspect
 import io
 import itertools
 import json
@@ -14,6 +16,7 @@ from typing import Any
 
 import jinja2
 import pytest
+import vlmexport.runtime
 from PIL import Image
 from vlmexport.runtime.foreign import from_signal_handler, is_foreign, raise_if_foreign
 
@@ -162,3 +165,36 @@ def test_a_signal_handler_is_told_from_other_code_of_the_caller(handler: Any) ->
         assert not from_signal_handler(caught("broken()", broken=broken))
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+ANY = {
+    "OSError", "ValueError", "TypeError", "RuntimeError", "AttributeError", "KeyError", "LookupError", "ArithmeticError",
+    "Exception", "BaseException",
+}  # fmt: skip
+"""Classes of which a program's signal handler may well raise one."""
+ASKING = {"raise_if_foreign", "is_foreign", "from_signal_handler", "_of_library", "_raise"}
+
+
+def handlers() -> list[Any]:
+    """Every `except` of the runtime that catches such a class and does not end by raising it again; but for commands, whose
+    process is ours."""
+    found = []
+    for path in sorted(Path(inspect.getfile(vlmexport.runtime)).parent.rglob("*.py")):
+        if path.parent.name == "commands" or path.name == "cli.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ExceptHandler) or node.type is None:
+                continue
+            kinds = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
+            if path.name == "session.py" and kinds == {"KeyError"}:  # no handler runs there: nothing is called
+                continue
+            again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if kinds & ANY and not again:
+                found.append(pytest.param(node, id=f"{path.name}:{node.lineno}"))
+    return found
+
+
+@pytest.mark.parametrize("handler", handlers())
+def test_whoever_translates_or_drops_asks_whose_it_is(handler: ast.ExceptHandler) -> None:
+    called = {name.id for name in ast.walk(handler) if isinstance(name, ast.Name)}
+    assert called & ASKING

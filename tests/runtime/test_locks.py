@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import handmade_bundle
 import pytest
@@ -100,11 +101,8 @@ def test_without_locks_nobody_waits(
     tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """As some network and FUSE file systems answer."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    # Not a function of this module, whose exception would be the program's own.
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     with alone(tmp_path / "lock"), only_one(tmp_path / "lock"):
         store_costs(bundle, [{"machine": "m", "threads": 1}])
     assert len(Bundle.open(bundle).manifest.costs) == 1
@@ -222,6 +220,13 @@ def test_leftovers_of_writers_are_no_part_of_a_bundle(bundle: Path) -> None:
         (bundle / name).unlink()
 
 
+@pytest.mark.parametrize("name", [LOCK, UNFINISHED, ".manifest.json.0a1b2c3d.new"])
+def test_a_folder_where_writers_have_a_file_is_refused(bundle: Path, name: str) -> None:
+    (bundle / name).mkdir()
+    with pytest.raises(BundleError, match="is a folder, where writers of the bundle have a file; remove it"):
+        Bundle.open(bundle)
+
+
 def test_a_writer_waits_for_the_folder_that_takes_the_place(bundle: Path) -> None:
     """An exchange of folders and a change of the manifest exclude each other, and the change is the new folder's."""
     new = handmade_bundle.write_bundle(bundle.with_name("new"), "llama")
@@ -248,11 +253,9 @@ def test_a_writer_waits_for_the_folder_that_takes_the_place(bundle: Path) -> Non
 
 
 def test_a_folder_that_is_read_only_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(bundle / LOCK))
-
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(bundle / LOCK))
     before = (bundle / "manifest.json").read_bytes()
-    monkeypatch.setattr(bundle_module, "alone", refuse)  # root may write anywhere
+    monkeypatch.setattr(bundle_module, "alone", Mock(side_effect=error))  # root may write anywhere
     with pytest.raises(
         OptionError, match=r"cannot be written \(Permission denied\); save into a copy of the bundle"
     ):

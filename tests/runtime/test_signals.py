@@ -82,6 +82,8 @@ def test_it_arrives_and_the_next_request_is_right(
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 caught = error
             assert caught is alarm.raised
-            rang += caught is not None
+            if caught is not None:
+                rang += 1
+                caught.__traceback__ = None  # it holds the stream, if it came between two pieces
             assert call(session, asked) == right
         assert rang

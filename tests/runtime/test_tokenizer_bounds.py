@@ -190,6 +190,35 @@ def test_two_tokens_of_one_id_are_refused_unless_an_added_one_hides_them(tmp_pat
         assert {Tokenizer.open(path).alone(1) for _ in range(8)} == {"a"}
 
 
+NORMALIZED: dict[str, tuple[list[str], bool, str]] = {
+    "one text": (
+        ["[A]", "[b]", "[a]"],
+        True,
+        r"one text of its tokens '\[A\]' and '\[a\]'; use the model's own",
+    ),
+    "not normalised": (["[A]", "[a]"], False, ""),
+    "two texts": (["[A]", "[b]"], True, ""),
+    "too many": (
+        ["[" + "x" * 9000 + str(i) + "]" for i in range(500)],
+        True,
+        "bytes of its added tokens, more than",
+    ),
+}
+"""Added tokens, whether they are normalised, what is said."""
+
+
+@pytest.mark.parametrize("kind", NORMALIZED)
+def test_added_tokens_that_are_looked_for_as_one_text_are_refused(kind: str) -> None:
+    contents, normalized, message = NORMALIZED[kind]
+    backend = letters(normalizer=normalizers.Sequence([normalizers.Lowercase(), normalizers.NFKC()]))
+    backend.add_tokens([tokenizers.AddedToken(text, normalized=normalized) for text in contents])
+    if message:
+        with pytest.raises(BundleError, match=message):
+            Tokenizer(backend)
+    else:
+        Tokenizer(backend)
+
+
 def test_a_step_that_nobody_knows_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "NORMALIZERS", {})
     with pytest.raises(

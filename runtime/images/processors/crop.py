@@ -8,6 +8,7 @@ from PIL.Image import Resampling
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
+from ..pixels import pixels_of
 from .normal import normalized
 from .resample import resampling
 from .window import resized_window
@@ -39,7 +40,7 @@ def _resized(
     axis = 0 if size[1] >= size[0] else 1
     longer, keep = size[1 - axis], (height, width)[axis]
     if longer <= max(THIN * keep, max(image.size)) or resample == Resampling.NEAREST:
-        return np.asarray(image.resize(size, resample=resample))
+        return pixels_of(image.resize(size, resample=resample))
     return resized_window(image, size, axis, (longer - keep) // 2, keep, resample)
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError, ImageError
+from ..pixels import pixels_of
 from ..windows import Grid
 from .normal import normalized
 from .resample import resampling
@@ -29,7 +30,7 @@ def resized(image: Image.Image, size: tuple[int, int], settings: ImageInfo) -> n
     """`pixel_values` float32 [1, 3, H, W] of an RGB image, `size` being (H, W)."""
     height, width = size
     pixels = image.resize((width, height), resample=resampling(settings.resample))
-    return normalized(np.asarray(pixels), settings)
+    return normalized(pixels_of(pixels), settings)
 
 
 def settings_of(settings: ImageInfo) -> tuple[Grid, int, int]:

@@ -8,6 +8,7 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
+from ..pixels import pixels_of
 from .normal import normalized
 from .resample import resampling
 
@@ -20,4 +21,4 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
             "build the bundle again"
         )
     resized = image.resize((settings.width, settings.height), resample=resampling(settings.resample))
-    return normalized(np.asarray(resized), settings)
+    return normalized(pixels_of(resized), settings)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from ...bundle.manifest import ImageInfo
 from ...errors import BundleError
+from ..pixels import pixels_of
 from ..tiles import Tiling
 from .normal import normalized
 from .resample import resampling
@@ -31,9 +32,9 @@ def preprocess(image: Image.Image, settings: ImageInfo) -> np.ndarray:
         size = min(math.ceil(image.width * down), wide), high
     canvas = np.zeros((high, wide, 3), np.uint8)
     left, top = (wide - size[0]) // 2, (high - size[1]) // 2
-    canvas[top : top + size[1], left : left + size[0]] = np.asarray(image.resize(size, resample=filter_))
+    canvas[top : top + size[1], left : left + size[0]] = pixels_of(image.resize(size, resample=filter_))
     tiles = canvas.reshape(high // side, side, wide // side, side, 3).transpose(0, 2, 1, 3, 4)
-    whole = np.asarray(image.resize((side, side), resample=filter_))
+    whole = pixels_of(image.resize((side, side), resample=filter_))
     return np.concatenate([normalized(tile, settings) for tile in (whole, *tiles.reshape(-1, side, side, 3))])
 
 

@@ -14,6 +14,8 @@ import numpy as np
 from PIL import Image
 from PIL.Image import Resampling
 
+from ..pixels import pixels_of
+
 _BITS = 22
 
 _Filter = Callable[[np.ndarray], np.ndarray]
@@ -32,10 +34,10 @@ def resized_window(
     low, high = int(first.min()), int(min((first + weights.shape[1]).max(), have))
     if axis == 0:  # the width first, of the rows that count
         part = image.crop((0, low, width, high)).resize((size[0], high - low), resample)
-        return _summed(np.asarray(part), first - low, weights)
-    part = np.asarray(image.crop((low, 0, high, height))).transpose(1, 0, 2)
+        return _summed(pixels_of(part), first - low, weights)
+    part = pixels_of(image.crop((low, 0, high, height))).transpose(1, 0, 2)
     cut = Image.fromarray(np.ascontiguousarray(_summed(part, first - low, weights).transpose(1, 0, 2)))
-    return np.asarray(cut.resize((count, size[1]), resample))
+    return pixels_of(cut.resize((count, size[1]), resample))
 
 
 def _weights(
