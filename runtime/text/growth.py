@@ -2,7 +2,7 @@
 
 The `tokenizers` library runs a bundle's steps without a bound on time or memory, and cannot be interrupted. So each kind
 of step has a factor here: bytes of UTF-8 that it may give for one byte. Steps behind each other multiply. A kind that is
-not in the tables is refused by name.
+not in the tables is refused by name. Regular expressions are bounded by the work that their patterns may take, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tokenizers
 
 from ..errors import BundleError, PromptError
 from ..foreign import raise_if_foreign
+from . import regexes
 
 LARGEST = 4_000_000
 """Bytes that a text may become on its way to tokens: the library takes some hundred bytes for each."""
@@ -108,6 +109,10 @@ DECODERS: Mapping[str, Factor] = {
     "Strip": lambda step: 1,
     "WordPiece": lambda step: 2,
 }
+_BY_CHARACTER = ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents")
+"""Normalizers that make the same of a text and of its pieces, but for what stands at their ends."""
+_REWRITERS = ("ByteLevel", "Metaspace")
+"""Pre-tokenizers that do not only cut."""
 _PLAIN = ("ByteLevel", "Precompiled", "Replace")
 """Normalizers that may lengthen plain ASCII, too."""
 _AT_ENDS = 40
@@ -127,6 +132,9 @@ class Growth:
     """Steps of the model for one byte."""
     added: tuple[str, ...] = ()
     """Tokens that cut a text into pieces."""
+    pre_tokenizers: tuple[Step, ...] = ()
+    works: Mapping[str, regexes.Work] = field(default_factory=dict)
+    """Of each pattern."""
     factor: int = field(init=False)
     """Of all steps."""
 
@@ -145,6 +153,39 @@ class Growth:
                 f"the bundle's tokenizer may make more than {largest:,} bytes of a prompt of {len(text):,} characters: "
                 "shorten it"
             )
+        longest = len(text) * self.factor
+        if sum(work.on(longest, None) for work in self.works.values()) > regexes.STEPS:
+            self._check_work(text)
+
+    def _check_work(self, text: str) -> None:
+        """Raises `PromptError` for a text that the regular expressions may take too long for."""
+        now: str | None = text  # what the next step is given, as far as it is known
+        size, spent = len(text), 0
+        whole = not any(token in text for token in self.added)
+
+        def spend(step: Step) -> None:
+            nonlocal spent
+            if (pattern := _regex(step)) is None:
+                return
+            spent += self.works[pattern].on(size, now)
+            if spent > regexes.STEPS:
+                raise PromptError(
+                    f"the bundle's tokenizer may take too long for a prompt of {len(text):,} characters by its regular "
+                    f"expression {_shortened(pattern)}: shorten the prompt, or its runs of characters of one kind"
+                )
+
+        for step in self.normalizers:
+            spend(step)
+            longest = size * NORMALIZERS[step["type"]](step)
+            if now is None or longest > 4 * LARGEST or not (whole or step["type"] in _BY_CHARACTER):
+                now, size = None, longest
+            else:
+                made: str = _normalizer(step).normalize_str(now)
+                now, size = made, len(made)
+        for step in self.pre_tokenizers:
+            spend(step)
+            if step["type"] in _REWRITERS:
+                now, size = None, size * PRE_TOKENIZERS[step["type"]](step)
 
     def _measured(self, text: str, size: int) -> int:
         """Bytes at most in front of the model, where the text is normalised as far as that takes little.
@@ -193,8 +234,9 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
             raise BundleError(f"{what} {said}, more than {limit:,}; {_REMEDY}")
 
     normalizers = steps("normalizer", "normalizers", NORMALIZERS)
+    pre_tokenizers = steps("pre_tokenizer", "pretokenizers", PRE_TOKENIZERS)
     before = 1
-    for step in steps("pre_tokenizer", "pretokenizers", PRE_TOKENIZERS):
+    for step in pre_tokenizers:
         if step["type"] == "FixedLength" and step.get("length") == 0:  # the library would panic
             raise BundleError(f"the tokenizer cuts texts into parts of length 0; {_REMEDY}")
         before *= PRE_TOKENIZERS[step["type"]](step)
@@ -218,6 +260,9 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
     decoded = longest
     for step in steps("decoder", "decoders", DECODERS):
         decoded *= DECODERS[step["type"]](step)
+        pattern = _regex(step)
+        if pattern is not None and _work(pattern).steps.per_run:  # a whole text may be decoded as one
+            raise _slow(pattern)
     refuse_beyond("bytes that one token of the tokenizer may become:", decoded, LONGEST_TOKEN)
     affixes = (
         getattr(backend.model, name, None) for name in ("continuing_subword_prefix", "end_of_word_suffix")
@@ -229,9 +274,39 @@ def growth_of(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> Gro
     # Unigram looks for every token at every place, WordPiece for every part of a word at every place of it.
     per_byte = longest if kind == "Unigram" else max(1, word * word // 64)
     added = [token.content for token in backend.get_added_tokens_decoder().values() if token.content]
-    found = Growth(tuple(normalizers), before, max(1, per_byte), tuple(added))
+    patterns = {_regex(step) for step in (*normalizers, *pre_tokenizers)} - {None}
+    works = {pattern: _work(pattern) for pattern in patterns if pattern is not None}
+    found = Growth(tuple(normalizers), before, max(1, per_byte), tuple(added), tuple(pre_tokenizers), works)
     refuse_beyond("bytes that the tokenizer may make of one:", found.factor, LARGEST // _LEAST)
     return found
+
+
+def _regex(step: Step) -> str | None:
+    pattern = step.get("pattern")
+    return pattern.get("Regex") if isinstance(pattern, Mapping) else None
+
+
+def _work(pattern: str) -> regexes.Work:
+    """Raises `BundleError` for a pattern whose work nobody knows, or which takes too long on short texts."""
+    try:
+        found = regexes.work_of(pattern)
+    except regexes.UnreadableRegex as error:
+        raise BundleError(
+            f"the tokenizer's regular expression {_shortened(pattern)} cannot be judged: {error}; {_REMEDY}"
+        ) from None
+    if found.steps.more or found.on(_LEAST, None) > regexes.STEPS:
+        raise _slow(pattern)
+    return found
+
+
+def _slow(pattern: str) -> BundleError:
+    return BundleError(
+        f"the tokenizer's regular expression {_shortened(pattern)} may try too many ways to match a text; {_REMEDY}"
+    )
+
+
+def _shortened(pattern: str) -> str:
+    return ascii(pattern if len(pattern) <= 60 else f"{pattern[:60]}...")
 
 
 def _steps(part: Any, inner: str) -> Iterator[Step]:

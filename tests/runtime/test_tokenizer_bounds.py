@@ -303,7 +303,9 @@ def test_a_regex_that_gives_up_is_a_refusal(tmp_path: Path) -> None:
 from pathlib import Path
 from vlmexport.runtime.errors import BundleError
 from vlmexport.runtime.images.quiet import quiet_stderr
+from vlmexport.runtime.text import growth, regexes
 from vlmexport.runtime.text.tokenizer import Tokenizer
+growth._work = lambda pattern: regexes.Work(regexes.Steps(1), ())  # it would be refused
 tokenizer = Tokenizer.open(Path({str(tmp_path / "tokenizer.json")!r}))
 try:
     with quiet_stderr():
