@@ -23,8 +23,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = 77
 """The release of setuptools that pyproject.toml asks for."""
-TAKEN = ("vlmexport", "runtime", "exporter", "calibration", "pyproject.toml", "README.md", "LICENSE")
-"""What a build reads of the tree."""
+ROOMS = ("runtime", "exporter", "calibration")
+TAKEN = ("src", "pyproject.toml", "README.md", "LICENSE")
+"""What a build reads of the tree; the rooms by the links in src/."""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("setuptools") is None
@@ -52,7 +53,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             shutil.copy(ROOT / name, folder / "tree" / name)
         else:
-            ignored = shutil.ignore_patterns("__pycache__")
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
             shutil.copytree(ROOT / name, folder / "tree" / name, ignore=ignored)
     return build("sdist", folder / "tree", folder / "dist")
 
@@ -98,15 +99,12 @@ def test_the_wheel_holds_what_the_tree_holds_and_nothing_else(wheel: Path) -> No
             archive.read(next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA")))
         )
     expected = {
-        f"{place}{path.relative_to(ROOT).as_posix()}"
-        for place, room in (
-            ("", "vlmexport"),
-            *(("vlmexport/", r) for r in ("runtime", "exporter", "calibration")),
-        )
-        for path in (ROOT / room).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "optimum_cli"
+        f"{place}{path.relative_to(ROOT / folder).as_posix()}"
+        for place, folder in (("", "src"), *((f"vlmexport/{room}/", room) for room in ROOMS))
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and not {"__pycache__", "vlmexport.egg-info"} & set(path.parts)
     }
-    assert names == expected | {"optimum/commands/register/register_vlmexport.py"}
+    assert names == expected
     assert wheel.stat().st_size < 60e6  # an index takes 100 MB
     assert re.fullmatch(r"vlmexport-[0-9.]+-py3-none-any\.whl", wheel.name)
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
