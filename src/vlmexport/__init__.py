@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime import Bundle as Bundle  # pyright: ignore[reportMissingImports]
-    from .runtime import Result as Result  # pyright: ignore[reportMissingImports]
-    from .runtime import Session as Session  # pyright: ignore[reportMissingImports]
-    from .runtime import VlmexportError as VlmexportError  # pyright: ignore[reportMissingImports]
+    from .runtime import Bundle as Bundle
+    from .runtime import Result as Result
+    from .runtime import Session as Session
+    from .runtime import VlmexportError as VlmexportError
 
     __version__: str
 
