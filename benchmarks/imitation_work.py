@@ -7,8 +7,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import Answers, Workshop
+
+from recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+from recipes.workshop import Answers, Workshop
 
 
 def work_parser(description: str | None, steps: int) -> argparse.ArgumentParser:

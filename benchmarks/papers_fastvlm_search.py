@@ -23,8 +23,9 @@ from machine import save
 from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
-from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+
+from recipes.tiny_drafts import MODEL
+from recipes.workshop import SHAPE, Workshop
 
 FIXED = {"attention_heads": 0}
 """The table in docs/papers.md is of the shapes without attention; it has one of its own."""
