@@ -1,5 +1,5 @@
 """What the scripts have in common that train imitation networks in the folder of the recipe of the shipped drafts
-(calibration/workshop/recipes/tiny_drafts.py)."""
+(recipes/tiny_drafts.py)."""
 
 from __future__ import annotations
 

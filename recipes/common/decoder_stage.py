@@ -29,7 +29,7 @@ class DecoderStage:
         steps, lr, stop_at, check_every: see `Schedule`.
         pictures: training scenes; each is used plain and mirrored.
         captions, questions: of a step; questions only where the model answers any. seed: of weights, scenes and draws.
-        precision: see `workshop.precision`.
+        precision: see `recipes.precision`.
         checked: validation scenes of a check.
         save_every: seconds between two saves of the state.
         device: "cpu" or "cuda", of the rows and the steps; for captioners that compute where their model lies. workers: processes

@@ -62,7 +62,7 @@ class LanguageStage:
         steps, lr, stop_at, check_every: see `Schedule`.
         pictures: training scenes; each is used plain and mirrored. pairs, films: how many of each are rendered.
         sizes: pictures (a multiple of `PASSES`), pairs and films of a step. seed: of weights, scenes and draws.
-        precision: see `workshop.precision`. checked: validation scenes, pairs and films of a check.
+        precision: see `recipes.precision`. checked: validation scenes, pairs and films of a check.
         save_every: seconds between two saves of the state.
         start: the state of a training that this one goes on from, with fresh optimizers: the last stage. It learns from everything
             at once and in equal weights, with layer dropout, and draws what comes behind the steps of that training.

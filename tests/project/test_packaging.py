@@ -35,6 +35,18 @@ def test_every_python_file_is_in_a_package():
     assert lost == []
 
 
+def test_nothing_that_is_installed_imports_what_is_not():
+    files = [file for room in (*ROOMS, "src") for file in (ROOT / room).rglob("*.py")]
+    wrong = [
+        str(file.relative_to(ROOT))
+        for file in files
+        if re.search(
+            r"^\s*(?:from|import) (?:recipes|tests|benchmarks|examples)\b", file.read_text("utf-8"), re.M
+        )
+    ]
+    assert files and wrong == []
+
+
 def test_linters_read_every_file_once():
     """The rooms are read as themselves, and not by the links in src/ again."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
