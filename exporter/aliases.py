@@ -10,7 +10,7 @@ from pathlib import Path
 from ..runtime.errors import OptionError
 from ..runtime.paths import exists, is_folder
 
-BUNDLED = Path(__file__).parent / "bundled"
+BUNDLED = Path(__file__).resolve().parents[1] / "models" / "vlmexport_tiny_models"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

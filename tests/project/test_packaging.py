@@ -67,6 +67,6 @@ def test_links_resolve(page):
 
 
 def test_bundled_models_are_small():
-    files = [f for f in (ROOT / "exporter" / "bundled").rglob("*") if f.is_file()]
-    assert files, "exporter/bundled is empty"
+    files = [f for f in (ROOT / "models").rglob("*") if f.is_file()]
+    assert files, "models is empty"
     assert sum(f.stat().st_size for f in files) <= 36e6

@@ -13,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import vlmexport.exporter
 from PIL import Image
 from vlmexport.calibration.data.scenes import (
     DESCRIBE,
@@ -34,7 +33,7 @@ from recipes.tiny_blip2_flant5.model import (
 )
 from recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
 
-FOLDER = Path(vlmexport.exporter.__path__[0]) / "bundled" / "tiny-blip2-flant5"
+FOLDER = Path(__file__).parents[2] / "models" / "vlmexport_tiny_models" / "tiny-blip2-flant5"
 
 
 @pytest.fixture(scope="module")

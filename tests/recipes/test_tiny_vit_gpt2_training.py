@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import vlmexport.exporter
 from PIL import Image
 from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, render, sample_scene, tell
 from vlmexport.calibration.data.scenes.dataset import model_picture
@@ -38,7 +37,7 @@ from recipes.tiny_vit_gpt2.tokenizer import END, build_tokenizer
 from recipes.tiny_vit_gpt2.tower import take_tower
 from recipes.tiny_vit_gpt2.train import train
 
-TOWER = Path(vlmexport.exporter.__path__[0]) / "bundled" / "tiny-blip2-flant5"
+TOWER = Path(__file__).parents[2] / "models" / "vlmexport_tiny_models" / "tiny-blip2-flant5"
 SMALL = {"pictures": 12, "captions": 3, "precision": "fp32", "checked": 2}
 
 
