@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vlmexport.exporter.aliases import BUNDLED
+from vlmexport.exporter.tiny_models import tiny_model
 
 from ..common.command import device_options, finish, is_stopped, parsed, recipe_parser
 from .average import save_mean
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument(
         "--teacher",
         type=Path,
-        default=BUNDLED / "tiny-vit-gpt2",
-        help="folder of a trained tiny-vit-gpt2 whose tower teaches this one; default: the bundled one",
+        default=tiny_model("tiny-vit-gpt2"),
+        help="folder of a trained tiny-vit-gpt2 whose tower teaches this one; default: that of vlmexport-tiny-models",
     )
     parser.add_argument("--pairs", type=int, default=8_000, help="pairs of pictures that are rendered")
     parser.add_argument("--films", type=int, default=12_000, help="films that are rendered")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlmexport.exporter.aliases import BUNDLED
+from vlmexport.exporter.tiny_models import tiny_model
 
 from ..common.command import finish, parsed, recipe_parser
 from .captioner import ViTGPT2
@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument(
         "--tower",
         type=Path,
-        default=BUNDLED / "tiny-blip2-flant5",
-        help="folder of a trained tiny-blip2-flant5 whose image tower is taken; default: the bundled one",
+        default=tiny_model("tiny-blip2-flant5"),
+        help="folder of a trained tiny-blip2-flant5 whose image tower is taken; default: that of vlmexport-tiny-models",
     )
     options = parsed(parser)
     reached = train(

@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from vlmexport.exporter.aliases import BUNDLED
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.drafts.imitation_network import ImitationNetwork
+from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime.errors import ExportError, OptionError
 
 from recipes import evaluate as command
@@ -26,8 +26,8 @@ from recipes.common.captioner import Captioner
 from recipes.evaluate import imitation_drafts, shipped
 from recipes.models import open_captioner
 
-MODEL = BUNDLED / "tiny-blip2-flant5"
-DRAFTS = BUNDLED / "drafts"
+MODEL = tiny_model("tiny-blip2-flant5")
+DRAFTS = tiny_model("tiny-blip2-flant5").with_name("drafts")
 
 
 @pytest.fixture(scope="module")

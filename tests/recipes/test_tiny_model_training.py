@@ -20,8 +20,8 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, VALIDATION, ask, sample_scene, tell
 from vlmexport.calibration.data.scenes.parts import parts_of
 from vlmexport.calibration.data.scenes.plan import split_plan
-from vlmexport.exporter.aliases import BUNDLED
 from vlmexport.exporter.drafts.early_exit import EarlyExit
+from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime.errors import OptionError
 
 from recipes.common import long_run
@@ -39,7 +39,7 @@ from recipes.tiny_blip2_flant5.start import begin
 from recipes.tiny_blip2_flant5.tokenizer import build_tokenizer
 from recipes.tiny_blip2_flant5.train import train
 
-START = BUNDLED / "tiny-blip2-flant5"
+START = tiny_model("tiny-blip2-flant5")
 SMALL = {"pictures": 12, "captions": 3, "questions": 2, "precision": "fp32", "checked": 2}
 
 

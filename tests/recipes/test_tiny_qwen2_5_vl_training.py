@@ -25,11 +25,11 @@ from vlmexport.calibration.data.scenes.film_words import CHANGES, DEEDS, SPOTS
 from vlmexport.calibration.data.scenes.pair import ask_pair, sample_pair
 from vlmexport.calibration.data.scenes.words import KINDS, LANES, NUMBERS, SIZES, meanings
 from vlmexport.calibration.generation.answers import GenerationOptions
-from vlmexport.exporter.aliases import BUNDLED
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime import Session
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.images.video import Video
@@ -90,7 +90,7 @@ from recipes.tiny_qwen2_5_vl.vision_stage import (
 )
 from recipes.tiny_vit_gpt2.captioner import ViTGPT2
 
-TEACHER = BUNDLED / "tiny-vit-gpt2"
+TEACHER = tiny_model("tiny-vit-gpt2")
 SMALL = {"pictures": 6, "pairs": 4, "films": 12, "sizes": (2, 2, 2), "precision": "fp32", "checked": 2}
 
 
