@@ -18,16 +18,16 @@ POINTS ?= 200
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml models/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; $(NEW_ENOUGH)'
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./models
 	touch $@
 
-$(DEMO_STAMP): pyproject.toml constraints.txt
+$(DEMO_STAMP): pyproject.toml models/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; $(NEW_ENOUGH)'
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[export,eval]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[export,eval]' -e ./models
 	touch $@
 
 demo: $(DEMO_STAMP)
@@ -69,4 +69,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(DEMO) build dist .pytest_cache .ruff_cache
+	rm -rf $(DEMO) build dist models/build .pytest_cache .ruff_cache

@@ -24,11 +24,11 @@ def requests(manifest: Any, count: int, tokens: int) -> list[dict[str, Any]]:
     """Ragged requests: other pictures, other prompts."""
     limits: dict[str, Any] = {"max_new_tokens": tokens, "speculative": False, "ignore_eos": True}
     if manifest.image is None:
-        from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+        from recipes.smollm2_prompts import chat_prompts
 
         heldout = chat_prompts()[1]
         return [{"prompt": p, **limits} for p in heldout[:: len(heldout) // count][:count]]
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
 
     return [{"image": render(sample_scene(0, HELDOUT[n])), **limits} for n in range(count)]
 

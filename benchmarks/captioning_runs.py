@@ -18,10 +18,11 @@ from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.files import MODEL
+
+from recipes.common.captioner import LONGEST
+from recipes.tiny_drafts import TOLD
 
 TARGET = "tiny-vit-gpt2"
 

@@ -15,7 +15,7 @@ from machine import save
 
 
 def main() -> None:
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
     from vlmexport.runtime.proposers import create
     from vlmexport.runtime.proposers.combined import Combined

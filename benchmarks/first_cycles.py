@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--save", default="first-cycles-tiny", metavar="NAME")
     options = parser.parse_args()
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
     from vlmexport.runtime.speculate.cycle import Cycle
 

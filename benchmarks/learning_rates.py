@@ -1,9 +1,9 @@
 """Acceptance of short trainings by their learning rate, at two widths: what the default rates of `vlmexport train` rest on.
 
-    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
+    python -m recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
     python benchmarks/learning_rates.py --work runs/drafts
 
-    python -m vlmexport.calibration.workshop.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
+    python -m recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
     python benchmarks/learning_rates.py --smollm2 runs/smollm2 --work runs/smollm2-draft --steps 100 \\
       --drafts medusa --rates 1e-3 3e-3 7e-3 1e-2 3e-2
 
@@ -28,11 +28,12 @@ from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.layer_stages import LAYERS, train_in_stages, whole_answers
-from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
 from vlmexport.runtime.errors import DivergedError
+
+from recipes.layer_stages import LAYERS, train_in_stages, whole_answers
+from recipes.smollm2_draft import reopen
+from recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
+from recipes.workshop import DRAFT_LENGTH, Workshop
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("imitation", "medusa", *LAYERS)

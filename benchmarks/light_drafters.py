@@ -212,10 +212,10 @@ def decode(
 def requests(manifest: Any, count: int) -> list[dict[str, Any]]:
     """Held-out pictures, or chat prompts whose topics are in no training prompt."""
     if manifest.image is not None:
-        from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+        from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
 
         return [{"image": render(sample_scene(0, HELDOUT[number]))} for number in range(count)]
-    from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+    from recipes.smollm2_prompts import chat_prompts
 
     heldout = chat_prompts()[1]
     return [{"prompt": prompt} for prompt in heldout[:: max(1, len(heldout) // count)][:count]]

@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=500)
     parser.add_argument("--max-new-tokens", type=int, default=100)
     options = parser.parse_args()
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
     from vlmexport.runtime.proposers.wrong import always_wrong
 

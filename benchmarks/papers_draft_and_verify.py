@@ -29,13 +29,14 @@ from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, starts
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.workshop.recipes.models import captioner_of
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime.speculate.policy import FixedLength
 from vlmexport.runtime.speculate.stats import Stats
+
+from recipes.models import captioner_of
+from recipes.tiny_drafts import TOLD
 
 LONGEST = 8
 

@@ -15,9 +15,10 @@ from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, STEPS
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED
 from vlmexport.exporter.drafts.imitation import ImitationDraft
+
+from recipes.tiny_drafts import MODEL, STEPS
+from recipes.workshop import COMPARED
 
 FIGURES = ("alpha", "tau", "agreement", "overlap", "tokens")
 

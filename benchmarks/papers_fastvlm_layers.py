@@ -24,8 +24,9 @@ from torch import nn
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop, cached_features
+
+from recipes.tiny_drafts import MODEL, prepare
+from recipes.workshop import COMPARED, Workshop, cached_features
 
 LAYERS = (2, 3, 4, 6, 8, 10)
 MOST = 8

@@ -31,17 +31,15 @@ from machine import processor, save
 from torch import nn
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.scenes import answer_value, ask, score_told, tell
+from vlmexport.calibration.data.scenes.film import sample_film
+from vlmexport.calibration.data.scenes.film_story import score_story, tell_film, total_story
+from vlmexport.calibration.data.scenes.scene import HELDOUT, sample_scene
+from vlmexport.calibration.data.scenes.score import total_accuracy
 from vlmexport.calibration.evaluation.quality.captions import score
 from vlmexport.calibration.evaluation.quality.told import Told
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.workshop.recipes.common.captioner import LONGEST
-from vlmexport.calibration.workshop.recipes.models import captioner_of
-from vlmexport.calibration.workshop.scenes import answer_value, ask, score_told, tell
-from vlmexport.calibration.workshop.scenes.film import sample_film
-from vlmexport.calibration.workshop.scenes.film_story import score_story, tell_film, total_story
-from vlmexport.calibration.workshop.scenes.scene import HELDOUT, sample_scene
-from vlmexport.calibration.workshop.scenes.score import total_accuracy
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
@@ -49,6 +47,9 @@ from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
+
+from recipes.common.captioner import LONGEST
+from recipes.models import captioner_of
 
 MODELS = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
 PUBLISHED = {"captions": 8, "answers": 5, "stories": 8}

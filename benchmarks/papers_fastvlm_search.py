@@ -3,7 +3,7 @@
     python benchmarks/papers_fastvlm_search.py --work runs/drafts
 
 What `vlmexport train --search` does, once a seed, on the answers that the recipe of the shipped drafts lets the target give
-(calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
+(recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
 all of them. The front is that of the mean agreements; its shapes, that which docs/papers.md compares elsewhere and the default of `train` are then
 trained with --full-steps of 64 records at each of --rates, and measured on held-out answers in chains of 5. Counts only, no
 clock. Writes
@@ -23,8 +23,9 @@ from machine import save
 from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
-from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+
+from recipes.tiny_drafts import MODEL
+from recipes.workshop import SHAPE, Workshop
 
 FIXED = {"attention_heads": 0}
 """The table in docs/papers.md is of the shapes without attention; it has one of its own."""

@@ -24,9 +24,10 @@ from papers_fastvlm_methods import PUBLISHED, Row, imitation, measured
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.tiny_drafts import prepare
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop
 from vlmexport.exporter.build import BuildRequest, build_bundle
+
+from recipes.tiny_drafts import prepare
+from recipes.workshop import COMPARED, Workshop
 
 MODELS = ("tiny-blip2-flant5", "tiny-qwen2.5-vl")
 TASKS = ("captions", "answers")

@@ -29,11 +29,12 @@ from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
-from vlmexport.calibration.workshop.recipes.workshop import COMPARED, DRAFT_LENGTH
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.files import MODEL
+
+from recipes.tiny_drafts import TOLD
+from recipes.workshop import COMPARED, DRAFT_LENGTH
 
 NAME = "papers-fastvlm-stages"
 STAGES = {"frozen": (False, False), "fine-tuned": (True, False), "joint": (False, True), "both": (True, True)}

@@ -1,9 +1,9 @@
 """FastVLM's ablation (table 1) and acceptance by position (figure 6) on tiny-blip2-flant5 or SmolLM2-135M.
 
-    python -m vlmexport.calibration.workshop.recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
+    python -m recipes.tiny_drafts --work runs/drafts --out runs/drafts/out
     python benchmarks/papers_fastvlm_table1.py --work runs/drafts
 
-    python -m vlmexport.calibration.workshop.recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
+    python -m recipes.smollm2_draft --model runs/smollm2 --work runs/smollm2-draft --out runs/smollm2-n10
     python benchmarks/papers_fastvlm_table1.py --smollm2 runs/smollm2 --work runs/smollm2-draft --seeds 1 --steps 250
 
 Every row is trained on the same cached rows of the target's own answers, and measured as greedy acceptance on
@@ -28,9 +28,10 @@ from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
-from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
-from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+
+from recipes.smollm2_draft import reopen
+from recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
+from recipes.workshop import SHAPE, Workshop
 
 PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {

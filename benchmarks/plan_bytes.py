@@ -27,7 +27,7 @@ from vlmexport.runtime.bundle.interfaces import reads_prompts
 
 LAYERS = (2, 4)
 BACKEND = "tensorrt-rtx"
-WORDS = Path(__file__).parent.parent / "exporter" / "bundled" / "tiny-qwen2.5-vl"
+WORDS = Path(__file__).parent.parent / "models" / "vlmexport_tiny_models" / "tiny-qwen2.5-vl"
 """Of any tokenizer."""
 
 

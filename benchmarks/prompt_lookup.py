@@ -50,7 +50,7 @@ def copying() -> list[str]:
 
 def chat(count: int) -> list[str]:
     """Open questions, spread over the kinds of held-out prompts."""
-    from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+    from recipes.smollm2_prompts import chat_prompts
 
     heldout = chat_prompts()[1]
     return heldout[:: len(heldout) // count][:count]

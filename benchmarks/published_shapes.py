@@ -4,7 +4,7 @@
 
 Each model is a checkpoint of the published configuration whose weights are a hole in a file (nothing is on the disk, none
 is read), with a small tokenizer of the same kind. What a build would write into the manifest of its graphs goes to
-`exporter/bundled/shapes/ALIAS.json`. Facts of the configurations: `config.json` in each model's folder on the hub
+`exporter/published_shapes/ALIAS.json`. Facts of the configurations: `config.json` in each model's folder on the hub
 (`Alias.hub_id`), as it is quoted in the places that `SOURCES` names; `TOTALS` are the numbers of parameters that are
 published for the checkpoints, and the trace must come to them.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SHAPES = ROOT / "exporter/bundled/shapes"
+SHAPES = ROOT / "exporter/published_shapes"
 
 SHARD = 4_000_000_000
 """Bytes of a file at most: a larger one may not be mapped on a small machine."""

@@ -55,7 +55,7 @@ def main() -> None:
 
 def scenes(count: int, folder: Path) -> list[str]:
     """Options of `bench` for held-out pictures."""
-    from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene
+    from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
 
     options = []
     for index in range(count):
@@ -67,7 +67,7 @@ def scenes(count: int, folder: Path) -> list[str]:
 
 def prompts(count: int) -> list[str]:
     """Options of `bench` for prompts whose topics are in no training prompt, spread over the kinds of prompts."""
-    from vlmexport.calibration.workshop.recipes.smollm2_prompts import chat_prompts
+    from recipes.smollm2_prompts import chat_prompts
 
     heldout = chat_prompts()[1]
     return [part for prompt in heldout[:: len(heldout) // count][:count] for part in ("--prompt", prompt)]

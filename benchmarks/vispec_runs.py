@@ -15,9 +15,10 @@ from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.calibration.workshop.recipes.layer_stages import train_in_stages
-from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.build import BuildRequest, build_bundle
+
+from recipes.layer_stages import train_in_stages
+from recipes.tiny_drafts import TOLD
 
 LONGEST = 160
 """Tokens of an answer at most."""

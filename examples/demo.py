@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, tell
+from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene, tell
 from vlmexport.runtime.measure.headline import headline
 
 BUNDLED = "tiny-blip2-flant5"

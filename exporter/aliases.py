@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..runtime.errors import OptionError
 from ..runtime.paths import exists, is_folder
-
-BUNDLED = Path(__file__).parent / "bundled"
+from .tiny_models import find_tiny_models, tiny_model
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -28,12 +27,14 @@ class Alias:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a bundled model."""
-        return BUNDLED / self.bundled if self.bundled else None
+        """The folder of a tiny model, None for a model of a hub. Raises OptionError where it is not installed."""
+        return tiny_model(self.bundled) if self.bundled else None
 
     def draft_folders(self) -> list[Path]:
-        """Folders of the trained drafts that come with it, of any kind, sorted by name (n3 before n10)."""
-        found = (BUNDLED / "drafts" / self.name).glob("*/draft.json")
+        """Folders of the trained drafts that come with it, of any kind, sorted by name (n3 before n10); none where the
+        tiny models are not installed."""
+        models = find_tiny_models()
+        found = [] if models is None else (models / "drafts" / self.name).glob("*/draft.json")
         return sorted((p.parent for p in found), key=lambda p: (len(p.name), p.name))
 
 
@@ -41,20 +42,20 @@ ALIASES: tuple[Alias, ...] = (
     Alias(
         "tiny-blip2-flant5",
         "blip2",
-        "4 M parameters, trained on generated tabletop scenes; comes with the package",
+        "4 M parameters, trained on generated tabletop scenes; one of vlmexport-tiny-models",
         bundled="tiny-blip2-flant5",
         default_prompt="describe the scene",
     ),
     Alias(
         "tiny-vit-gpt2",
         "vit-gpt2",
-        "3.6 M parameters, captions generated tabletop scenes; comes with the package",
+        "3.6 M parameters, captions generated tabletop scenes; one of vlmexport-tiny-models",
         bundled="tiny-vit-gpt2",
     ),
     Alias(
         "tiny-qwen2.5-vl",
         "qwen2.5-vl",
-        "3.2 M parameters, sees pictures and films of generated tabletop scenes; comes with the package",
+        "3.2 M parameters, sees pictures and films of generated tabletop scenes; one of vlmexport-tiny-models",
         bundled="tiny-qwen2.5-vl",
         default_prompt="describe the scene",
     ),
@@ -129,8 +130,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def check_known(model: str) -> None:
-    """OptionError for what is no alias, no folder and no id that a hub could have; nothing is opened."""
-    if find_alias(model) is not None or is_folder(model):
+    """OptionError for what is no alias, no folder and no id that a hub could have, and for a tiny model that is not
+    installed; nothing is opened."""
+    alias = find_alias(model)
+    if alias is not None and alias.bundled:
+        tiny_model(alias.bundled)
+    if alias is not None or is_folder(model):
         return
     if exists(model):
         raise OptionError(f"{model} is a file; give the folder that holds config.json and the weights")

@@ -15,7 +15,7 @@ from ..runtime.bundle.manifest import GraphInfo, Manifest
 from ..runtime.errors import OptionError
 from .lengths import check_length
 
-FOLDER = Path(__file__).parent / "bundled" / "shapes"
+FOLDER = Path(__file__).parent / "published_shapes"
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,23 @@ def need_extra(extra: str, what: str) -> None:
 
 def install_command(extra: str) -> str:
     """The pip command that adds `extra` to this installation."""
+    return command_for(extra, origin())
+
+
+def origin() -> dict[str, Any]:
+    """What `direct_url.json` holds: where this package was installed from; {}: nothing is recorded."""
     try:
         text = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json")
-        origin = json.loads(text) if text else {}
+        found = json.loads(text) if text else {}
     except (importlib.metadata.PackageNotFoundError, json.JSONDecodeError):
-        origin = {}
-    return command_for(extra, origin if isinstance(origin, dict) else {})
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def folder_of(url: str) -> Path | None:
+    """The file or folder that a `file:` URL names; None of another."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def command_for(extra: str, origin: dict[str, Any]) -> str:
@@ -67,8 +78,8 @@ def command_for(extra: str, origin: dict[str, Any]) -> str:
         return f"pip install {shlex.quote(source)}"
     if not url:
         return f"pip install '{PACKAGE}[{extra}]'"
-    place = Path(unquote(urlsplit(url).path))
-    if urlsplit(url).scheme != "file":
+    place = folder_of(url)
+    if place is None:
         source = f"{PACKAGE}[{extra}] @ {url}"
         return f"pip install {shlex.quote(source)}"
     if not place.exists():

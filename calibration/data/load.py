@@ -30,8 +30,8 @@ from .generated import META, load_generated
 from .jsonl import load_jsonl
 from .places import folder_to_stay_in, is_file
 from .records import Problems, Record, RecordSet
-from .scenes import FORMS as SCENE_FORMS
-from .scenes import TASKS, load_scenes
+from .scenes.load import FORMS as SCENE_FORMS
+from .scenes.load import TASKS, load_scenes
 
 QUESTION = "{question}"
 """In a prompt that is given on the command line: where a record's own one goes."""

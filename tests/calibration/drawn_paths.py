@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
-from vlmexport.calibration.workshop.scenes.authors import Pen
+from vlmexport.calibration.data.scenes.authors import Pen
 
 T = TypeVar("T")
 

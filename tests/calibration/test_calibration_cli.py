@@ -12,6 +12,7 @@ import typer
 from training_targets import make_target
 from typer import rich_utils
 from typer.testing import CliRunner
+from vlmexport import calibration
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers
@@ -22,8 +23,6 @@ from vlmexport.calibration.training.options import LoopOptions, flag_of
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.runtime.errors import OptionError
-
-from vlmexport import calibration
 
 SCHEMAS = Path(calibration.__file__).parent / "schemas"
 

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
+from vlmexport import calibration
 from vlmexport.calibration import cli
 from vlmexport.calibration.data import ImageRef, Record, RecordSet
 from vlmexport.calibration.evaluation.quality import Told, captions, names, open_task, yes_no
@@ -30,8 +31,6 @@ from vlmexport.calibration.evaluation.speed import bound
 from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Target
 from vlmexport.runtime.errors import OptionError
-
-from vlmexport import calibration
 
 
 def java(*words: object) -> str:

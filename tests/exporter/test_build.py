@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
-from vlmexport.calibration.workshop.scenes import HELDOUT, render, sample_scene, score_told
+from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene, score_told
 from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
 from vlmexport.exporter.build import build as build_module
 from vlmexport.exporter.build import prepare as prepare_module

@@ -186,7 +186,7 @@ def test_published_models_are_known_without_their_files(
 def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert published("tiny-vit-gpt2") is None and published("../tiny-vit-gpt2") is None
     assert {
-        path.stem for path in (Path(published.__code__.co_filename).parent / "bundled/shapes").iterdir()
+        path.stem for path in (Path(published.__code__.co_filename).parent / "published_shapes").iterdir()
     } == {alias.name for alias in PUBLISHED}
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from vlmexport.exporter.aliases import BUNDLED
+from vlmexport.exporter.tiny_models import tiny_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-DRAFTS = BUNDLED / "drafts"
+DRAFTS = tiny_model("tiny-blip2-flant5").with_name("drafts")
 
 
 @pytest.fixture

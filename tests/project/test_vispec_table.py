@@ -52,9 +52,10 @@ def test_the_order_needs_every_seed(script: ModuleType) -> None:
 def test_a_small_run_goes_on_where_it_was_stopped(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
-    from vlmexport.calibration.workshop.recipes.tiny_qwen2_5_vl.tokenizer import build_tokenizer
     from vlmexport.runtime.engines import onnxruntime
+
+    from recipes.tiny_qwen2_5_vl.model import build_model, save_bundle
+    from recipes.tiny_qwen2_5_vl.tokenizer import build_tokenizer
 
     runs = importlib.import_module("vispec_runs")
     for module in (script, runs):

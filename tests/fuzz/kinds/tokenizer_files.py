@@ -42,7 +42,7 @@ class Seeds:
             handmade_bundle.byte_fallback_tokenizer(),
         ]
         made += [_bert(), _words(), _clip()]
-        bundled = sorted((Path(__file__).parents[3] / "exporter" / "bundled").glob("*/tokenizer.json"))
+        bundled = sorted((Path(__file__).parents[3] / "models").glob("*/*/tokenizer.json"))
         texts = [*(each.to_str() for each in made), *(path.read_text("utf-8") for path in bundled)]
         self._documents: list[dict[str, Any]] = [json.loads(text) for text in texts]
 
