@@ -19,8 +19,8 @@ import subprocess
 import sys
 from typing import Any
 
-from intervals import shown, with_interval
-from machine import describe, save
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import describe, save
 
 CHILD = """
 import json, sys

@@ -16,8 +16,8 @@ import statistics
 import time
 from typing import Any
 
-from intervals import with_interval
-from machine import save
+from benchmarks.intervals import with_interval
+from benchmarks.machine import save
 
 
 def requests(manifest: Any, count: int, tokens: int) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 LIMIT = 0.10
 """How far the estimate may be from the peak."""
@@ -54,8 +54,9 @@ def make(folder: str, shard: str, config: str) -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import tiny_models
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.support import tiny_models
 
     tokenizer = tiny_models.llama_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.folder import store_costs
@@ -43,6 +42,8 @@ from vlmexport.runtime.speculate.choice import Observed, choose, predictions
 from vlmexport.runtime.speculate.costs import CostTable
 from vlmexport.runtime.speculate.stats import Stats
 from vlmexport.runtime.speculate.stored_costs import StoredChoice, default_costs
+
+from benchmarks.machine import save
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 NEAR = 0.95

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioning_runs import Run, bundle, model_of
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import load_target
@@ -29,6 +28,8 @@ from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
+
+from benchmarks.captioning_runs import Run, bundle, model_of
 
 UNSEEN = 100_000
 """Validation scenes from here on choose rates; the first ones choose the best step of a training, the last ones are read."""

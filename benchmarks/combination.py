@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from machine import describe, save
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
@@ -45,6 +44,8 @@ from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.session import Session
+
+from benchmarks.machine import describe, save
 
 LIMIT_US = 150.0
 LENGTHS = (1, 3, 5, 8)

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:

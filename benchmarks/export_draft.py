@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import save
+
+from benchmarks.machine import save
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 LIMIT = 1e-4
@@ -149,7 +150,7 @@ def environment(version: str, transformers: str) -> Path:
 
 def tiny_llama(work: Path) -> Path:
     """A random Llama as the tests have it."""
-    import tiny_models
+    from tests.support import tiny_models
 
     return tiny_models.checkpoint("llama", work / "model", num_hidden_layers=5)
 

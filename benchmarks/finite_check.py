@@ -21,8 +21,9 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
-from intervals import shown, with_interval
-from machine import save
+
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import save
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"speculative": False},

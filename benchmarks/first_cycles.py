@@ -14,7 +14,7 @@ import statistics
 from time import perf_counter
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20)
 """Cycles that are reported, counted from 1."""

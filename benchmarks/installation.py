@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 ROOT = Path(__file__).parents[1]
 NOT_COUNTED = ("pip", "setuptools", "pkg_resources", "_distutils_hack")

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from machine import save
+from benchmarks.machine import save
 
 SHAPE = (2048, 11008)
 REPEATS = 20

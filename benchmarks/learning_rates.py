@@ -20,7 +20,6 @@ import argparse
 from pathlib import Path
 
 import torch
-from machine import save
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.run import evaluate_drafts
@@ -33,6 +32,8 @@ from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HEADS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import DRAFT_LENGTH, Workshop
 from vlmexport.runtime.errors import DivergedError
+
+from benchmarks.machine import save
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 KINDS = ("imitation", "medusa", *LAYERS)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 PRECISIONS = ("float32", "int8", "int4")
 
@@ -103,7 +103,7 @@ def build(options: argparse.Namespace) -> dict[str, Path]:
     made = {}
     draft = options.draft
     if draft is None:
-        from random_eagle import random_eagle
+        from benchmarks.random_eagle import random_eagle
 
         folder = options.work / f"random-eagle-{options.random}"
         draft = str(random_eagle(options.model, folder, options.random))

@@ -13,7 +13,7 @@ import argparse
 import json
 from collections import Counter
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:

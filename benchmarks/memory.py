@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import save
+from benchmarks.machine import save
 
 
 def pss_bytes() -> int:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean
 
-from published_fastvlm import CELLS
-from published_vispec import COMPARISON
+from benchmarks.published_fastvlm import CELLS
+from benchmarks.published_vispec import COMPARISON
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import RESULTS, save
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import chains, replay
@@ -36,6 +35,8 @@ from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime.speculate.policy import FixedLength
 from vlmexport.runtime.speculate.stats import Stats
+
+from benchmarks.machine import RESULTS, save
 
 LONGEST = 8
 

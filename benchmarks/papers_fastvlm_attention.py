@@ -9,8 +9,6 @@ held-out captions. Counts only, no clock. Writes results/papers-fastvlm-attentio
 
 from __future__ import annotations
 
-from imitation_work import prepared, work_parser
-from machine import save
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
@@ -18,6 +16,9 @@ from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, STEPS
 from vlmexport.calibration.workshop.recipes.workshop import COMPARED
 from vlmexport.exporter.drafts.imitation import ImitationDraft
+
+from benchmarks.imitation_work import prepared, work_parser
+from benchmarks.machine import save
 
 FIGURES = ("alpha", "tau", "agreement", "overlap", "tokens")
 

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
-from papers_bounds import kept
-from papers_fastvlm_table1 import row
 from torch import nn
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop, cached_features
+
+from benchmarks.machine import save
+from benchmarks.papers_bounds import kept
+from benchmarks.papers_fastvlm_table1 import row
 
 LAYERS = (2, 3, 4, 6, 8, 10)
 MOST = 8

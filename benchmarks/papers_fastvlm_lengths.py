@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intervals import between
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime import Bundle, Session
@@ -36,6 +34,9 @@ from vlmexport.runtime.speculate.choice import Observed, choose, choose_by_rewar
 from vlmexport.runtime.speculate.costs import CostTable, Curve
 from vlmexport.runtime.speculate.stats import Stats
 from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
+
+from benchmarks.intervals import between
+from benchmarks.machine import save
 
 MODEL = "tiny-blip2-flant5"
 LAYERS = (3, 6)

@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_times import decode_rate, interleaved, ratios
-from machine import processor, save
 from torch import nn
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.records import Record
@@ -49,6 +47,9 @@ from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
+
+from benchmarks.captioning_times import decode_rate, interleaved, ratios
+from benchmarks.machine import processor, save
 
 MODELS = ("tiny-blip2-flant5", "tiny-vit-gpt2", "tiny-qwen2.5-vl")
 PUBLISHED = {"captions": 8, "answers": 5, "stories": 8}

@@ -17,14 +17,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from imitation_work import prepared, work_parser
-from intervals import between
-from machine import save
 from vlmexport.calibration.training.imitation_search import Trial, front, search_shapes, shapes
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import MODEL
 from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+
+from benchmarks.imitation_work import prepared, work_parser
+from benchmarks.intervals import between
+from benchmarks.machine import save
 
 FIXED = {"attention_heads": 0}
 """The table in docs/papers.md is of the shapes without attention; it has one of its own."""

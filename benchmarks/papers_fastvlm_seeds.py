@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from intervals import between
-from machine import save
-from papers_fastvlm_methods import PUBLISHED, Row, imitation, measured
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.tiny_drafts import prepare
 from vlmexport.calibration.workshop.recipes.workshop import COMPARED, Workshop
 from vlmexport.exporter.build import BuildRequest, build_bundle
+
+from benchmarks.intervals import between
+from benchmarks.machine import save
+from benchmarks.papers_fastvlm_methods import PUBLISHED, Row, imitation, measured
 
 MODELS = ("tiny-blip2-flant5", "tiny-qwen2.5-vl")
 TASKS = ("captions", "answers")

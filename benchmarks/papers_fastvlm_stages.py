@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_quality import WORTH, captions, decoded, worth, worth_cells
-from captioning_runs import TARGET
-from machine import save
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
@@ -34,6 +31,10 @@ from vlmexport.calibration.workshop.recipes.workshop import COMPARED, DRAFT_LENG
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.files import MODEL
+
+from benchmarks.captioning_quality import WORTH, captions, decoded, worth, worth_cells
+from benchmarks.captioning_runs import TARGET
+from benchmarks.machine import save
 
 NAME = "papers-fastvlm-stages"
 STAGES = {"frozen": (False, False), "fine-tuned": (True, False), "joint": (False, True), "both": (True, True)}

@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 import torch
-from machine import save
 from torch import nn
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.plot import plot_by_position
@@ -31,6 +30,8 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.smollm2_draft import reopen
 from vlmexport.calibration.workshop.recipes.tiny_drafts import CAPTIONS, HELDOUT, MODEL, prepare
 from vlmexport.calibration.workshop.recipes.workshop import SHAPE, Workshop
+
+from benchmarks.machine import save
 
 PRESETS = ImitationOptions.presets
 ROWS: dict[str, dict[str, object]] = {

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_bounds import GPT2, TINY
-from captioning_quality import WORTH, of_rates, quality, worth, worth_cells
-from captioning_runs import KINDS, SWEPT, TARGET, Run, all_runs, answers, bundle, train
-from captioning_times import times
-from machine import save
 from vlmexport.calibration.data import RecordSet
 from vlmexport.runtime.errors import DivergedError
+
+from benchmarks.captioning_bounds import GPT2, TINY
+from benchmarks.captioning_quality import WORTH, of_rates, quality, worth, worth_cells
+from benchmarks.captioning_runs import KINDS, SWEPT, TARGET, Run, all_runs, answers, bundle, train
+from benchmarks.captioning_times import times
+from benchmarks.machine import save
 
 NAME = "papers-medusa-captioning"
 HEADS = (2, 4)

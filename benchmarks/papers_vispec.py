@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
-from vispec_runs import ARMS, LONGEST, Run, all_runs, answers, bundle, train
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.runtime import Session
 from vlmexport.runtime.speculate.stats import Stats
+
+from benchmarks.machine import save
+from benchmarks.vispec_runs import ARMS, LONGEST, Run, all_runs, answers, bundle, train
 
 DEPTH, NODES = 4, 15
 """Of chains and trees: the authors' trees are four deep as well, of 30 nodes on models a thousand times as large."""

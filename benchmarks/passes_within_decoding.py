@@ -19,12 +19,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Session
 from vlmexport.runtime.engines.base import Call
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.speculate.stats import Stats
+
+from benchmarks.machine import save
 
 REPEATS = 40
 

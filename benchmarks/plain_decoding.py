@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from machine import save
+from benchmarks.machine import save
 
 THREADS = 2
 TOPICS = [

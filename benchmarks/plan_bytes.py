@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt.builder import build_plan
@@ -24,6 +23,8 @@ from vlmexport.exporter.tensorrt.options import PlanOptions, resolve
 from vlmexport.exporter.tensorrt.profiles import Profile, Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
+
+from benchmarks.machine import save
 
 LAYERS = (2, 4)
 BACKEND = "tensorrt-rtx"

@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from intervals import with_interval
-from machine import save
+from benchmarks.intervals import with_interval
+from benchmarks.machine import save
 
 DRAFT = "prompt-lookup"
 

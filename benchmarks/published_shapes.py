@@ -157,7 +157,7 @@ def make(case: dict[str, Any], folder: Path) -> int:
     from safetensors.torch import load_file
 
     sys.path.insert(0, str(ROOT / "tests"))
-    import tiny_models
+    from tests.support import tiny_models
 
     tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
     config: Any = tiny.config

@@ -25,8 +25,8 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from intervals import shown, with_interval
-from machine import describe, save
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import describe, save
 
 ENGINE, BETWEEN = "engine", "between cycles: text, limits"
 ROOT = "bookkeeping"

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from build_memory import command, watched
-from machine import save
+from benchmarks.build_memory import command, watched
+from benchmarks.machine import save
 
 SHARD = 2_000_000_000
 MEMORY_GB, MINUTES = 6.0, 15.0
@@ -178,7 +178,7 @@ def make(case: dict[str, Any], folder: Path) -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import tiny_models
+    from tests.support import tiny_models
 
     tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
     config: Any = tiny.config

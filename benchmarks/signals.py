@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 
 class Late(Exception):

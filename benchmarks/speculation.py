@@ -16,8 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine import save
 from PIL import Image
+
+from benchmarks.machine import save
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / name) for name in ("", "runtime")]
 
-from forks import forked
+from tests.support.forks import forked
 
 CHANGES = 60
 """Of one process."""
@@ -88,7 +88,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=200)
     options = parser.parse_args()
-    import handmade_bundle
+    from tests.support import handmade_bundle
 
     begin, reads, failures = time.monotonic(), 0, []
     with tempfile.TemporaryDirectory() as folder:

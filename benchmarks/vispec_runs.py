@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from own_answers import own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.objectives import options_of
@@ -18,6 +17,8 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.workshop.recipes.layer_stages import train_in_stages
 from vlmexport.calibration.workshop.recipes.tiny_drafts import TOLD
 from vlmexport.exporter.build import BuildRequest, build_bundle
+
+from benchmarks.own_answers import own_answers
 
 LONGEST = 160
 """Tokens of an answer at most."""

@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from PIL import Image
-from training_targets import with_answers
 from transformers import AutoImageProcessor
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
@@ -39,6 +38,8 @@ from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.drafts.layer import LayerDraft
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
+
+from tests.support.training_targets import with_answers
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]

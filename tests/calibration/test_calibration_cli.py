@@ -9,7 +9,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 import typer
-from training_targets import make_target
 from typer import rich_utils
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
@@ -23,6 +22,7 @@ from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.runtime.errors import OptionError
 
+from tests.support.training_targets import make_target
 from vlmexport import calibration
 
 SCHEMAS = Path(calibration.__file__).parent / "schemas"

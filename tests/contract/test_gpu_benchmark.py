@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_gpu
-from engines import emulated
-from engines.emulated import EmulatedCuda
 from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.engines import create as really
 from vlmexport.runtime.errors import DeviceError
+
+from tests.contract import test_gpu
+from tests.support.engines import emulated
+from tests.support.engines.emulated import EmulatedCuda
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import lossless
 import pytest
 import torch
-from oracle import Oracle, Request
-from pairs import in_pairs
-from rig import ENGINES, FAMILIES, Rig
-from tiny_bundles import TinyBundle
 from transformers import AutoProcessor
 from vlmexport.runtime.session import Session
+
+from tests.support import lossless
+from tests.support.oracle import Oracle, Request
+from tests.support.pairs import in_pairs
+from tests.support.rig import ENGINES, FAMILIES, Rig
+from tests.support.tiny_bundles import TinyBundle
 
 WHOLE = {"seeds": (41, 42), "lengths": lossless.LENGTHS, "limits": lossless.LIMITS}
 CORNERS = {"seeds": (43,), "lengths": (1, 5, 16), "limits": (2, 24)}

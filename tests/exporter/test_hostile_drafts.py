@@ -23,8 +23,7 @@ from vlmexport.runtime.errors import ExportError
 
 sys.path.append(str(Path(__file__).parents[1] / "published"))
 
-import drafts
-import layouts
+from tests.support.published import drafts, layouts
 
 WEIGHTS = {
     "FasterDecoding--medusa-vicuna-7b-v1.3": "0.0.linear.weight",

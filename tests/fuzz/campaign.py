@@ -37,8 +37,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")  # neither would theirs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from cases import Case, Verdict, judge  # noqa: E402
-from kinds import KINDS  # noqa: E402
+from tests.fuzz.cases import Case, Verdict, judge  # noqa: E402
+from tests.fuzz.kinds import KINDS  # noqa: E402
 
 
 def imported() -> None:

@@ -32,15 +32,14 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", HF_HUB_OFFLINE="1")
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
-from scenes import SCENES  # noqa: E402
+from tests.kill.killing import EQUAL, FAILED, FINISHED, REFUSED, judge, prepared, spread  # noqa: E402
+from tests.kill.scenes import SCENES  # noqa: E402
 
 OUTCOMES = (EQUAL, REFUSED, FINISHED, FAILED)
 
 
 def imported() -> None:
     """Everything that a command imports, in this process; ONNX Runtime's pool gets no thread, which a fork would not have."""
-    import kept_traces
     import torch
     import tqdm
     from vlmexport.calibration import cli  # noqa: F401
@@ -50,6 +49,8 @@ def imported() -> None:
     from vlmexport.exporter.tensorrt import compile  # noqa: F401
     from vlmexport.runtime.cli import build_app
     from vlmexport.runtime.engines.onnxruntime import use_global_pool
+
+    from tests.support import kept_traces
 
     for command in ("build", "train", "compile", "calibrate", "generate-data", "export-draft"):
         build_app(command)

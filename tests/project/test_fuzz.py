@@ -21,9 +21,11 @@ from safetensors.torch import load_file, save_file
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "fuzz"), str(TESTS / "published")]
 
-import folders  # noqa: E402
-import layouts  # noqa: E402
-from cases import Case, denied, judge  # noqa: E402
+from tests.fuzz.cases import Case, denied, judge  # noqa: E402
+from tests.support.published import (
+    folders,
+    layouts,
+)
 
 
 def crash() -> int:
@@ -103,7 +105,7 @@ def test_waiting_for_a_processor_is_no_hang(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
-    from kinds import KINDS
+    from tests.fuzz.kinds import KINDS
 
     every = str(len(KINDS))
     command = [sys.executable, str(TESTS / "fuzz" / "campaign.py"), "--count", every, "--seed", "7"]
@@ -128,7 +130,7 @@ def test_some_cases_of_every_kind_end_well(tmp_path: Path) -> None:
 
 
 def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
-    from layout_changes import CHANGES, change_folder
+    from tests.fuzz.layout_changes import CHANGES, change_folder
 
     def folder(name: str, seed: int) -> dict[str, bytes]:
         place = tmp_path / name
@@ -148,7 +150,7 @@ def test_changes_of_folders_are_functions_of_their_seed(tmp_path: Path) -> None:
 
 
 def test_a_bundle_of_another_model_differs(tmp_path: Path) -> None:
-    from kinds import published as kind
+    from tests.fuzz.kinds import published as kind
 
     name = "HuggingFaceTB--SmolLM2-135M-Instruct"
     model = folders.write(layouts.read(name), tmp_path / "model")
@@ -202,7 +204,7 @@ def test_a_campaign_that_is_stopped_says_what_it_found_and_goes_on(tmp_path: Pat
 
 def test_parts_of_different_kinds_make_one_table(tmp_path: Path) -> None:
     sys.path.insert(0, str(TESTS / "fuzz"))
-    import campaign
+    from tests.fuzz import campaign
 
     def part(kind: str, first: int, last: int, seed: int = 1, *others: str) -> dict[str, Any]:
         row = campaign.new_row() | {"refused": last - first, "most_bytes": last}

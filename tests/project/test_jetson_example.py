@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_trtexec import fake_trtexec
 from PIL import Image
 from vlmexport.runtime.images.synthetic import synthetic_image
+
+from tests.support.fake_trtexec import fake_trtexec
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "jetson"

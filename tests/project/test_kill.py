@@ -17,11 +17,12 @@ import pytest
 KILL = Path(__file__).parents[1] / "kill"
 sys.path.insert(0, str(KILL))
 
-from killing import EQUAL, FAILED, REFUSED, judge, prepared, spread  # noqa: E402
-from scenes import SCENES, Scene  # noqa: E402
-from tracer import NoTracing, traced  # noqa: E402
 from vlmexport.exporter.output import exchange, whole_folder  # noqa: E402
 from vlmexport.exporter.output.leftovers import remove_leftovers  # noqa: E402
+
+from tests.kill.killing import EQUAL, FAILED, REFUSED, judge, prepared, spread  # noqa: E402
+from tests.kill.scenes import SCENES, Scene  # noqa: E402
+from tests.kill.tracer import NoTracing, traced  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

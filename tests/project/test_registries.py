@@ -18,17 +18,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-import lossless
 import pytest
-import rig
-import tiny_bundles
-import tiny_models
-import training_targets
 from vlmexport.calibration import search
 from vlmexport.calibration.training import objectives
 from vlmexport.exporter import drafts
 from vlmexport.exporter.families import registry
 from vlmexport.runtime import families, proposers
+
+from tests.support import lossless, rig, tiny_bundles, tiny_models, training_targets
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from layouts import Layout, layouts
+from tests.support.published.layouts import Layout, layouts
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- published layouts: begin -->", "<!-- published layouts: end -->"

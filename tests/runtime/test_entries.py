@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime.bundle.entries import check_report
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
@@ -20,8 +19,10 @@ from vlmexport.runtime.errors import BundleError
 from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
 from vlmexport.runtime.speculate.stored_costs import every_costs
 
+from tests.support import handmade_bundle
+
 sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
-from mutate import mutate_json
+from tests.fuzz.mutate import mutate_json
 
 CHOICE = {
     "draft": "imitation@1",

@@ -17,12 +17,12 @@ import pytest
 pytest.importorskip("onnx", reason="compiling plans needs [compile]")
 pytest.importorskip("onnx_ir", reason="compiling plans needs [compile]")
 
-import handmade_bundle
-import handmade_llama
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
 from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.session import Session
+
+from tests.support import handmade_bundle, handmade_llama
 
 EMULATOR = Path(__file__).resolve().parents[1] / "project" / "jetson" / "emulated_jetson.py"
 JETPACKS = {"native": "10.16.1.11", "portable": "10.3.0.30"}

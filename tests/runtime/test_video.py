@@ -20,7 +20,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import open_video, sampled
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")

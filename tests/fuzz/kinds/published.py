@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from cases import Case
-from layout_changes import change_folder
-from mutate import linked_copy
+from tests.fuzz.cases import Case
+from tests.fuzz.layout_changes import change_folder
+from tests.fuzz.mutate import linked_copy
 
 from .base import call
 from .traces import warm
@@ -37,9 +37,8 @@ class Seeds:
     """Whole folders, with random weights."""
 
     def __init__(self, folder: Path):
-        import folders
-        import kept_traces
-        import layouts
+        from tests.support import kept_traces
+        from tests.support.published import folders, layouts
 
         warm()
         kept_traces.install()
@@ -80,11 +79,12 @@ def build(model: Path, output: Path) -> None:
 def compared(model: Path, bundle: Path) -> str:
     """What a bundle's first tokens are, compared with those of transformers from the folder that it was built from."""
     import torch
-    from answers import Transformers
-    from own_generation import difference
-    from test_published import requests
     from transformers import GenerationConfig
     from vlmexport.runtime import Session
+
+    from tests.published.test_published import requests
+    from tests.support.own_generation import difference
+    from tests.support.published.answers import Transformers
 
     torch.manual_seed(0)
     try:

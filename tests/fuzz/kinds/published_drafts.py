@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import Case
-from mutate import linked_copy, mutate_bytes, mutate_header, mutate_json
-from odd_tensors import odd_kind, odd_table, odd_values
 from safetensors.torch import load_file, save_file
+
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import linked_copy, mutate_bytes, mutate_header, mutate_json
+from tests.fuzz.odd_tensors import odd_kind, odd_table, odd_values
 
 from .base import call
 
@@ -37,9 +38,8 @@ class Seeds:
     """A draft of every layout."""
 
     def __init__(self, folder: Path):
-        import layouts
-        import tiny_bundles
-        import tiny_models
+        from tests.support import tiny_bundles, tiny_models
+        from tests.support.published import layouts
 
         write = import_module("drafts").write  # of tests/published
         self._drafts = []

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tokenizer_parts
-from cases import Case
-from mutate import json_text, mutate_bytes
+from tests.fuzz import tokenizer_parts
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import json_text, mutate_bytes
 
 from .base import call
 
@@ -30,9 +30,10 @@ class Seeds:
     """Small tokenizers of the published kinds, and of the kinds that other models have."""
 
     def __init__(self) -> None:
-        import handmade_bundle
-        import vocabularies
         from tokenizers import Tokenizer
+
+        from tests.support import handmade_bundle
+        from tests.support.published import vocabularies
 
         first = ["<unk>", "<s>", "</s>", "<pad>"]
         made: list[Tokenizer] = [kind(first) for kind in vocabularies.KINDS.values()]
