@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +31,9 @@ from vlmexport.runtime.errors import ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
 from vlmexport.runtime.session import Session
 
+from tests.support import tiny_models
 from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights
 from tests.support.training_targets import KINDS, logits_after, make_target, own_answers
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.support import tiny_models
 
 ALL = (*KINDS, "llama-tied")
 HEADS = 2

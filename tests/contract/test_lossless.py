@@ -133,7 +133,7 @@ def test_every_draft_of_a_bundle(rigs: Callable, name: str) -> None:
 
 
 def test_the_token_with_id_0_is_real(rigs: Callable) -> None:
-    """Id 0 is often right in the Llama bundle, so that treating it as padding would show (tests/tiny_models.py)."""
+    """Id 0 is often right in the Llama bundle, so that treating it as padding would show (tests/support/tiny_models.py)."""
     rig = rigs("llama", "onnxruntime")
     lossless.greedy(rig, "tree", (41, 42, 47), (4, 6, 9), (40,))
     assert sum(rig.oracle.greedy(rig.request(seed), 40).count(0) for seed in (41, 42, 47)) >= 5

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,6 @@ from torch import Tensor
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.runtime.errors import ExportError
-
-sys.path.append(str(Path(__file__).parents[1] / "published"))
 
 from tests.support.published import drafts, layouts
 

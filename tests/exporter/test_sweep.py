@@ -32,7 +32,7 @@ from tests.support.tiny_models import WORDS
 
 EACH, TOKENS = 10, 10
 TOLERANCE = 2e-5
-"""Of logits, as a part of the largest: that of the contract suite (tests/contract/rig.py)."""
+"""Of logits, as a part of the largest: that of the contract suite (tests/support/rig.py)."""
 CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "llava": [
         {},

@@ -12,14 +12,10 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "calibration")]
 
 TIMES = frozenset(("created", "tokens_per_second"))
 """Fields of JSON that hold a time or a speed, whatever they are in. Nothing else is left out of a comparison but the manifest's

@@ -91,4 +91,4 @@ def requests(own: Transformers) -> list[Request]:
 
 def test_the_document_names_what_the_library_holds() -> None:
     text = DOCUMENT.read_text("utf-8")
-    assert written(text) == text, "python tests/published/table.py"
+    assert written(text) == text, "python -m tests.published.table"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from vlmexport.runtime.errors import BundleError
 from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
 from vlmexport.runtime.speculate.stored_costs import every_costs
 
-from tests.support import handmade_bundle
-
-sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
 from tests.fuzz.mutate import mutate_json
+from tests.support import handmade_bundle
 
 CHOICE = {
     "draft": "imitation@1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +14,8 @@ from vlmexport.calibration.training.objectives import objective_for
 from vlmexport.calibration.training.options import LoopOptions, Options
 from vlmexport.calibration.training.trainer import Trainer
 
-from tests.support.training_targets import KINDS, make_records
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import tiny_models
+from tests.support.training_targets import KINDS, make_records
 
 NEW = 10
 

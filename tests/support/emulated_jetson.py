@@ -1,8 +1,9 @@
 """A Jetson that is not there: runs `vlmexport` or a program with an emulated CUDA and the TensorRT of a JetPack.
 
-emulated_jetson.py 10.3.0.30 vlmexport ARGUMENTS …
-emulated_jetson.py 10.3.0.30 program.py ARGUMENTS …
-emulated_jetson.py --without-onnxruntime 10.3.0.30 …      # nor torch; plans are computed by numpy
+    python -m tests.support.emulated_jetson 10.3.0.30 vlmexport ARGUMENTS …
+    python -m tests.support.emulated_jetson 10.3.0.30 program.py ARGUMENTS …
+    python -m tests.support.emulated_jetson 10.3.0.30 -m MODULE ARGUMENTS …
+    python -m tests.support.emulated_jetson --without-onnxruntime 10.3.0.30 …      # nor torch; plans are computed by numpy
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import runpy
 import sys
 from importlib import machinery
-from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[2]
 ARCHITECTURE = "sm87"
 NO_CACHE_UPDATE = (10, 15)
 """TensorRT has none before."""
@@ -33,7 +32,6 @@ def main() -> None:
     if alone:
         del sys.argv[1]
         sys.meta_path.insert(0, Refuse())
-    sys.path[:0] = [str(TESTS), str(TESTS / "contract")]
     from vlmexport.exporter.tensorrt import api
     from vlmexport.runtime.engines.cuda import Cuda
 
@@ -55,8 +53,11 @@ def main() -> None:
         from vlmexport.runtime.cli import main as vlmexport
 
         sys.exit(vlmexport(arguments))
-    sys.path.insert(0, str(Path(program).resolve().parent))  # as Python does
-    runpy.run_path(program, run_name="__main__")
+    if program == "-m":
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -20,7 +19,6 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.families.reference import collate
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import tiny_models
 
 KINDS = {

@@ -6,7 +6,6 @@ import copy
 import json
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from tests.fuzz.cases import Case
 from tests.fuzz.mutate import json_text, mutate_bytes, mutate_json, paths
 
 from .base import command
-
-sys.path.append(str(Path(__file__).parents[2] / "runtime"))
 
 MACHINE = "Intel(R) Xeon(R)"
 COSTS = {

@@ -4,7 +4,6 @@ folder. What is built must answer as transformers does, without the build's own 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -17,8 +16,6 @@ from tests.fuzz.mutate import linked_copy
 
 from .base import call
 from .traces import warm
-
-sys.path.append(str(Path(__file__).parents[2] / "published"))
 
 NAMES = (
     "HuggingFaceTB--SmolLM2-135M-Instruct", "meta-llama--Llama-2-7b-chat-hf", "Qwen--Qwen2.5-0.5B-Instruct", "google--flan-t5-base",

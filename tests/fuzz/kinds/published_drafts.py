@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import sys
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ from tests.fuzz.mutate import linked_copy, mutate_bytes, mutate_header, mutate_j
 from tests.fuzz.odd_tensors import odd_kind, odd_table, odd_values
 
 from .base import call
-
-sys.path.append(str(Path(__file__).parents[2] / "published"))
 
 LAYOUTS = (
     "FasterDecoding--medusa-vicuna-7b-v1.3", "siyuehuang--Qwen2-7B-Instruct-medusa", "yuhuili--EAGLE-LLaMA3-Instruct-8B",
@@ -39,13 +35,12 @@ class Seeds:
 
     def __init__(self, folder: Path):
         from tests.support import tiny_bundles, tiny_models
-        from tests.support.published import layouts
+        from tests.support.published import drafts, layouts
 
-        write = import_module("drafts").write  # of tests/published
         self._drafts = []
         for name in LAYOUTS:
             place = folder / name
-            self._drafts.append(place if place.is_dir() else write(layouts.read(name), place, 600))
+            self._drafts.append(place if place.is_dir() else drafts.write(layouts.read(name), place, 600))
         self._drafts += _own(folder, tiny_models, tiny_bundles)
 
     def make(self, rng: random.Random, folder: Path) -> Case:

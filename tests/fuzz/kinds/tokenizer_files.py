@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from tests.fuzz.cases import Case
 from tests.fuzz.mutate import json_text, mutate_bytes
 
 from .base import call
-
-sys.path += [str(Path(__file__).parents[2] / "published"), str(Path(__file__).parents[2] / "runtime")]
 
 TEXTS = (
     "a red cup stands on the table", "", " ", "a" * 64, "x" * 300 + "!", "Ünïcödé naïve ﬁ ½ İ ǆ", "漢字 かな 한국어", "\U0001f642\U0001f3fd\u200d e\u0301\u0301\u0301",

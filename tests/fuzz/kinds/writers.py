@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +19,6 @@ from tests.support.forks import forked
 
 from .base import command
 from .merged_reports import ACCEPTANCE, COSTS
-
-sys.path.append(str(Path(__file__).parents[2] / "runtime"))
 
 WRITERS = ("costs", "acceptance", "reseal", "merge")
 MOST = 3
