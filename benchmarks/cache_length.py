@@ -1,6 +1,6 @@
 """A long KV buffer costs nothing until it is used: max_length 4,096 against 512 at equal length.
 
-python benchmarks/cache_length.py runs/smollm2-bundle
+python -m benchmarks.cache_length runs/smollm2-bundle
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the host does in a cycle that stays on a device: microseconds of Python, with a device that takes no time.
 
     vlmexport build --model tiny-qwen2.5-vl --draft-layer 3 --draft imitation --draft medusa --draft eagle --draft vispec -o runs/tiny
-    python benchmarks/device_host.py runs/tiny
+    python -m benchmarks.device_host runs/tiny
 
 The device is none: it holds memory, computes nothing, and says that every drafted token is right. What is timed is all
 that is left of a request's cycles: the policy, what goes up, the launch, the wait, the verdict, text and limits. Arms

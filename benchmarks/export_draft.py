@@ -1,6 +1,6 @@
 """`vlmexport export-draft` against the package `speculators` in an environment of its own: the same logits?
 
-    python benchmarks/export_draft.py
+    python -m benchmarks.export_draft
 
 The environment is made with pip in the user's cache folder (about 1 GB); `--python FILE` names an interpreter that has the package
 already. A tiny Llama is made, a draft of it trained for a few steps and exported. The package loads the checkpoint, and its
@@ -22,7 +22,6 @@ import torch
 
 from benchmarks.machine import save
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 LIMIT = 1e-4
 OTHERS = [
     "torch==2.13.0",

@@ -1,7 +1,7 @@
 """What the check of logits for NaN and infinity takes of a decoding cycle.
 
     vlmexport build --model tiny-blip2-flant5 -o runs/tiny
-    python benchmarks/finite_check.py runs/tiny --save tiny
+    python -m benchmarks.finite_check runs/tiny --save tiny
 
 The check is too short to show in the time of a request. So the two are measured by themselves, in turns, round after
 round, in time of the processor on one thread (others may use the machine meanwhile): a cycle, over whole requests less

@@ -4,8 +4,8 @@ One process per engine, each as the command runs it; in every round each answers
 in random order. Wall time and processor time (of all threads, and of the processes that an engine starts) are measured;
 loading and the one export are not.
 
-    python benchmarks/generate_data.py tiny-blip2-flant5
-    python benchmarks/generate_data.py runs/smollm2 --data prompts.jsonl --name smollm2 --records 64 --rounds 2
+    python -m benchmarks.generate_data tiny-blip2-flant5
+    python -m benchmarks.generate_data runs/smollm2 --data prompts.jsonl --name smollm2 --records 64 --rounds 2
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks.machine import save
+from tests.support.programs import program
 
 ENGINES = {
     "torch": {"engine": "torch", "threads": None},
@@ -68,7 +69,7 @@ class Worker:
     """One engine in a process of its own."""
 
     def __init__(self, name: str) -> None:
-        command = [sys.executable, __file__, *sys.argv[1:], "--serve", name]
+        command = program("benchmarks.generate_data", *sys.argv[1:], "--serve", name)
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
         )

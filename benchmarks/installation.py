@@ -1,7 +1,7 @@
 """Size and import time of a runtime-only installation in a new virtual environment: `pip install .`, and the lean one
 of `requirements-lean.txt`.
 
-    python benchmarks/installation.py
+    python -m benchmarks.installation
 """
 
 from __future__ import annotations

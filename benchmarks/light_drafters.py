@@ -1,11 +1,11 @@
 """Drafts with matrices of float32, int8 and int4: bytes, a step of the draft beside a token of plain decoding, tokens per
 cycle and speed, on the same requests.
 
-    python benchmarks/light_drafters.py --model tiny-blip2-flant5 --draft medusa --requests 32 --new-tokens 96 --save
-    python benchmarks/light_drafters.py --model tiny-vit-gpt2 --draft medusa --requests 32 --new-tokens 96 --save
-    python benchmarks/light_drafters.py --model runs/smollm2 --draft runs/medusa --draft-length 3 --requests 10 \
+    python -m benchmarks.light_drafters --model tiny-blip2-flant5 --draft medusa --requests 32 --new-tokens 96 --save
+    python -m benchmarks.light_drafters --model tiny-vit-gpt2 --draft medusa --requests 32 --new-tokens 96 --save
+    python -m benchmarks.light_drafters --model runs/smollm2 --draft runs/medusa --draft-length 3 --requests 10 \
         --new-tokens 80 --name smollm2-medusa --save
-    python benchmarks/light_drafters.py --model runs/smollm2 --random 8192 --draft-length 3 --name smollm2-eagle-8192 --save
+    python -m benchmarks.light_drafters --model runs/smollm2 --random 8192 --draft-length 3 --name smollm2-eagle-8192 --save
 
 builds the three bundles below --work first (without parity; `vlmexport build` compares them). Bundles that are there
 already are given by their precision: --bundle float32=DIR --bundle int8=DIR --bundle int4=DIR.

@@ -4,7 +4,7 @@ For every scene the plain tokens are compared with the speculative ones, for eac
 is always wrong, and for draft lengths spread over 1 … 16; then limits 1, 2 and 3. Captions end with EOS.
 
     vlmexport build --model tiny-blip2-flant5 --draft-layer 3 --max-width 17 -o runs/tiny
-    python benchmarks/losslessness.py runs/tiny --scenes 500
+    python -m benchmarks.losslessness runs/tiny --scenes 500
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every weight once: bundle size on disk, and proportional set size (PSS) of a process that decodes.
 
-    python benchmarks/memory.py BUNDLE [BUNDLE …]
+    python -m benchmarks.memory BUNDLE [BUNDLE …]
 
 Base = parameters × bytes. Disk must stay below 1.05 × base, PSS below 1.3 × base + 120 MB. Growth between requests
 20 and 220 is reported too.
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.machine import save
+from tests.support.programs import program
 
 
 def pss_bytes() -> int:
@@ -62,7 +63,7 @@ def main() -> None:
     rows = {}
     for bundle in parser.parse_args().bundles:
         out = subprocess.run(
-            [sys.executable, __file__, "--probe", bundle], capture_output=True, text=True, check=True
+            program("benchmarks.memory", "--probe", bundle), capture_output=True, text=True, check=True
         )
         mark = json.loads(out.stdout.splitlines()[-1])
         base, limit = mark["base"], 1.3 * mark["base"] + 120e6

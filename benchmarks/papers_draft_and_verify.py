@@ -1,8 +1,8 @@
 """Draft & Verify beside early exit and imitation drafts on one frozen target, by counts alone.
 
-    python benchmarks/papers_draft_and_verify.py --model tiny-blip2-flant5
-    python benchmarks/papers_draft_and_verify.py --model tiny-vit-gpt2
-    python benchmarks/papers_draft_and_verify.py --model tiny-qwen2.5-vl
+    python -m benchmarks.papers_draft_and_verify --model tiny-blip2-flant5
+    python -m benchmarks.papers_draft_and_verify --model tiny-vit-gpt2
+    python -m benchmarks.papers_draft_and_verify --model tiny-qwen2.5-vl
 
 Searches sublayers to leave out on some of the target's own answers, once freely and once for each layer n of the shipped
 imitation drafts, with no more weights than an exit after n layers reads; measures what was found on other answers. Every

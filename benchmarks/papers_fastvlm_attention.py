@@ -1,6 +1,6 @@
 """What attention over exit rows gives an imitation network (FastVLM, appendix B) of tiny-blip2-flant5, at equal steps.
 
-    python benchmarks/papers_fastvlm_attention.py --work runs/drafts
+    python -m benchmarks.papers_fastvlm_attention --work runs/drafts
 
 Trains a network without attention and one with for as many steps on the same answers, both with a residual connection
 (`workshop.COMPARED`; --work may be the folder of recipes/tiny_drafts.py), and counts what each would have accepted of

@@ -1,7 +1,7 @@
 """FastVLM's comparison of methods on frozen targets: early exit, Draft & Verify and imitation drafts, by quality and speed.
 
-    python benchmarks/papers_fastvlm_methods.py --folder runs/methods
-    python benchmarks/papers_fastvlm_methods.py --folder runs/methods --time     # on an idle machine
+    python -m benchmarks.papers_fastvlm_methods --folder runs/methods
+    python -m benchmarks.papers_fastvlm_methods --folder runs/methods --time     # on an idle machine
 
 For each bundled model one bundle with every draft. Captions of held-out scenes (and answers to questions, where the model
 answers any, and stories of films, where it reads some) are decoded plainly and with every draft by the runtime, verified: how many texts differ is counted. The chain

@@ -1,6 +1,6 @@
 """FastVLM's appendix B on tiny-blip2-flant5: which shape of imitation network, by agreement with the target and FLOPs.
 
-    python benchmarks/papers_fastvlm_search.py --work runs/drafts
+    python -m benchmarks.papers_fastvlm_search --work runs/drafts
 
 What `vlmexport train --search` does, once a seed, on the answers that the recipe of the shipped drafts lets the target give
 (calibration/workshop/recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries

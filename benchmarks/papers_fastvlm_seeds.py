@@ -1,6 +1,6 @@
 """How far a seed moves FastVLM's comparison of methods: imitation networks trained alike with several seeds.
 
-    python benchmarks/papers_fastvlm_seeds.py --work runs/drafts --folder runs/seeds
+    python -m benchmarks.papers_fastvlm_seeds --work runs/drafts --folder runs/seeds
 
 The networks at L/4 and L/2 of `papers_fastvlm_methods.py`, whose drafts ship and have one seed, are trained here with three, with
 a residual connection (`workshop.COMPARED`), fewer texts and steps; each seed's go into a bundle of their own and are measured as that

@@ -1,7 +1,7 @@
 """What FastVLM's stages that change the target do: a backbone that learns the references first (section 5.1), and epochs in which
 it learns with the network before it stays as it is (appendix C).
 
-    python benchmarks/papers_fastvlm_stages.py --folder runs/stages
+    python -m benchmarks.papers_fastvlm_stages --folder runs/stages
 
 Trains imitation networks for tiny-vit-gpt2 on reference captions, three seeds of each kind, for as many steps of the network;
 then decodes held-out scenes plainly and with the draft, on a bundle of the draft's own target. Counts only, no clock. What is in the

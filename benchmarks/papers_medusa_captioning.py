@@ -1,8 +1,8 @@
 """Medusa heads for a ViT-GPT2 captioner: 2 and 4 heads, the target frozen (Medusa-1) or learning with them (Medusa-2).
 
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2 --sweep
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2
-    python benchmarks/papers_medusa_captioning.py --folder runs/captioning --kinds medusa-1 medusa-2 --time
+    python -m benchmarks.papers_medusa_captioning --folder runs/captioning --kinds medusa-1 medusa-2 --sweep
+    python -m benchmarks.papers_medusa_captioning --folder runs/captioning --kinds medusa-1 medusa-2
+    python -m benchmarks.papers_medusa_captioning --folder runs/captioning --kinds medusa-1 medusa-2 --time
 
 The first command trains four heads of one seed at several learning rates and measures them on validation scenes; from its
 results/papers-medusa-captioning-rates.json those of `captioning_runs.KINDS` were chosen. The second one trains heads for

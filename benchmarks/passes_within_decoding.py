@@ -1,7 +1,7 @@
 """What a pass takes within decoding and what it takes when it is repeated: why decoding falls short of a bound made of timed
 passes.
 
-    python benchmarks/passes_within_decoding.py tiny-vit-gpt2 --draft medusa --data scenes-captions:heldout
+    python -m benchmarks.passes_within_decoding tiny-vit-gpt2 --draft medusa --data scenes-captions:heldout
 
 Requests are decoded plainly and with the draft's longest chain in turn, every graph's run timed; right after each request its
 last pass of the layers is repeated. On the CPU engine. Writes results/passes-within-decoding-NAME.json.

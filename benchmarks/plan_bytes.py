@@ -1,4 +1,4 @@
-"""What TensorRT-RTX plans take beside their weights: `python benchmarks/plan_bytes.py` (a minute; no GPU, nothing is executed).
+"""What TensorRT-RTX plans take beside their weights: `python -m benchmarks.plan_bytes` (a minute; no GPU, nothing is executed).
 
 Decoder layers of a Llama (hidden 1,024, feed-forward 4,096, 16 heads of 64 over 4, float16: 30.4 MB each) with random weights, in
 segments of 2 and 4 layers, built for each profile alone, for all of them, and for all with prefill fixed at one sequence,

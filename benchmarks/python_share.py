@@ -1,7 +1,7 @@
 """How much of a decoding cycle is Python: 1 − time inside the engine / time of a cycle, and what the rest does.
 
     vlmexport build --model tiny-blip2-flant5 --draft-layer 3 -o runs/tiny
-    python benchmarks/python_share.py runs/tiny
+    python -m benchmarks.python_share runs/tiny
 
 The engine's time is the sum over the calls of ONNX Runtime's C++ session; everything else is Python's, ONNX Runtime's
 own Python package and what happens between two cycles (text, limits) included. A cycle lasts from its beginning to the

@@ -1,6 +1,6 @@
 """An EAGLE layer of random numbers for a model: for figures that do not depend on what a layer drafts.
 
-python benchmarks/random_eagle.py MODEL FOLDER [--head-vocabulary N]
+python -m benchmarks.random_eagle MODEL FOLDER [--head-vocabulary N]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models of the papers at their real sizes, with random weights: build, memory, time, and what a dry run said before.
 
-    python benchmarks/real_size.py [--case NAME …] --folder DIR [--no-run]
-    python benchmarks/real_size.py --random-weights NAME BUNDLE      # a float16 bundle alone, for benchmarks/gpu.py
+    python -m benchmarks.real_size [--case NAME …] --folder DIR [--no-run]
+    python -m benchmarks.real_size --random-weights NAME BUNDLE      # a float16 bundle alone, for benchmarks/gpu.py
 
 Each case is a random float16 checkpoint of the published model's configuration (in shards of 2 GB; the tokenizer is a
 small one of the same kind). It is made, planned with `--dry-run`, built with its layers compared one after the other,
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.build_memory import command, watched
 from benchmarks.machine import save
+from tests.support.programs import program
 
 SHARD = 2_000_000_000
 MEMORY_GB, MINUTES = 6.0, 15.0
@@ -177,7 +178,6 @@ def make(case: dict[str, Any], folder: Path) -> None:
     """Writes a random checkpoint, one tensor at a time."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from tests.support import tiny_models
 
     tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
@@ -255,7 +255,7 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
     case = resolved(name)
     model, bundle = folder / "model", folder / "bundle"
     if not (model / "model.safetensors.index.json").exists():
-        subprocess.run([sys.executable, __file__, "--make", name, str(model)], check=True)
+        subprocess.run(program("benchmarks.real_size", "--make", name, model), check=True)
     line = command(
         "build", "--model", model, *case["build"], "-o", bundle, "--force", "--parity-memory", "0", "--json"
     )
@@ -296,7 +296,7 @@ def measure(name: str, folder: Path, *, run: bool) -> dict[str, Any]:
 
 def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any]:
     """A bundle of float16, without parity, which the tests compare; what it takes of the disk."""
-    line = [sys.executable, __file__, "--narrow", name, str(folder / "model"), str(folder / form)]
+    line = program("benchmarks.real_size", "--narrow", name, folder / "model", folder / form)
     begin = time.monotonic()
     peak = watched([*line, *(["linked"] if form == "linked" else [])])
     seconds = time.monotonic() - begin

