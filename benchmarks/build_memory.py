@@ -58,7 +58,7 @@ def make(folder: str, shard: str, config: str) -> None:
     from tests.support import tiny_models
 
     tokenizer = tiny_models.llama_tokenizer()
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    end = tiny_models.token_id(tokenizer, "<|im_end|>")
     torch.set_default_dtype(torch.float16)
     options = json.loads(config)
     model = LlamaForCausalLM(
@@ -128,7 +128,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--make"]:
         make(*sys.argv[2:5])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", action="append", choices=list(CASES), help="repeatable; all by default")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where models go for a while"

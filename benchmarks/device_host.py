@@ -234,7 +234,9 @@ def chains(manifest: Manifest) -> list[tuple[str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--requests", type=int, default=40, help="of every arm")
     parser.add_argument("--no-save", action="store_true", help="print only")

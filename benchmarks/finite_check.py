@@ -118,7 +118,9 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=2000, help="checks timed in a round")

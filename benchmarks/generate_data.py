@@ -60,7 +60,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
     for line in sys.stdin:
         asked = records[: json.loads(line)]
         begin, cpu = time.perf_counter(), cpu_seconds()
-        found = dict(answers.answer(asked, limits))
+        found: dict[int, Any] = dict(answers.answer(asked, limits))
         spent = time.perf_counter() - begin, cpu_seconds() - cpu
         print(json.dumps([*spent, [found[i][0] for i in range(len(asked))]]), flush=True)
 
@@ -91,7 +91,9 @@ class Worker:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="tiny-blip2-flant5")
     parser.add_argument("--data", default="scenes:train:256")
     parser.add_argument("--name", default="tiny-blip2-flant5", help="of the file of results")

@@ -44,7 +44,9 @@ def main() -> None:
     if sys.argv[1:] == ["--convert"]:
         convert()
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     found: dict[str, list[list[float]]] = {"usual": [], "large": []}

@@ -17,7 +17,9 @@ from benchmarks.machine import save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle")
     parser.add_argument("--name", default="tiny", help="of the result file")
     parser.add_argument("--scenes", type=int, default=500)

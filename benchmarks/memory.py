@@ -58,7 +58,9 @@ def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] == "--probe":
         probe(sys.argv[2])
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundles", nargs="+")
     rows = {}
     for bundle in parser.parse_args().bundles:

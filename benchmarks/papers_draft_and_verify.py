@@ -89,13 +89,13 @@ def main() -> None:
     told, held = (Answers(target, records) for records in sets)
     layers, weights = target.num_layers, told.weights
     rows: list[Row] = []
-    shipped = [
-        draft for draft in shipped_drafts(target.checkpoint.alias) if isinstance(draft, ImitationDraft)
-    ]
+    alias = target.checkpoint.alias
+    assert alias is not None, "a bundled model"
+    shipped = [draft for draft in shipped_drafts(alias) if isinstance(draft, ImitationDraft)]
     limits: list[tuple[str, float]] = [("free", 1.0)]
     for draft in sorted(shipped, key=lambda draft: draft.layer):
         share = weights.first_layers(draft.layer)
-        folder = next(f for f in target.checkpoint.alias.draft_folders() if f.name == f"n{draft.layer}")
+        folder = next(f for f in alias.draft_folders() if f.name == f"n{draft.layer}")
         limits.append((f"as n = {draft.layer}", share))
         for name, own in (
             (f"early-exit@{draft.layer}", share),

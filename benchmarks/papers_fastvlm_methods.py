@@ -167,7 +167,7 @@ def ready(target: Target, bundle: Path) -> list[Method]:
         build_bundle(
             BuildRequest(
                 model=target.name, output=bundle, drafts=[*folders, "draft-and-verify"],
-                skip_attention=skip.attention, skip_mlp=skip.mlp,
+                skip_attention=[*skip.attention], skip_mlp=[*skip.mlp],
             )
         )  # fmt: skip
     weights = Weights.of(target)

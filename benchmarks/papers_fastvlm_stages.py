@@ -11,7 +11,6 @@ folder is kept, so the same command continues a killed one. Writes results/paper
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 from collections import Counter
@@ -82,8 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found = []
-    for seed, stage in itertools.product(range(options.seeds), options.stages):
-        run = Run(stage, seed)
+    for run in [Run(stage, seed) for seed in range(options.seeds) for stage in options.stages]:
         kept = options.folder / "quality" / f"{run.name}.json"
         if not kept.exists():
             train(run, options)

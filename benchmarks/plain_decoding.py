@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 from benchmarks.machine import save
 from tests.support.programs import program
@@ -72,7 +73,7 @@ def serve(engine: str, path: str, new_tokens: int) -> None:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(THREADS)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         model.generation_config.eos_token_id = None
 
         class Clock:
@@ -155,7 +156,9 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--serve":
         serve(sys.argv[2], sys.argv[3], int(sys.argv[4]))
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("bundle")
     parser.add_argument("--genai", help="folder written by onnxruntime_genai.models.builder")

@@ -33,7 +33,9 @@ WORDS = Path(__file__).parent.parent / "exporter" / "bundled" / "tiny-qwen2.5-vl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="sm86")
     parser.add_argument("--no-save", action="store_true", help="print only")
     options = parser.parse_args()

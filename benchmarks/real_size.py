@@ -166,7 +166,7 @@ def random_weights(name: str, bundle: Path) -> None:
         )  # fmt: skip
 
 
-def options_of(case: dict[str, Any]) -> dict[str, int]:
+def options_of(case: dict[str, Any]) -> dict[str, Any]:
     """The options of `build` that a case has, as a request has them."""
     asked = case["build"]
     return {
@@ -395,7 +395,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--random-weights"]:
         random_weights(sys.argv[2], Path(sys.argv[3]))
         return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     real = [name for name in CASES if not name.startswith("tiny")]
     parser.add_argument("--case", action="append", choices=real, help="repeatable; all by default")
     parser.add_argument("--folder", type=Path, required=True, help="where models go for a while")

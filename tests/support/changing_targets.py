@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from vlmexport.calibration.data import RecordSet
@@ -39,7 +40,7 @@ def make_place(kind: str, folder: Path) -> Place:
 
 
 def trainer(
-    place: Place, out: Path, own: Options, loop: LoopOptions, target: Target | None = None, **often: int
+    place: Place, out: Path, own: Options, loop: LoopOptions, target: Target | None = None, **often: Any
 ) -> Trainer:
     target = target or place.target()
     source = LiveFeatures(target, place.records, own.feature_layer(target), first=True)

@@ -25,10 +25,11 @@ def counted_by_the_runtime(
 ) -> dict[str, list[int]]:
     """Cycles, evaluated and accepted tokens of chains and of trees, over records whose answers are the target's own."""
     counted = {"chain": [0, 0, 0], "tree": [0, 0, 0]}
+    shapes: dict[str, dict[str, Any]] = {"chain": {}, "tree": {"draft_nodes": 12}}
     for record in records:
         image = None if record.image is None else record.image.load()
         asked = {"image": image, "prompt": record.prompt, "max_new_tokens": tokens, **options}
-        for name, shape in (("chain", {}), ("tree", {"draft_nodes": 12})):
+        for name, shape in shapes.items():
             result = session.generate(**asked, draft=draft, draft_length=length, **shape)
             assert tuple(result.tokens) == record.tokens
             stats = result.stats

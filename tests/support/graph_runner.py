@@ -6,6 +6,7 @@ Independent of the runtime room on purpose: these tests check what the exporter 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -32,9 +33,10 @@ class GraphRunner:
         self.cross: dict[str, np.ndarray] = {}
         self.batch, self.size = batch, size
 
-    def run(self, graph: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """One run; inputs with a dot in their name are passed in a dict under `feeds`."""
-        feeds = {**inputs.pop("feeds", {}), **inputs}
+    def run(
+        self, graph: str, feeds: dict[str, np.ndarray] | None = None, **inputs: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """One run; inputs with a dot in their name are passed in `feeds`."""
         if graph not in self.sessions:
             self.sessions[graph] = onnx_session(self.bundle.graph_path(graph))
         session = self.sessions[graph]
@@ -42,7 +44,8 @@ class GraphRunner:
             v.name for v in self.bundle.manifest.graphs[graph].inputs
         }
         names = [o.name for o in session.get_outputs()]
-        return dict(zip(names, session.run(None, feeds), strict=True))
+        outputs: Any = session.run(None, {**(feeds or {}), **inputs})
+        return dict(zip(names, outputs, strict=True))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """[batch, width] ids → [batch, width, E]."""

@@ -66,7 +66,7 @@ class Graph:
         return output
 
     def save(self, folder: Path) -> None:
-        sides = (
+        inputs, outputs = (
             [
                 helper.make_tensor_value_info(value["name"], TYPES[value["dtype"]], value["shape"])
                 for value in self.info[side]
@@ -74,7 +74,7 @@ class Graph:
             for side in ("inputs", "outputs")
         )
         constants = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
-        graph = helper.make_graph(self.nodes, self.name, *sides, constants)
+        graph = helper.make_graph(self.nodes, self.name, inputs, outputs, constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
         onnx.checker.check_model(model)
         onnx.save(model, str(folder / self.info["file"]))

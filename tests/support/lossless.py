@@ -398,6 +398,7 @@ def sampled(rig: Rig, draft: str, seeds: Items[int], lengths: Items[int]) -> Non
     """At a temperature the speculative stream equals the plain one of the same seed, token for token."""
     request = rig.request(31)
     streams = set()
+    options: dict[str, Any]
     for seed in seeds:
         for options in (
             {"temperature": 1.3},

@@ -114,6 +114,13 @@ class Rig:
     def limits(self) -> Any:
         return self.manifest.limits
 
+    @property
+    def image_token(self) -> int:
+        """Stands for a row of a picture."""
+        found = self.manifest.text.image_token_id
+        assert found is not None
+        return found
+
     def request(self, seed: int, length: int = 7) -> Request:
         """A prompt of `length` ordinary tokens, with an image where the family takes one."""
         rng = np.random.default_rng(seed)
@@ -124,19 +131,20 @@ class Rig:
         if self.manifest.image.processor == "llava-next":
             tiling, size = tiles.settings_of(self.manifest.image), SIZES[seed % len(SIZES)]
             pixels = rng.standard_normal((tiling.tiles(*size), 3, tiling.side, tiling.side), dtype=np.float32)
-            marks = [text.image_token_id] * len(tiling.row_index(*size))
+            marks = [self.image_token] * len(tiling.row_index(*size))
             return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, size=size)
         if text.image_rows is None:
             grid, (down, across) = settings_of(self.manifest.image)[0], GRIDS[seed % len(GRIDS)]
             patches = (down * across * grid.patches, grid.patch_values)
-            marks = [text.image_token_id] * (down * across)
+            marks = [self.image_token] * (down * across)
             pixels = rng.standard_normal(patches, dtype=np.float32)
             return Request((*marks, *ids, *text.eos_token_ids[:1]), pixels, (down, across))
-        size = (3, self.manifest.image.height, self.manifest.image.width)
-        pixels = rng.standard_normal(size, dtype=np.float32)
+        height, width = self.manifest.image.height, self.manifest.image.width
+        assert height is not None and width is not None, "a family of one size"
+        pixels = rng.standard_normal((3, height, width), dtype=np.float32)
         if self.manifest.decoder.cross_attention and self.manifest.encoder is None:
             return Request((text.pad_token_id or 0,) * text.image_rows, pixels)
-        return Request((*[text.image_token_id] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
+        return Request((*[self.image_token] * text.image_rows, *ids, *text.eos_token_ids[:1]), pixels)
 
     def vision(self, request: Request) -> dict[str, np.ndarray]:
         """Inputs of the `vision` graph."""
@@ -169,7 +177,9 @@ class Rig:
     def first_ids(self, request: Request) -> list[int]:
         """What the decoder itself is prefilled with: the prompt, or the start token after an encoder."""
         if self.manifest.decoder.cross_attention:
-            return [self.manifest.text.decoder_start_token_id]
+            start = self.manifest.text.decoder_start_token_id
+            assert start is not None
+            return [start]
         return list(request.token_ids)
 
     def start(self, request: Request, tokens: Sequence[int] = ()) -> np.ndarray:

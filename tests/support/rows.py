@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def drafts(rig_for: RigFor, family: str) -> None:
     rig.start(request)
     rig.decoder.begin_cycle(5)
     network = rig.tiny.networks()["imitation.1"]
-    drafts = {
+    drafts: dict[str, Any] = {
         draft.kind: proposers.create(draft, rig.decoder) for draft in rig.manifest.drafts if draft.layer
     }
     for index, token in enumerate(tokens[:5]):
@@ -231,6 +232,7 @@ def medusa(rig_for: RigFor, family: str) -> None:
         rig.decoder.accept_all(trees, paths)
     ids, values = heads_say(rig, requests[0], want[0][: len(sequences[0].tokens)])
     (found,) = proposer.propose(sequences[:1], [Budget(7, 2)])
+    assert asked.tree is not None
     parents, depths, ranks = within(asked.tree, Budget(7, 2))
     assert found.tokens[1:] == ids[depths, ranks].tolist() and len(found) == 8
     likeliest = proposers.create(replace(asked, tree=None), rig.decoder)

@@ -47,7 +47,7 @@ class Recipe:
     checkpoint: str
     draft_layers: tuple[int, ...] = (1,)
     changes: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, int] = field(
+    limits: dict[str, Any] = field(
         default_factory=lambda: {"max_length": 160, "max_batch": 16, "max_width": 20, "max_source": 32}
     )
     precision: str = "float32"

@@ -126,9 +126,8 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
     gains = {"q": sharp, "k": sharp, "v": 1.5, "o": 2.0, "wo": 2.5, "lm_head": 0.0}
     _scale_linears(model, gains, generator)
     _normal(model.shared.weight, 0.5, generator)
-    for (
-        block
-    ) in model.decoder.block:  # self-attention must outweigh the text, which is the same at every step
+    stacks: tuple[Any, Any] = (model.encoder, model.decoder)
+    for block in stacks[1].block:  # self-attention must outweigh the text, which is the same at every step
         _normal(
             block.layer[0].SelfAttention.o.weight,
             4.0 * block.layer[0].SelfAttention.inner_dim ** -0.5,
@@ -139,7 +138,7 @@ def _fill_t5(model: T5ForConditionalGeneration, silent: tuple[int, ...], generat
             1.0 * block.layer[0].SelfAttention.inner_dim ** -0.5,
             generator,
         )
-    for stack in (model.encoder, model.decoder):
+    for stack in stacks:
         bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias
         _normal(bias.weight, 2.0, generator)
         for norm in stack.modules():
@@ -160,7 +159,7 @@ def _fill_llama(
 ) -> None:
     """A Llama or what is built like one, or the language model of a LLaVA, 1.5 or 1.6, or a Qwen2.5-VL."""
     config = model.config.get_text_config()
-    body = getattr(model.model, "language_model", model.model)
+    body: Any = getattr(model.model, "language_model", model.model)
     _scale_linears(
         body, {"q_proj": 1.6, "k_proj": 1.6, "v_proj": 1.5, "o_proj": 2.0, "down_proj": 3.0}, generator
     )
@@ -194,11 +193,12 @@ def _fill_head(
 ) -> None:
     """Embedding table and head, one table or two. A tied one would repeat the current token for ever; see `_fill_llama`."""
     table = model.get_input_embeddings().weight
-    head = _head(*table.shape, silent, generator)
+    rows, width = table.shape
+    head = _head(rows, width, silent, generator)
     with torch.no_grad():
         model.lm_head.weight.copy_(head)
     if table is model.lm_head.weight:
-        signs = torch.randint(0, 2, (table.shape[1],), generator=generator) * 2.0 - 1.0
+        signs = torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1.0
         norm.weight.data.mul_(signs)
     else:
         _normal(table, 0.7, generator)
@@ -210,6 +210,7 @@ def _fill_opt(model: OPTForCausalLM, silent: tuple[int, ...], generator: torch.G
     _scale_linears(decoder, gains, generator)
     _fill_norms(decoder, generator)
     _normal(decoder.embed_positions.weight, 0.3, generator)
+    assert decoder.final_layer_norm is not None
     _fill_head(model, decoder.final_layer_norm, silent, generator)
 
 
@@ -223,9 +224,10 @@ def _fill_gpt2(model: GPT2LMHeadModel, silent: tuple[int, ...], generator: torch
 
 
 def _fill_vision(model: Blip2ForConditionalGeneration, generator: torch.Generator) -> None:
+    config: Any = model.config
     for part in (model.vision_model, model.qformer):
         _scale_linears(part, {}, generator)
-    _normal(model.language_projection.weight, model.config.qformer_config.hidden_size**-0.5, generator)
+    _normal(model.language_projection.weight, config.qformer_config.hidden_size**-0.5, generator)
     _normal(model.query_tokens, 1.0, generator)
     _normal(model.vision_model.embeddings.position_embedding, 0.3, generator)
     _normal(model.vision_model.embeddings.class_embedding, 0.3, generator)
@@ -380,6 +382,19 @@ def gpt2_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of a token that the tokenizer has."""
+    (found,) = token_ids(tokenizer.convert_tokens_to_ids(token))
+    return found
+
+
+def token_ids(*values: object) -> tuple[int, ...]:
+    """Ids of a configuration or a tokenizer, where each is one token."""
+    found = tuple(value for value in values if isinstance(value, int))
+    assert len(found) == len(values), f"not all of {values} are ids"
+    return found
+
+
 # --- models ---
 
 
@@ -405,7 +420,7 @@ def t5(seed: int = 5, **changes: Any) -> tuple[T5ForConditionalGeneration, T5Tok
 
 def llama_config(tokenizer: PreTrainedTokenizerFast, *, tied: bool = False, **changes: Any) -> LlamaConfig:
     """Grouped-query attention (6 query heads on 2), rotary positions; 2 layers unless changed."""
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    end = token_id(tokenizer, "<|im_end|>")
     options: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
@@ -422,7 +437,7 @@ def llama(
     tokenizer = llama_tokenizer()
     config = llama_config(tokenizer, tied=tied, **changes)
     model = LlamaForCausalLM(config).eval()
-    fill(model, (config.bos_token_id, config.eos_token_id), torch.Generator().manual_seed(seed))
+    fill(model, token_ids(config.bos_token_id, config.eos_token_id), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -431,7 +446,7 @@ def qwen2(seed: int = 20, **changes: Any) -> tuple[Qwen2ForCausalLM, PreTrainedT
     tokenizer = llama_tokenizer()
     # transformers' Qwen2 tokenizer has this token, asked or not.
     tokenizer.add_special_tokens({"pad_token": "<|endoftext|>"})
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    end = token_id(tokenizer, "<|im_end|>")
     options: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 512,
@@ -453,8 +468,8 @@ def qwen2_5_vl(
     marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer.add_tokens([AddedToken(m, normalized=False, special=True) for m in marks], special_tokens=True)
     tokenizer.chat_template = QWEN_VL_TEMPLATE
-    ids = dict(zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True))
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids = {mark: token_id(tokenizer, mark) for mark in marks}
+    end = token_id(tokenizer, "<|im_end|>")
     text: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 1024,
@@ -513,7 +528,7 @@ def _llava(
         projector_hidden_act=activation, tie_word_embeddings=tied, **own,
     )  # fmt: skip
     model = kind(config).eval()
-    silent = (text.bos_token_id, text.eos_token_id, len(core) - 1)
+    silent = token_ids(text.bos_token_id, text.eos_token_id, len(core) - 1)
     fill(model, silent, torch.Generator().manual_seed(seed))
     return model, core
 
@@ -576,7 +591,9 @@ def blip2_opt(
     model = _blip2(
         text, tokenizer, image_side, queries, vision_layers, qformer_layers, vision_width, qformer_width
     )
-    silent = (text.eos_token_id, text.bos_token_id, text.pad_token_id, model.config.image_token_index)
+    silent = token_ids(
+        text.eos_token_id, text.bos_token_id, text.pad_token_id, model.config.image_token_index
+    )
     fill(model, silent, torch.Generator().manual_seed(seed))
     return model, tokenizer
 
@@ -601,7 +618,7 @@ def vit_gpt2(
         vision, GPT2Config(**options), decoder_start_token_id=end, eos_token_id=end, pad_token_id=end
     )
     model = VisionEncoderDecoderModel(config).eval()
-    fill(model, (end,), torch.Generator().manual_seed(seed))
+    fill(model, token_ids(end), torch.Generator().manual_seed(seed))
     return model, tokenizer
 
 
@@ -614,7 +631,8 @@ def save(
 ) -> Path:  # fmt: skip
     """Writes the checkpoint as `save_pretrained` does, tokenizer and (BLIP-2) processor included."""
     folder = Path(folder)
-    model = copy.deepcopy(model).to(dtype)
+    copied: Any = copy.deepcopy(model)
+    model = copied.to(dtype)
     generation: dict[str, Any] = {"max_new_tokens": 48}
     config = model.config
     text = getattr(config, "text_config", config)

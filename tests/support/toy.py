@@ -119,7 +119,8 @@ def decode(cycle: Cycle, decoder: ToyDecoder, request: Request) -> Iterator[int]
     """The tokens of one request, one by one."""
     decoder.add()
     cycle.join(request)
-    tokens = request.emit([request.choose(ToyRows([decoder.law(PROMPT)]), 0, [])])
+    rows: Any = ToyRows([decoder.law(PROMPT)])
+    tokens: Any = request.emit([request.choose(rows, 0, [])])
     try:
         yield from tokens
         while request.finish_reason is None and not request.interrupted():

@@ -75,11 +75,14 @@ class OnTrunk(Likeliest):
     """The other law as a self-draft, whose draws share the target's uniforms (`SelfDraft.choose`)."""
 
     name = "on-trunk"
-    cut = 1
 
     def __init__(self, law: Law, decoder: ToyWithHeads) -> None:
         super().__init__(law)
         self._decoder = decoder
+
+    @property
+    def cut(self) -> int:
+        return 1
 
     def rows(self, step: int) -> ToyRows:
         drafted = zip(*self._decoder.exit[: step + 1], strict=True)

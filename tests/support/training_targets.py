@@ -21,7 +21,7 @@ from vlmexport.exporter.families.reference import collate
 
 from tests.support import tiny_models
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 5},
     "t5": {"num_decoder_layers": 5, "decoder_start_token_id": 2},
     "blip2-t5": {"num_decoder_layers": 5, "decoder_start_token_id": 2},  # another start than id 0

@@ -24,7 +24,13 @@ from tests.support.rig import Rig
 from tests.support.vispec_oracle import VispecOracle
 
 PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150, 60), (64, 64))]
-TREE = {"max_new_tokens": 8, "ignore_eos": True, "draft": "vispec", "draft_length": 4, "draft_nodes": 18}
+TREE: dict[str, Any] = {
+    "max_new_tokens": 8,
+    "ignore_eos": True,
+    "draft": "vispec",
+    "draft_length": 4,
+    "draft_nodes": 18,
+}
 Proposal = tuple[list[int], Budget, TokenTree]
 """Tokens so far, what was asked for, and what was proposed."""
 
@@ -41,7 +47,8 @@ class Watched:
         """The proposals of the last request with the oracle's, from one pass of transformers' decoder over the whole text;
         returns how many there were."""
         rig, prepared, proposals = self.rig, self.prepared[-1], self.proposals
-        network, ranks = rig.tiny.networks()["vispec"], rig.manifest.draft("vispec").ranks  # type: ignore[union-attr]
+        network, draft = rig.tiny.networks()["vispec"], rig.manifest.draft("vispec")
+        assert draft is not None and draft.ranks is not None
         text = rig.oracle.text
         embed, table = text.get_input_embeddings(), text.lm_head.weight
         rows = [
@@ -64,7 +71,7 @@ class Watched:
                 pictures.append((int(prepared.row_slots[done]), list(frames)))
                 done += view.rows
             layer = VispecOracle(network, embed, table, features, ids, pictures)
-            assert paths_of(tree) == layer.paths(budget, ranks), f"behind {tokens}"
+            assert paths_of(tree) == layer.paths(budget, draft.ranks), f"behind {tokens}"
         count = len(proposals)
         proposals.clear()
         return count
@@ -116,7 +123,7 @@ def several_and_none(rig: Rig) -> None:
 def conversation(rig: Rig) -> None:
     """Turns with and without pictures: every turn goes on behind what the layer keeps of those before, and sees the last
     picture, not an earlier one."""
-    asked = TREE | {"max_new_tokens": 4}
+    asked: dict[str, Any] = TREE | {"max_new_tokens": 4}
     with watched(rig) as seen:
         for turns in ((None, PICTURES[0], PICTURES[2]), (PICTURES[2], None)):
             chat = seen.session.chat()

@@ -18,7 +18,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.engines.base import Call, View
+from vlmexport.runtime.engines.base import DTYPES, Call, View
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
@@ -27,7 +27,6 @@ from .device_memory import GARBAGE
 from .fake_cuda import FakeCuda
 from .fake_provider import FakeSession
 from .fake_tensorrt import library
-from .memory import DTYPES
 from .stream import Counts
 
 TARGET = "sm87"
@@ -52,7 +51,12 @@ def with_plans(
 class Asked:
     """What a test asks of an engine on a CUDA that is not there."""
 
+    name: str
     cuda: Any
+
+    def renewed(self) -> Any:
+        """An engine with nothing in its memory and its queue."""
+        raise NotImplementedError
 
     @property
     def counts(self) -> Counts:

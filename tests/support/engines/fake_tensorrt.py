@@ -25,7 +25,7 @@ from .plan_runs import DTYPES, ByOnnxRuntime, Place, Plan, Runs
 VERSION = "10.16.1.11"
 MAGIC = b"a plan that is none\n"
 
-TYPES = {
+TYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "FLOAT", onnx.TensorProto.FLOAT16: "HALF", onnx.TensorProto.INT64: "INT64",
     onnx.TensorProto.INT32: "INT32", onnx.TensorProto.BOOL: "BOOL", onnx.TensorProto.BFLOAT16: "BF16",
 }  # fmt: skip
@@ -290,7 +290,7 @@ class Engine:
     def get_tensor_dtype(self, name: str) -> Type:
         return Type[TYPES[self.values[name].type.tensor_type.elem_type]]
 
-    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[Any, ...]]:
         shapes = self._head["profiles"][profile].get(name)
         return [tuple(self.dimensions(name))] * 3 if shapes is None else [tuple(each) for each in shapes]
 

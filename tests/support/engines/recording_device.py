@@ -163,7 +163,7 @@ class RecordingDevice(Engine):
                 bound[value.name] = self._spare(graph, value, sizes)
         self._check_limits(graph, sizes)
         self._check_aliasing(graph, inputs, bound)
-        key = (graph, *((name, view.address, view.shape) for name, view in (inputs | bound).items()))
+        key = (graph, *((name, view.address, view.shape) for name, view in {**inputs, **bound}.items()))
         call = self._calls.get(key)
         if call is None:
             context = self._context(graph, key)

@@ -81,6 +81,9 @@ class _Model:
         """`left_out`: sublayers that the graph `skipped` has not."""
         self.model, self.networks, self.left_out = model.eval(), dict(networks), left_out
 
+    def head(self, io: Tensors) -> Tensors:
+        raise NotImplementedError
+
     def graph(self, name: str, layers: tuple[int, int] | None) -> Callable[[Tensors], Tensors]:
         if name in ("medusa", "eagle", "eagle3", "fusion", "vispec", "adaptor", "skipped"):
             return getattr(self, name)
@@ -134,7 +137,8 @@ class _Model:
             return self.segment({**unused, **io}, 0, len(self.layers))
 
     def fusion(self, io: Tensors) -> Tensors:
-        return {"hidden_out": self.networks["eagle3"].fused(io["low"], io["middle"], io["high"])}
+        network: Any = self.networks["eagle3"]
+        return {"hidden_out": network.fused(io["low"], io["middle"], io["high"])}
 
     def vispec(self, io: Tensors) -> Tensors:
         network: Any = self.networks["vispec"]
@@ -150,7 +154,8 @@ class _Model:
         return self.embed(tokens)["hidden"], rows
 
     def adaptor(self, io: Tensors) -> Tensors:
-        return {"visual_rows": self.networks["vispec"].imadpt(io["image_rows"])}
+        network: Any = self.networks["vispec"]
+        return {"visual_rows": network.imadpt(io["image_rows"])}
 
     def _layer(self, io: Tensors, network: Any, entering: torch.Tensor) -> Tensors:
         features = network.layers[0](
@@ -436,7 +441,7 @@ class TorchReference(Engine):
 
     def _bind(self, graph: str, inputs: Mapping[str, View], outputs: Mapping[str, View]) -> _Call:
         layers = self.graphs[graph].layers
-        return _Call(self._model.graph(graph, tuple(layers) if layers else None), inputs, outputs)
+        return _Call(self._model.graph(graph, (layers[0], layers[1]) if layers else None), inputs, outputs)
 
     def write(self, view: View, array: np.ndarray) -> None:
         memory.array(view)[...] = array

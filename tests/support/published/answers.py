@@ -35,7 +35,7 @@ class Transformers:
     """The model of a folder in float32, with its own processor or tokenizer."""
 
     def __init__(self, folder: Path) -> None:
-        self.config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        self.config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = getattr(transformers, self.config.architectures[0])
         options = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
         self.model = kind.from_pretrained(folder, **options).eval()

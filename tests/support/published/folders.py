@@ -77,7 +77,7 @@ def small(layout: Layout, core: Tokenizer, name: str, document: dict[str, Any]) 
 
 def model_of(folder: Path, kind: str | None = None) -> Any:
     """A model of the folder's own class (or of `kind`) and configuration, in float32, as transformers makes one."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return getattr(transformers, kind or config.architectures[0])(config).float().eval()
@@ -91,7 +91,8 @@ def write_weights(layout: Layout, core: Tokenizer, folder: Path) -> None:
         model = model_of(folder, said.get("class"))
     if type(model) in tiny_models.FILLS:
         rows = model.get_output_embeddings().weight.shape[0]
-        ordinary = {core.token_to_id(content) for content in layout.tokens}
+        vocabulary = core.get_vocab()
+        ordinary = {vocabulary[content] for content in layout.tokens}
         silent = tuple(sorted(ordinary | set(range(core.get_vocab_size(), rows))))
         tiny_models.fill(model, silent, torch.Generator().manual_seed(SEED))
     dtype = getattr(torch, said["dtype"])

@@ -77,7 +77,7 @@ def scaled(config: dict[str, Any], size: int, small_size: int, ids: Callable[[in
     found = renumbered(copy.deepcopy(config), ids)
     text = found.get("text_config") or found.get("decoder") or found
     large = None if whole is None else whole.get_text_config(decoder=True)
-    kind = text.get("model_type", found.get("model_type"))
+    kind = text["model_type"] if "model_type" in text else found["model_type"]
     _resize(text, LANGUAGES[kind])
     heads = getattr(large, "num_attention_heads", None) or config.get("num_attention_heads")
     groups = getattr(large, "num_key_value_heads", None) or config.get("num_key_value_heads")
