@@ -47,17 +47,17 @@ test-gpu: install
 
 # The half hour: every step that this machine can do, results in benchmarks/results/gpu-NAME.json. FOLDER needs 20 GB.
 bench-gpu: install
-	$(BIN)/python benchmarks/gpu.py --all --save $(if $(FOLDER),--folder $(FOLDER))
+	$(BIN)/python -m benchmarks.gpu --all --save $(if $(FOLDER),--folder $(FOLDER))
 
 fuzz: install
-	$(BIN)/python tests/fuzz/campaign.py --seed $(SEED) --first $(FIRST) \
+	$(BIN)/python -m tests.fuzz.campaign --seed $(SEED) --first $(FIRST) \
 		$(if $(COUNT),--count $(COUNT),--minutes $(MINUTES)) $(if $(SAVE),--save $(SAVE)) $(if $(FOLDER),--folder $(FOLDER))
 
 soak: install
-	$(BIN)/python tests/soak/soak.py --requests $(REQUESTS) --seed $(SEED)
+	$(BIN)/python -m tests.soak.soak --requests $(REQUESTS) --seed $(SEED)
 
 kill: install
-	$(BIN)/python tests/kill/campaign.py --points $(POINTS) $(if $(SAVE),--save $(SAVE))
+	$(BIN)/python -m tests.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """A batch of requests decoded together against one after the other: the same tokens, tokens per second of both.
 
     vlmexport build --model tiny-blip2-flant5 --max-batch 16 -o runs/tiny
-    python benchmarks/batch.py runs/tiny
+    python -m benchmarks.batch runs/tiny
 
 Plain decoding with end tokens ignored, so that both arms decode the same number of tokens at the same lengths; the arms
 take turns. Requests differ: pictures and prompts of the scenes, or chat prompts for a text model. `whole` counts the
@@ -16,8 +16,8 @@ import statistics
 import time
 from typing import Any
 
-from intervals import with_interval
-from machine import save
+from benchmarks.intervals import with_interval
+from benchmarks.machine import save
 
 
 def requests(manifest: Any, count: int, tokens: int) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ controller on); neither is judged.
 `--counted` compares without a clock: what the two parts accept, both on the default table of costs. That is the part of
 the question which a busy machine can answer.
 
-    python benchmarks/calibration.py tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
-    python benchmarks/calibration.py tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:192
-    python benchmarks/calibration.py --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --calibrate-on 10 --requests 10 --max-new-tokens 80 --of-prediction 0.95
+    python -m benchmarks.calibration tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3
+    python -m benchmarks.calibration tiny-vit-gpt2 --draft medusa --draft imitation --draft-layer 3 --data scenes-captions:heldout:192
+    python -m benchmarks.calibration --bundle runs/smollm2-bundle --name smollm2 --data prompts.jsonl --calibrate-on 10 --requests 10 --max-new-tokens 80 --of-prediction 0.95
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.folder import store_costs
@@ -43,6 +42,8 @@ from vlmexport.runtime.speculate.choice import Observed, choose, predictions
 from vlmexport.runtime.speculate.costs import CostTable
 from vlmexport.runtime.speculate.stats import Stats
 from vlmexport.runtime.speculate.stored_costs import StoredChoice, default_costs
+
+from benchmarks.machine import save
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 NEAR = 0.95

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioning_runs import Run, bundle, model_of
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.scenes.reading import check_told_plan
 from vlmexport.calibration.data.scenes.scene import HELDOUT, VALIDATION, sample_scene
@@ -26,6 +25,7 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
 
+from benchmarks.captioning_runs import Run, bundle, model_of
 from recipes.common.captioner import LONGEST
 from recipes.common.checks import Checks
 from recipes.common.evaluation import facts

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from own_answers import own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
@@ -21,6 +20,7 @@ from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.files import MODEL
 
+from benchmarks.own_answers import own_answers
 from recipes.common.captioner import LONGEST
 from recipes.tiny_drafts import TOLD
 

@@ -2,7 +2,7 @@
 stood before.
 
     vlmexport build --model tiny-blip2-flant5 -o tiny-bundle
-    python benchmarks/combination.py tiny-bundle --draft medusa
+    python -m benchmarks.combination tiny-bundle --draft medusa
 
 Captions of held-out scenes, chains of a fixed length; counts, not times: the same on every machine.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from machine import save
+from benchmarks.machine import save
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What the check of logits for NaN and infinity takes of a decoding cycle.
 
     vlmexport build --model tiny-blip2-flant5 -o runs/tiny
-    python benchmarks/finite_check.py runs/tiny --save tiny
+    python -m benchmarks.finite_check runs/tiny --save tiny
 
 The check is too short to show in the time of a request. So the two are measured by themselves, in turns, round after
 round, in time of the processor on one thread (others may use the machine meanwhile): a cycle, over whole requests less
@@ -21,8 +21,9 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
-from intervals import shown, with_interval
-from machine import save
+
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import save
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"speculative": False},
@@ -117,7 +118,9 @@ def measure(session: Any, request: dict[str, Any], rounds: int, calls: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=2000, help="checks timed in a round")

@@ -1,11 +1,11 @@
 """Drafts with matrices of float32, int8 and int4: bytes, a step of the draft beside a token of plain decoding, tokens per
 cycle and speed, on the same requests.
 
-    python benchmarks/light_drafters.py --model tiny-blip2-flant5 --draft medusa --requests 32 --new-tokens 96 --save
-    python benchmarks/light_drafters.py --model tiny-vit-gpt2 --draft medusa --requests 32 --new-tokens 96 --save
-    python benchmarks/light_drafters.py --model runs/smollm2 --draft runs/medusa --draft-length 3 --requests 10 \
+    python -m benchmarks.light_drafters --model tiny-blip2-flant5 --draft medusa --requests 32 --new-tokens 96 --save
+    python -m benchmarks.light_drafters --model tiny-vit-gpt2 --draft medusa --requests 32 --new-tokens 96 --save
+    python -m benchmarks.light_drafters --model runs/smollm2 --draft runs/medusa --draft-length 3 --requests 10 \
         --new-tokens 80 --name smollm2-medusa --save
-    python benchmarks/light_drafters.py --model runs/smollm2 --random 8192 --draft-length 3 --name smollm2-eagle-8192 --save
+    python -m benchmarks.light_drafters --model runs/smollm2 --random 8192 --draft-length 3 --name smollm2-eagle-8192 --save
 
 builds the three bundles below --work first (without parity; `vlmexport build` compares them). Bundles that are there
 already are given by their precision: --bundle float32=DIR --bundle int8=DIR --bundle int4=DIR.
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import save
+from benchmarks.machine import save
 
 PRECISIONS = ("float32", "int8", "int4")
 
@@ -103,7 +103,7 @@ def build(options: argparse.Namespace) -> dict[str, Path]:
     made = {}
     draft = options.draft
     if draft is None:
-        from random_eagle import random_eagle
+        from benchmarks.random_eagle import random_eagle
 
         folder = options.work / f"random-eagle-{options.random}"
         draft = str(random_eagle(options.model, folder, options.random))

@@ -1,14 +1,14 @@
 """FastVLM's choices beside their alternatives: draft lengths by position (eq. 5) against fixed ones, and the layer n by the
 reward C − λ l (section 3.3) against the layer that is predicted to be fastest.
 
-    python benchmarks/papers_fastvlm_lengths.py
+    python -m benchmarks.papers_fastvlm_lengths
 
 builds tiny-blip2-flant5 with its shipped drafts at n = 3 and n = 6, decodes held-out captions under every policy and counts
 cycles; no time is measured. Speed-ups are those of two tables of pass times: `memory`, where a pass takes as long as
 reading its weights (a large model), and `cache`, where the width of a pass is paid for (this model). Writes
 results/papers-fastvlm-lengths.json.
 
-    python benchmarks/papers_fastvlm_lengths.py --seeds runs/seeds/tiny-blip2-flant5-512-300-[0-2]
+    python -m benchmarks.papers_fastvlm_lengths --seeds runs/seeds/tiny-blip2-flant5-512-300-[0-2]
 
 does the same with the imitation drafts of bundles that `papers_fastvlm_seeds.py` built, one a seed, and writes
 results/papers-fastvlm-lengths-seeds.json.
@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intervals import between
-from machine import save
 from vlmexport.calibration.calibrate import read_requests
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime import Bundle, Session
@@ -36,6 +34,9 @@ from vlmexport.runtime.speculate.choice import Observed, choose, choose_by_rewar
 from vlmexport.runtime.speculate.costs import CostTable, Curve
 from vlmexport.runtime.speculate.stats import Stats
 from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
+
+from benchmarks.intervals import between
+from benchmarks.machine import save
 
 MODEL = "tiny-blip2-flant5"
 LAYERS = (3, 6)

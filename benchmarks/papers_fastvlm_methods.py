@@ -1,7 +1,7 @@
 """FastVLM's comparison of methods on frozen targets: early exit, Draft & Verify and imitation drafts, by quality and speed.
 
-    python benchmarks/papers_fastvlm_methods.py --folder runs/methods
-    python benchmarks/papers_fastvlm_methods.py --folder runs/methods --time     # on an idle machine
+    python -m benchmarks.papers_fastvlm_methods --folder runs/methods
+    python -m benchmarks.papers_fastvlm_methods --folder runs/methods --time     # on an idle machine
 
 For each bundled model one bundle with every draft. Captions of held-out scenes (and answers to questions, where the model
 answers any, and stories of films, where it reads some) are decoded plainly and with every draft by the runtime, verified: how many texts differ is counted. The chain
@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captioning_times import decode_rate, interleaved, ratios
-from machine import processor, save
 from torch import nn
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.records import Record
@@ -48,6 +46,8 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
 from vlmexport.runtime.speculate.stats import Stats
 
+from benchmarks.captioning_times import decode_rate, interleaved, ratios
+from benchmarks.machine import processor, save
 from recipes.common.captioner import LONGEST
 from recipes.models import captioner_of
 
@@ -167,7 +167,7 @@ def ready(target: Target, bundle: Path) -> list[Method]:
         build_bundle(
             BuildRequest(
                 model=target.name, output=bundle, drafts=[*folders, "draft-and-verify"],
-                skip_attention=skip.attention, skip_mlp=skip.mlp,
+                skip_attention=[*skip.attention], skip_mlp=[*skip.mlp],
             )
         )  # fmt: skip
     weights = Weights.of(target)

@@ -1,9 +1,9 @@
 """Prompt lookup on a text model: prompts that make it copy, open chat, and both as one workload, against plain decoding.
 
-    python benchmarks/smollm2.py runs/smollm2
+    python -m benchmarks.smollm2 runs/smollm2
     vlmexport build --model runs/smollm2 -o runs/smollm2-bundle
     vlmexport bench runs/smollm2-bundle --draft prompt-lookup --prompt "What is tea?" --save
-    python benchmarks/prompt_lookup.py runs/smollm2-bundle
+    python -m benchmarks.prompt_lookup runs/smollm2-bundle
 
 One session serves everything, as a robot's would; the controller learns across requests. Every request is decoded
 plainly and speculatively in turn, in an order that changes; rates are decoded tokens per second. `virtual` is the same
@@ -19,8 +19,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from intervals import with_interval
-from machine import save
+from benchmarks.intervals import with_interval
+from benchmarks.machine import save
 
 DRAFT = "prompt-lookup"
 

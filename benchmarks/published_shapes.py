@@ -1,6 +1,6 @@
 """What `vlmexport fit ALIAS` knows of published models: their sizes, traced from configurations alone.
 
-    python benchmarks/published_shapes.py [ALIAS …]
+    python -m benchmarks.published_shapes [ALIAS …]
 
 Each model is a checkpoint of the published configuration whose weights are a hole in a file (nothing is on the disk, none
 is read), with a small tokenizer of the same kind. What a build would write into the manifest of its graphs goes to
@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import struct
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -156,8 +155,7 @@ def make(case: dict[str, Any], folder: Path) -> int:
     import torch
     from safetensors.torch import load_file
 
-    sys.path.insert(0, str(ROOT / "tests"))
-    import tiny_models
+    from tests.support import tiny_models
 
     tiny, tokenizer = tiny_models.BUILDERS[case["tiny"]](**case.get("options", {}))
     config: Any = tiny.config

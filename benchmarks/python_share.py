@@ -1,7 +1,7 @@
 """How much of a decoding cycle is Python: 1 − time inside the engine / time of a cycle, and what the rest does.
 
     vlmexport build --model tiny-blip2-flant5 --draft-layer 3 -o runs/tiny
-    python benchmarks/python_share.py runs/tiny
+    python -m benchmarks.python_share runs/tiny
 
 The engine's time is the sum over the calls of ONNX Runtime's C++ session; everything else is Python's, ONNX Runtime's
 own Python package and what happens between two cycles (text, limits) included. A cycle lasts from its beginning to the
@@ -18,15 +18,15 @@ import json
 import resource
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from intervals import shown, with_interval
-from machine import describe, save
+from benchmarks.intervals import shown, with_interval
+from benchmarks.machine import describe, save
 
 ENGINE, BETWEEN = "engine", "between cycles: text, limits"
 ROOT = "bookkeeping"
@@ -41,11 +41,14 @@ class Meter:
 
     def __init__(self) -> None:
         self.inside = self.around = 0.0
-        self.cycles: list[tuple[Counter[str], Counter[tuple[str, str]]]] = []
+        self.cycles: list[tuple[defaultdict[str, float], Counter[tuple[str, str]]]] = []
         """Per cycle: seconds by part, and how often a part was entered from another."""
         self.interrupted = 0
         """Cycles that are left out: another program took the core."""
-        self._open = False
+        self._open, self._part = False, BETWEEN
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._entries: Counter[tuple[str, str]] = Counter()
+        self._switches, self._since = 0, 0.0
         self.inside, self.around = self._overhead()
 
     def begin(self) -> None:
@@ -63,7 +66,8 @@ class Meter:
                 self.cycles.append((self._seconds, self._entries))
             elif self._open:
                 self.interrupted += 1
-            self._seconds, self._entries, self._switches, self._open = Counter(), Counter(), switches, True
+            self._seconds, self._entries = defaultdict(float), Counter()
+            self._switches, self._open = switches, True
             self._since = perf_counter()
             return timed(*args)
 
@@ -93,7 +97,7 @@ class Meter:
         """Microseconds by part, cycle by cycle, without what measuring took."""
         found = []
         for seconds, entries in self.cycles:
-            left = Counter(seconds)
+            left = defaultdict(float, seconds)
             for (before, part), count in entries.items():
                 left[part] -= count * self.inside
                 left[before] -= count * self.around

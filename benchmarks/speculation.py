@@ -1,10 +1,10 @@
 """Decode speed-up of speculation: `vlmexport bench` over several held-out scenes, or chat prompts for a text model.
 
 vlmexport build --model tiny-blip2-flant5 --draft medusa --draft imitation --draft-layer 3 --max-width 17 -o runs/tiny
-python benchmarks/speculation.py runs/tiny
+python -m benchmarks.speculation runs/tiny
 
 vlmexport build --model runs/smollm2 --draft runs/smollm2-n10 -o runs/smollm2-bundle
-python benchmarks/speculation.py runs/smollm2-bundle --name smollm2-n10 --draft-length 1
+python -m benchmarks.speculation runs/smollm2-bundle --name smollm2-n10 --draft-length 1
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine import save
 from PIL import Image
+
+from benchmarks.machine import save
 
 
 def main() -> None:

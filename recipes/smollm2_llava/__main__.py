@@ -1,6 +1,6 @@
 """Makes ``smollm2-llava``, or continues it after a stop: vision stage, projector, language model, record, evaluation.
 
-    python benchmarks/smollm2.py runs/smollm2
+    python -m benchmarks.smollm2 runs/smollm2
     python -m recipes.smollm2_llava --language runs/smollm2
 
 State, log and model lie in the user's cache folder unless `--out` names another. SIGTERM or Ctrl-C ends the run after

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from training_targets import make_records, make_target
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation import ranking, run, skipped
 from vlmexport.calibration.evaluation.acceptance import Acceptance
@@ -20,6 +19,8 @@ from vlmexport.calibration.targets.target import Rows, Target
 from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
 from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime.errors import CapacityError
+
+from tests.support.training_targets import make_records, make_target
 
 NEW = 8
 

@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from PIL import Image
-from training_targets import with_answers
 from transformers import AutoImageProcessor
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene, score_told, total_accuracy
@@ -40,6 +39,7 @@ from recipes.common.evaluation import musts
 from recipes.evaluate import imitation_drafts, shipped
 from recipes.models import captioner_of, open_captioner
 from recipes.tiny_drafts import draft_layers, joined
+from tests.support.training_targets import with_answers
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODELS = [alias.name for alias in ALIASES if alias.bundled]

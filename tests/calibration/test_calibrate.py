@@ -27,7 +27,7 @@ from vlmexport.runtime.speculate.stored_acceptance import measured_chains, measu
 from vlmexport.runtime.speculate.stored_costs import StoredCosts
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Capture = pytest.CaptureFixture[str]
 Bundles = Callable[[str], "TinyBundle"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 import typer
-from training_targets import make_target
 from typer import rich_utils
 from typer.testing import CliRunner
 from vlmexport import calibration
@@ -23,6 +22,8 @@ from vlmexport.calibration.training.options import LoopOptions, flag_of
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.runtime.errors import OptionError
+
+from tests.support.training_targets import make_target
 
 SCHEMAS = Path(calibration.__file__).parent / "schemas"
 

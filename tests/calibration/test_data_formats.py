@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from training_targets import make_target
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.data import places as data_places
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
 from vlmexport.runtime.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
+
+from tests.support.training_targets import make_target
 
 ROOT = Path(__file__).resolve().parents[2]
 

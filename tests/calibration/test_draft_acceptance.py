@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_targets import logits_after, options, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation import plot
 from vlmexport.calibration.evaluation.acceptance import Acceptance, greedy_cycles, measure
@@ -20,6 +19,8 @@ from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
+
+from tests.support.training_targets import logits_after, options, own_answers
 
 LAYER, NEW = 3, 14
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_targets import own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
@@ -20,6 +19,8 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support.training_targets import own_answers
 
 NEW = 14
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from every_kind import counted_by_the_runtime
-from training_targets import logits_after, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import chain_cycles
 from vlmexport.calibration.evaluation.run import evaluate_drafts
@@ -24,6 +21,10 @@ from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support import tiny_models
+from tests.support.every_kind import counted_by_the_runtime
+from tests.support.training_targets import logits_after, own_answers
 
 NEW = 14
 

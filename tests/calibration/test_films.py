@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn_paths import every
 from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, VALIDATION
 from vlmexport.calibration.data.scenes.authors import Pen
 from vlmexport.calibration.data.scenes.dataset import film_pictures, resized
@@ -42,6 +41,8 @@ from vlmexport.calibration.data.scenes.scene import (
 )
 from vlmexport.calibration.data.scenes.vocabulary import COLOURS
 from vlmexport.calibration.data.scenes.words import SLOTS
+
+from tests.support.drawn_paths import every
 
 
 def _films(count: int, *spans: range) -> Iterator[Film]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_targets import KINDS, logits_after, make_jsonl, make_records, make_target, options
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
 from vlmexport.calibration.data.records import Record
@@ -29,6 +28,8 @@ from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.errors import ExportError, InputError, OptionError
 from vlmexport.runtime.locks import only_one
+
+from tests.support.training_targets import KINDS, logits_after, make_jsonl, make_records, make_target, options
 
 TURNS = (("user", "is it red?"), ("assistant", "a cup"))
 """What was said before a record."""

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from training_targets import make_records, make_target
 from vlmexport.calibration.data.records import ImageRef, Record
 from vlmexport.calibration.generation import worker
 from vlmexport.calibration.generation.answers import GenerationOptions
@@ -24,6 +23,8 @@ from vlmexport.calibration.generation.messages import LOGGER, Failure
 from vlmexport.calibration.generation.target_bundle import target_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import PromptError, VlmexportError
+
+from tests.support.training_targets import make_records, make_target
 
 SHORT, LONG = GenerationOptions(6), GenerationOptions(90, temperature=1.0, samples=20)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from training_targets import make_records, make_target, options
 from vlmexport.calibration.data import ImageRef, Record, load_records
 from vlmexport.calibration.data.lines import LONGEST_LINE
 from vlmexport.calibration.targets.target import Target, find_device, load_target
@@ -21,6 +20,8 @@ from vlmexport.calibration.training.run import train_draft, usable_records
 from vlmexport.exporter.drafts import files as draft_files
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import DivergedError, InputError, OptionError
+
+from tests.support.training_targets import make_records, make_target, options
 
 
 @pytest.fixture(scope="module")

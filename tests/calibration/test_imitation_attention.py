@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_kind import counted_by_the_runtime, learns_and_resumes
-from training_targets import KINDS, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
@@ -24,6 +22,9 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes
+from tests.support.training_targets import KINDS, own_answers
 
 LAYER, NEW = 2, 12
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from changing_targets import NEW, Place, learned, make_place, trainer, weights
-from training_targets import own_answers
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training import losses
 from vlmexport.calibration.training.features import LiveFeatures
@@ -28,6 +26,9 @@ from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import ExportError, OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights
+from tests.support.training_targets import own_answers
 
 LAYER = 2
 STAGES = {"fine_tune": 2, "joint": True, "joint_steps": 2}

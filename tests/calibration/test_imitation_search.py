@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from training_targets import make_records, make_target
 from vlmexport.calibration import cli as training_cli
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target
@@ -33,6 +32,8 @@ from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft,
 from vlmexport.exporter.drafts.imitation_network import SEEN
 from vlmexport.runtime import cli
 from vlmexport.runtime.errors import OptionError
+
+from tests.support.training_targets import make_records, make_target
 
 LAYER = 2
 LOOP = LoopOptions(steps=3, batch_size=6, lr=3e-3, warmup=1)

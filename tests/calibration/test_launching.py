@@ -22,7 +22,6 @@ import pytest
 import torch
 import typer
 from accelerate import PartialState
-from training_targets import make_jsonl, make_target, options
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import load_records
@@ -44,6 +43,8 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.files import read_document
 from vlmexport.runtime.errors import LostProcessError, OptionError
 from vlmexport.runtime.locks import only_one
+
+from tests.support.training_targets import make_jsonl, make_target, options
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"}
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "training.md"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,7 @@ import jsonschema
 import pytest
 import torch
 import torch.nn.functional as F
-from changing_targets import NEW, Place, learned, make_place, trainer, weights
 from safetensors.torch import load_file, save_file
-from training_targets import KINDS, logits_after, make_target, own_answers
 from vlmexport.calibration import cli as training_cli
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.features import LiveFeatures
@@ -34,8 +31,9 @@ from vlmexport.runtime.errors import ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
 from vlmexport.runtime.session import Session
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import tiny_models
+from tests.support import tiny_models
+from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights
+from tests.support.training_targets import KINDS, logits_after, make_target, own_answers
 
 ALL = (*KINDS, "llama-tied")
 HEADS = 2

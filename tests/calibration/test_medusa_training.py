@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_targets import logits_after, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Rows, Target
@@ -21,6 +20,8 @@ from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support.training_targets import logits_after, own_answers
 
 HEADS, NEW = 3, 14
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_targets import make_jsonl, make_target
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
@@ -19,6 +18,8 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.files import read_document
+
+from tests.support.training_targets import make_jsonl, make_target
 
 SCRIPT = """
 import json, sys

@@ -17,7 +17,6 @@ import jsonschema
 import pytest
 import torch
 from PIL import Image
-from training_targets import KINDS, logits_after, make_target
 from typer.testing import CliRunner
 from vlmexport import calibration
 from vlmexport.calibration import cli
@@ -31,6 +30,8 @@ from vlmexport.calibration.evaluation.speed import bound
 from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Target
 from vlmexport.runtime.errors import OptionError
+
+from tests.support.training_targets import KINDS, logits_after, make_target
 
 
 def java(*words: object) -> str:

@@ -10,7 +10,6 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from drawn_paths import every
 from vlmexport.calibration.data.scenes import (
     AUTHORS,
     HELDOUT,
@@ -44,6 +43,8 @@ from vlmexport.calibration.data.scenes.vocabulary import COLOURS
 from vlmexport.calibration.data.scenes.words import KIND_REASONS, SLOTS
 from vlmexport.runtime.proposers.ngram_index import NgramIndex
 from vlmexport.runtime.speculate.budget import Budget
+
+from tests.support.drawn_paths import every
 
 
 def _tokens(text: str) -> list[str]:

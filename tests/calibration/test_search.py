@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 import torch
 import typer
-from training_targets import KINDS, make_records, make_target
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration import search as searches
@@ -29,6 +28,8 @@ from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.adaptive_threshold import AdaptiveThreshold
 from vlmexport.runtime.speculate.policy import FixedLength
+
+from tests.support.training_targets import KINDS, make_records, make_target
 
 SKIP = Sublayers((1, 3), (0, 3))
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_targets import make_records, make_target, with_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.targets.target import Target, Texts
 from vlmexport.calibration.training import text_cache
@@ -25,6 +24,8 @@ from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
 from vlmexport.runtime import locks
 from vlmexport.runtime.errors import OptionError
+
+from tests.support.training_targets import make_records, make_target, with_answers
 
 TAPS = (1, 3)
 

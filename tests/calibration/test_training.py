@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_kind import learns_and_resumes
-from training_targets import KINDS, TRAINED, make_records, make_target, options, own_answers
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.data.records import Record
 from vlmexport.calibration.targets.target import Target
@@ -26,6 +24,9 @@ from vlmexport.calibration.training.run import few_validation, train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.errors import ExportError, InputError, OptionError
+
+from tests.support.every_kind import learns_and_resumes
+from tests.support.training_targets import KINDS, TRAINED, make_records, make_target, options, own_answers
 
 LAYER = 2
 

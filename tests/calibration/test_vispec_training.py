@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import counted_by_the_runtime, learns_and_resumes
-from training_targets import entering, make_jsonl, make_records, make_target, own_answers
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target, Texts
@@ -26,6 +24,9 @@ from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes
+from tests.support.training_targets import entering, make_jsonl, make_records, make_target, own_answers
 
 NEW = 14
 

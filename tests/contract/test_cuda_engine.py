@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import lossless
 import numpy as np
 import onnxruntime as ort
 import pytest
-from as_library import as_library
-from engines.emulated import EmulatedCuda
-from engines.fake_cuda import STREAM, FakeCuda
-from rig import Rig
 from vlmexport.exporter.graphs.answers import build_answers
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.engines import answers, create
@@ -26,6 +21,12 @@ from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
 from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
+
+from tests.support import lossless
+from tests.support.as_library import as_library
+from tests.support.engines.emulated import EmulatedCuda
+from tests.support.engines.fake_cuda import STREAM, FakeCuda
+from tests.support.rig import Rig
 
 
 def test_without_the_provider(

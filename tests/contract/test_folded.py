@@ -7,25 +7,25 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import lossless
-import lowered_runs
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from engines.emulated import EmulatedCuda
-from lowered_runs import PASSES, lowered_outputs, ran
 from onnx import TensorProto, helper
-from onnx_session import onnx_session
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
-from rig import FAMILIES, Rig
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.graphs.fold import folded_form
 from vlmexport.exporter.lowering.groups import Groups
 from vlmexport.exporter.lowering.rewriter import size, typed
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.errors import BundleError
+
+from tests.support import lossless, lowered_runs
+from tests.support.engines.emulated import EmulatedCuda
+from tests.support.lowered_runs import PASSES, lowered_outputs, ran
+from tests.support.onnx_session import onnx_session
+from tests.support.rig import FAMILIES, Rig
+from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], TinyBundle]
 

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lossless
 import numpy as np
 import onnxruntime
 import pytest
-from rig import FAMILIES
 from vlmexport.exporter.tensorrt import PlanOptions
 from vlmexport.exporter.tensorrt.compile import compile_bundle
 from vlmexport.runtime.decode.appending import append_rows, split_mask
@@ -24,6 +22,9 @@ from vlmexport.runtime.errors import DeviceError
 from vlmexport.runtime.measure.devices import RTX_TARGETS
 from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.session import Session
+
+from tests.support import lossless
+from tests.support.rig import FAMILIES
 
 pytestmark = pytest.mark.gpu
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import onnx
 import pytest
-from rig import FAMILIES
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.graphs.dtypes import ONNX
 from vlmexport.runtime.bundle import plans as bundle_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.widened import widened
+
+from tests.support.rig import FAMILIES
+from tests.support.tiny_bundles import TinyBundle
 
 ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 

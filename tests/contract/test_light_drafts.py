@@ -10,13 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lossless
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from pairs import in_pairs
-from tiny_bundles import BUNDLES, LIGHT, TinyBundle
 from vlmexport.exporter.build import BuildRequest
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
@@ -37,6 +34,10 @@ from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.measure.devices import DEVICES
 from vlmexport.runtime.measure.fit import fit, roofline
+
+from tests.support import lossless
+from tests.support.pairs import in_pairs
+from tests.support.tiny_bundles import BUNDLES, LIGHT, TinyBundle
 
 TENSOR = onnx.TensorProto
 

@@ -6,16 +6,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import lowered_runs
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from lowered_runs import COMMIT, GARBAGE, PASSES, ran
 from onnx import TensorProto, helper
-from onnx_session import onnx_session
-from rig import FAMILIES, RELATIVE
-from tiny_bundles import TinyBundle
 from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
 from vlmexport.exporter.lowering.opset import refusal
 from vlmexport.exporter.lowering.single import RULES
@@ -23,6 +18,12 @@ from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.runtime.bundle.operators import OPERATORS
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.errors import ExportError
+
+from tests.support import lowered_runs
+from tests.support.lowered_runs import COMMIT, GARBAGE, PASSES, ran
+from tests.support.onnx_session import onnx_session
+from tests.support.rig import FAMILIES, RELATIVE
+from tests.support.tiny_bundles import TinyBundle
 
 ALL = [*FAMILIES, *(f"{family}-two-cuts" for family in FAMILIES)]
 

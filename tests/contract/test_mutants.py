@@ -9,22 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import attending_mutants as attending
-import attending_rows
-import cuda_mutants as provider
-import device_mutants as device
-import eagle3_mutants as eagle3
-import eagle_mutants as eagle
-import gpu_mutants as gpu
-import lossless
 import numpy as np
 import pytest
-import skipped_mutants as skipped
-import tensorrt_mutants as plans
-import vispec_mutants as vispec
-import vispec_sessions as sessions
-from rig import Rig
-from rows import ROWS
 from vlmexport.runtime.decode import appending, masks
 from vlmexport.runtime.decode.encoder import Encoder
 from vlmexport.runtime.decode.kv import KVArena
@@ -36,7 +22,21 @@ from vlmexport.runtime.proposers import medusa
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.proposers.rank_tree import within
 from vlmexport.runtime.speculate import cycle, sequence
-from wrong_verify import padded_with_0
+
+from tests.support import attending_mutants as attending
+from tests.support import attending_rows, lossless
+from tests.support import cuda_mutants as provider
+from tests.support import device_mutants as device
+from tests.support import eagle3_mutants as eagle3
+from tests.support import eagle_mutants as eagle
+from tests.support import gpu_mutants as gpu
+from tests.support import skipped_mutants as skipped
+from tests.support import tensorrt_mutants as plans
+from tests.support import vispec_mutants as vispec
+from tests.support import vispec_sessions as sessions
+from tests.support.rig import Rig
+from tests.support.rows import ROWS
+from tests.support.wrong_verify import padded_with_0
 
 Patch = pytest.MonkeyPatch
 

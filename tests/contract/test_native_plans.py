@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from pairs import in_turn
-from rig import FAMILIES
-from tiny_bundles import BUNDLES, TinyBundle
 from vlmexport.exporter.aliases import find_alias
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
+
+from tests.support import tiny_models
+from tests.support.pairs import in_turn
+from tests.support.rig import FAMILIES
+from tests.support.tiny_bundles import BUNDLES, TinyBundle
 
 pytest.importorskip("tensorrt_rtx_libs")
 

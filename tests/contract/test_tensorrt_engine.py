@@ -15,13 +15,8 @@ from importlib import machinery
 from pathlib import Path
 from typing import Any
 
-import lossless
 import numpy as np
 import pytest
-from engines import emulated, fake_tensorrt
-from engines.emulated import TARGET, Emulated, with_plans
-from engines.fake_cuda import FakeCuda
-from rig import Rig
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.options import resolve
@@ -37,6 +32,12 @@ from vlmexport.runtime.engines.kernel_cache import KernelCache
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
 from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
+
+from tests.support import lossless
+from tests.support.engines import emulated, fake_tensorrt
+from tests.support.engines.emulated import TARGET, Emulated, with_plans
+from tests.support.engines.fake_cuda import FakeCuda
+from tests.support.rig import Rig
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,9 @@ from typing import Any
 
 import peft
 import pytest
-import tiny_adapters
 import torch
-from own_generation import difference
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from tiny_adapters import TARGETS
 from vlmexport.exporter.build.build import build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.build.request import BuildRequest
@@ -30,6 +27,10 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError
 from vlmexport.runtime.session import Session
+
+from tests.support import tiny_adapters
+from tests.support.own_generation import difference
+from tests.support.tiny_adapters import TARGETS
 
 FILE = "adapter_model.safetensors"
 Q = TARGETS["llama"]

@@ -45,6 +45,8 @@ from vlmexport.runtime.errors import (
     VlmexportError,
 )
 
+from tests.support import handmade_bundle
+
 Checkpoints = Callable[..., Path]
 Bundles = Callable[..., tuple[Path, Path]]
 
@@ -233,7 +235,7 @@ def imitation(checkpoint: Path, folder: Path, layer: int, width: int = 96) -> Pa
 
 
 def test_imitation_draft(llama: Path, tmp_path: Path) -> None:
-    from graph_runner import GraphRunner, close
+    from tests.support.graph_runner import GraphRunner, close
 
     folder = imitation(llama, tmp_path / "draft", 2)
     report = build(llama, tmp_path / "bundle", drafts=[str(folder)])
@@ -798,9 +800,6 @@ def test_a_manifest_cannot_change_while_folders_are_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is stored meanwhile is stored in the new folder."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "runtime")
-    import handmade_bundle
-
     out = handmade_bundle.write_bundle(tmp_path / "bundle")
     entry, threads = {"machine": "late", "threads": 1}, []
 

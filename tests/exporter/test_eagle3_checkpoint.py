@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -18,6 +17,8 @@ from vlmexport.exporter.drafts.eagle3_network import default_taps
 from vlmexport.exporter.drafts.export import export_draft
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY, FEW, INNER, HEADS, KV_HEADS, SIZE = 96, 266, 200, 64, 4, 2, 24
 CONFIG = {

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from own_generation import asking, difference
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.build.generation import (
@@ -31,6 +30,8 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.session import Session
+
+from tests.support.own_generation import asking, difference
 
 Checkpoints = Callable[..., Path]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from as_library import as_library
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.modeling_utils import AttentionInterface
@@ -15,6 +13,9 @@ from transformers.pytorch_utils import Conv1D
 from vlmexport.exporter.graphs.hollow import hollow_model, signature
 from vlmexport.exporter.graphs.hooks import ATTENTION, attend, export_hooks
 from vlmexport.runtime.errors import UnsupportedModelError
+
+from tests.support import tiny_models
+from tests.support.as_library import as_library
 
 ROWS = torch.randn(1, 2, 3, 4)
 

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +20,7 @@ from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.runtime.errors import ExportError
 
-sys.path.append(str(Path(__file__).parents[1] / "published"))
-
-import drafts
-import layouts
+from tests.support.published import drafts, layouts
 
 WEIGHTS = {
     "FasterDecoding--medusa-vicuna-7b-v1.3": "0.0.linear.weight",

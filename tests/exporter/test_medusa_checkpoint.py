@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import save_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -16,6 +15,8 @@ from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.runtime.errors import ExportError
 from vlmexport.runtime.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY = 96, 266
 

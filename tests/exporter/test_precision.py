@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -26,6 +25,8 @@ from vlmexport.runtime.decode.floats import bfloat16_bits, lowest, widen
 from vlmexport.runtime.decode.masks import CausalMask, encoder_mask
 from vlmexport.runtime.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.session import Session
+
+from tests.support import tiny_models
 
 NARROW = ("float16", "bfloat16")
 QUICK = {

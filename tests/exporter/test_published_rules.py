@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -24,6 +23,8 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime.errors import ExportError, UnsupportedModelError, VlmexportError
+
+from tests.support import tiny_models
 
 VLMS = ("llava", "llava-next", "qwen2.5-vl")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from vlmexport.runtime.bundle.folder import Bundle
+
+from tests.support import tiny_models
 
 BUILD = """
 import json, sys

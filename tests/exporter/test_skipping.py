@@ -7,7 +7,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-import tiny_models
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.cli.app import _layers
 from vlmexport.exporter.drafts import open_draft
@@ -17,6 +16,8 @@ from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.exporter.parity.verify import verify_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import ExportError, OptionError
+
+from tests.support import tiny_models
 
 
 def test_numbers_of_layers() -> None:

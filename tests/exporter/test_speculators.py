@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.build import BuildRequest, build_bundle
@@ -24,6 +23,8 @@ from vlmexport.runtime.cli import main
 from vlmexport.runtime.errors import ExportError, OptionError
 from vlmexport.runtime.proposers.combined import Combined
 from vlmexport.runtime.session import Session
+
+from tests.support import tiny_models
 
 WIDTH, VOCABULARY, INNER = 96, 266, 64
 ATTENTION = [f"transformer.self_attn.{part}_proj.weight" for part in "qkvo"]

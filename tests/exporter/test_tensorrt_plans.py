@@ -92,9 +92,10 @@ def test_the_bundled_model_has_fused_attention(tmp_path: Path) -> None:
 
 def test_plans_of_a_bundle_whose_weights_are_the_checkpoints_files(tmp_path: Path) -> None:
     """The same bytes of weights in every plan, and a tied table in none."""
-    import tiny_models
     import torch
     from vlmexport.exporter.build import BuildRequest, build_bundle
+
+    from tests.support import tiny_models
 
     model = tiny_models.checkpoint("llama-tied", tmp_path / "model", dtype=torch.float16)
     found: list[dict[str, int]] = []

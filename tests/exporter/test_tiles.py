@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tiny_models
 import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.prepare import prepare
@@ -22,6 +21,8 @@ from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import OptionError, UnsupportedModelError
+
+from tests.support import tiny_models
 
 NAME = "llava-next"
 

@@ -18,17 +18,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-import lossless
 import pytest
-import rig
-import tiny_bundles
-import tiny_models
-import training_targets
 from vlmexport.calibration import search
 from vlmexport.calibration.training import objectives
 from vlmexport.exporter import drafts
 from vlmexport.exporter.families import registry
 from vlmexport.runtime import families, proposers
+
+from tests.support import lossless, rig, tiny_bundles, tiny_models, training_targets
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
@@ -99,28 +96,28 @@ EXPORTED: Tables = {
 }
 RUN: Tables = {
     "the exporter": _exported_families,
-    "the contract table (tests/contract/rig.py)": lambda: {
+    "the contract table (tests/support/rig.py)": lambda: {
         _family(tiny_bundles.BUNDLES[name].checkpoint) for name in rig.FAMILIES
     },
-    "the training table (tests/calibration/training_targets.py)": lambda: {
+    "the training table (tests/support/training_targets.py)": lambda: {
         _family(name) for name in training_targets.KINDS
     },
 }
 DRAFTED: Tables = {
     "the runtime's proposers": lambda: proposers.KINDS,
-    "the contract table (tests/contract/lossless.py)": lambda: lossless.DRAFTS,
+    "the contract table (tests/support/lossless.py)": lambda: lossless.DRAFTS,
     "the docs (README.md)": lambda: _words("README.md"),
 }
 TRAINED: Tables = {
     "the trainer (objectives.KINDS)": lambda: objectives.KINDS,
-    "the training table (tests/calibration/training_targets.py)": lambda: training_targets.TRAINED,
+    "the training table (tests/support/training_targets.py)": lambda: training_targets.TRAINED,
     "docs/training.md": lambda: _words("docs/training.md"),
 }
 SEARCHED: Tables = {
     "the searches (search.KINDS)": lambda: search.KINDS,
     "docs/training.md": lambda: _words("docs/training.md"),
 }
-ENGINES: Tables = {"the contract table (tests/contract/rig.py)": _engine_columns}
+ENGINES: Tables = {"the contract table (tests/support/rig.py)": _engine_columns}
 
 
 def complaints() -> list[str]:

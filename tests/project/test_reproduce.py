@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
 from PIL import Image
+
+from tests.support import tiny_models
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reproduce.md"
 LAYERS = 3

@@ -1,12 +1,7 @@
-"""The targets of the training tests can be imported here."""
+"""Equal modules are traced once."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import kept_traces
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "calibration"))
+from tests.support import kept_traces
 
 kept_traces.install()

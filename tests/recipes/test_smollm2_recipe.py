@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training_targets import make_target
 from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
@@ -18,6 +17,7 @@ from vlmexport.runtime.errors import OptionError
 from recipes import smollm2_draft
 from recipes.smollm2_draft import Limits, make_draft, reopen
 from recipes.smollm2_prompts import MATTERS, TOPICS, chat_prompts, write
+from tests.support.training_targets import make_target
 
 LIMITS = Limits(layer=2, minutes=5, prompts=10, heldout=4, new_tokens=12, steps=30)
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import BundleError, OptionError
+
+from tests.support import handmade_bundle
 
 
 @pytest.fixture

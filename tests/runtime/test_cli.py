@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import handmade_bundle
 import numpy as np
 import pytest
 import typer
@@ -26,6 +25,8 @@ from vlmexport.runtime import cli, extras
 from vlmexport.runtime.commands import suggestions
 from vlmexport.runtime.errors import ExportError, ImageError
 from vlmexport.runtime.extras import install_command
+
+from tests.support import handmade_bundle
 
 Capture = pytest.CaptureFixture[str]
 

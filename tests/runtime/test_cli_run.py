@@ -35,7 +35,7 @@ from vlmexport.runtime.speculate.costs import FREE, DraftCosts
 from vlmexport.runtime.speculate.stored_costs import pick_costs
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 pytest.importorskip("torch", reason="building the bundles needs [export]")
 

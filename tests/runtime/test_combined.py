@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime.bundle.combination import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
@@ -16,6 +15,8 @@ from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.proposer import Proposer
 from vlmexport.runtime.speculate.stored_costs import default_costs, with_combinations
+
+from tests.support import handmade_bundle
 
 BUDGET = Budget.chain(2)
 

@@ -19,7 +19,7 @@ from vlmexport.runtime.prefix import kept, shared
 from vlmexport.runtime.request import RequestOptions
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], "TinyBundle"]
 PICTURES = [Image.fromarray(synthetic_image(*size)) for size in ((50, 70), (150, 60), (64, 64))]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import PROMPT, VOCABULARY, ToyDecoder, ToyRows, decode, logits_of, started
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.speculate.acceptance import Verdict
@@ -24,6 +23,8 @@ from vlmexport.runtime.speculate.sampling import Sampling
 from vlmexport.runtime.speculate.sequence import Sequence as Request
 from vlmexport.runtime.speculate.sequence import SequenceLimits
 from vlmexport.runtime.speculate.stats import Stats
+
+from tests.support.toy import PROMPT, VOCABULARY, ToyDecoder, ToyRows, decode, logits_of, started
 
 EOS = 7
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_drafts import DRAFTS, Toy, law_of_last_two
 from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.request import request_options, resolve
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.drawing import Drawing
 from vlmexport.runtime.speculate.sampling import Sampling
 from vlmexport.runtime.speculate.stats import Stats
+
+from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
 
 
 def test_whichever_accepts_more_is_chosen_by_what_was_judged() -> None:

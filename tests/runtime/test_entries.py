@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime.bundle.entries import check_report
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
@@ -20,8 +18,8 @@ from vlmexport.runtime.errors import BundleError
 from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
 from vlmexport.runtime.speculate.stored_costs import every_costs
 
-sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
-from mutate import mutate_json
+from tests.fuzz.mutate import mutate_json
+from tests.support import handmade_bundle
 
 CHOICE = {
     "draft": "imitation@1",

@@ -13,15 +13,16 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from outcomes import exact_law
-from toy_drafts import DRAFTS, Toy, law_of_last_two
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.speculate import sampling
 from vlmexport.runtime.speculate.acceptance import verify_sampled
 from vlmexport.runtime.speculate.sampling import Sampling
 from vlmexport.runtime.speculate.stats import Stats
-from wrong_laws import MUTANTS, left_over_uniforms
+
+from tests.support.outcomes import exact_law
+from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
+from tests.support.wrong_laws import MUTANTS, left_over_uniforms
 
 SAMPLINGS = {
     "greedy": Sampling(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import handmade_bundle
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
+
+from tests.support import handmade_bundle
 
 IMAGE = Image.new("RGB", (40, 30), (200, 30, 90))
 TEMPLATE = (

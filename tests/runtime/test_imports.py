@@ -11,10 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import handmade_bundle
 import pytest
 import vlmexport.runtime
 from vlmexport.runtime import errors
+
+from tests.support import handmade_bundle
 
 RUNTIME = Path(vlmexport.runtime.__file__).parent
 HEAVY = (
@@ -199,7 +200,7 @@ def test_a_session_on_a_cpu_imports_nothing_of_a_gpu(tmp_path: Path) -> None:
     """Neither the engines on one nor a package of NVIDIA's; no library of its either."""
     pytest.importorskip("onnx", reason="writing the graphs needs [export]")
     pytest.importorskip("onnxruntime")
-    import handmade_llama
+    from tests.support import handmade_llama
 
     folder, _ = handmade_llama.write(tmp_path / "bundle")
     code = """

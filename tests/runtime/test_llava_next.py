@@ -21,7 +21,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.tiles import Tiling
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")

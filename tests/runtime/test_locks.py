@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime import locks
 from vlmexport.runtime.bundle import folder as bundle_module
@@ -34,6 +33,8 @@ from vlmexport.runtime.bundle.folder import (
 from vlmexport.runtime.errors import BundleError, OptionError
 from vlmexport.runtime.files import is_scratch, replacing
 from vlmexport.runtime.locks import alone, only_one
+
+from tests.support import handmade_bundle
 
 HOLD = (
     "import sys; from pathlib import Path; from vlmexport.runtime.{module} import {name} as hold\n"

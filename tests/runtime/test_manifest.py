@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from vlmexport.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
 from vlmexport.runtime.errors import BundleError, OptionError
+
+from tests.support import handmade_bundle
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 

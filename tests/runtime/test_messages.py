@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,8 @@ from vlmexport.runtime.families.parts import gathered
 from vlmexport.runtime.images.video import Video
 from vlmexport.runtime.text.chat import render_chat
 from vlmexport.runtime.text.messages import check_messages, check_written, readable, texts
+
+from tests.support import handmade_bundle
 
 OPEN = "{% if add_generation_prompt %}assistant:{% endif %}"
 TEMPLATES = {

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import handmade_bundle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,8 +25,10 @@ from vlmexport.runtime.text.marked import Marked
 from vlmexport.runtime.text.plain import PlainTokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer as Usual
 
+from tests.support import handmade_bundle
+
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], "TinyBundle"]
 PICTURE = Image.fromarray(synthetic_image(50, 70))

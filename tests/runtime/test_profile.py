@@ -22,8 +22,6 @@ import pytest
 pytest.importorskip("torch", reason="building the bundles needs [export]")
 
 import vlmexport.runtime
-from fake_trtexec import fake_trtexec
-from tiny_bundles import TinyBundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
@@ -40,6 +38,9 @@ from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.choice import Observed, best_length
 from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
+
+from tests.support.fake_trtexec import fake_trtexec
+from tests.support.tiny_bundles import TinyBundle
 
 Bundles = Callable[[str], TinyBundle]
 FAMILIES = ("t5", "llama", "vit-gpt2", "qwen2.5-vl", "llava-next")

@@ -18,7 +18,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.windows import patchified, windows
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")

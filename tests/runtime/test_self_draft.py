@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from toy import ToyRows
 from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.speculate.budget import NOTHING, Budget
 from vlmexport.runtime.speculate.on_trunk import draft_on_trunk
@@ -16,6 +15,8 @@ from vlmexport.runtime.speculate.sampling import Sampling
 from vlmexport.runtime.speculate.sequence import Sequence as Request
 from vlmexport.runtime.speculate.sequence import SequenceLimits
 from vlmexport.runtime.speculate.stats import Stats
+
+from tests.support.toy import ToyRows
 
 LOGITS = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
 EMITTED = [5, 9]

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import handmade_bundle
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -20,6 +19,8 @@ from vlmexport.runtime.errors import BundleError, PromptError, VlmexportError
 from vlmexport.runtime.text import growth
 from vlmexport.runtime.text.incremental import IncrementalDetokenizer
 from vlmexport.runtime.text.tokenizer import Tokenizer, is_panic
+
+from tests.support import handmade_bundle
 
 THOUSAND = normalizers.Replace("a", "a" * 1000)
 LEVELS = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False)] * 12)

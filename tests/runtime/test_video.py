@@ -20,11 +20,11 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import open_video, sampled
 
 if TYPE_CHECKING:
-    from tiny_bundles import TinyBundle
+    from tests.support.tiny_bundles import TinyBundle
 
 transformers = pytest.importorskip("transformers", reason="building the bundles needs [export]")
 torch = pytest.importorskip("torch")
-model_inputs = importlib.import_module("qwen_inputs").model_inputs
+model_inputs = importlib.import_module("tests.support.qwen_inputs").model_inputs
 
 Bundles = Callable[[str], "TinyBundle"]
 FRAMES = [Image.fromarray(np.roll(synthetic_image(60, 90), 4 * at, axis=1)) for at in range(12)]

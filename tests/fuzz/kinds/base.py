@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 
 def command(*arguments: object) -> Callable[[], int]:
     """A command of `vlmexport` in this process."""

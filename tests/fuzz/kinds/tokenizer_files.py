@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-import tokenizer_parts
-from cases import Case
-from mutate import json_text, mutate_bytes
+from tests.fuzz import tokenizer_parts
+from tests.fuzz.cases import Case
+from tests.fuzz.mutate import json_text, mutate_bytes
 
 from .base import call
-
-sys.path += [str(Path(__file__).parents[2] / "published"), str(Path(__file__).parents[2] / "runtime")]
 
 TEXTS = (
     "a red cup stands on the table", "", " ", "a" * 64, "x" * 300 + "!", "Ünïcödé naïve ﬁ ½ İ ǆ", "漢字 かな 한국어", "\U0001f642\U0001f3fd\u200d e\u0301\u0301\u0301",
@@ -30,9 +27,10 @@ class Seeds:
     """Small tokenizers of the published kinds, and of the kinds that other models have."""
 
     def __init__(self) -> None:
-        import handmade_bundle
-        import vocabularies
         from tokenizers import Tokenizer
+
+        from tests.support import handmade_bundle
+        from tests.support.published import vocabularies
 
         first = ["<unk>", "<s>", "</s>", "<pad>"]
         made: list[Tokenizer] = [kind(first) for kind in vocabularies.KINDS.values()]
