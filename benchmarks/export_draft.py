@@ -134,7 +134,7 @@ def main() -> None:
 
 def environment(version: str, transformers: str) -> Path:
     """The interpreter of an environment with this version of the package, made where there is none yet."""
-    from vlmexport.runtime.files import cache_folder
+    from vlmexport.runtime.common.atomic_files import cache_folder
 
     folder = cache_folder() / f"speculators-{version}"
     python = folder / "bin" / "python"

@@ -33,10 +33,10 @@ from typing import Any
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.interfaces import CHANGING
 from vlmexport.runtime.cli import main as command
+from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.engines.cuda import Cuda
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.hardware.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.measure.fit import roofline
 from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.profiling.local import time_here

@@ -27,7 +27,7 @@ from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.runtime.errors import DivergedError
+from vlmexport.runtime.common.errors import DivergedError
 
 from benchmarks.machine import save
 from recipes.layer_stages import LAYERS, train_in_stages, whole_answers

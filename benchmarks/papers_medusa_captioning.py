@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from vlmexport.calibration.data import RecordSet
-from vlmexport.runtime.errors import DivergedError
+from vlmexport.runtime.common.errors import DivergedError
 
 from benchmarks.captioning_bounds import GPT2, TINY
 from benchmarks.captioning_quality import WORTH, of_rates, quality, worth, worth_cells

@@ -52,7 +52,7 @@ def change(bundle: Path, writer: str, rng: random.Random) -> int:
 def run(bundle: Path, seed: int) -> tuple[list[str], int]:
     """(what went wrong, how often the bundle was read)."""
     from vlmexport.runtime.bundle.folder import Bundle
-    from vlmexport.runtime.errors import VlmexportError
+    from vlmexport.runtime.common.errors import VlmexportError
 
     writers = [partial(change, bundle, writer, random.Random(f"{seed}{writer}")) for writer in "AB"]
     children, wrong, reads = [forked(writer) for writer in writers], [], 0

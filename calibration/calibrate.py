@@ -73,7 +73,7 @@ def calibrate(
     from ..runtime.bundle.folder import Bundle, check_writable, store_costs
     from ..runtime.commands.output import console, print_json
     from ..runtime.commands.progress import showing
-    from ..runtime.errors import OptionError
+    from ..runtime.common.errors import OptionError
     from ..runtime.measure.calibration import calibrate as measure
     from ..runtime.measure.calibration import check_calibration
     from ..runtime.measure.calibration import merge as merged
@@ -116,7 +116,7 @@ def calibrate(
 def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
     from ..runtime.commands.table import Table
-    from ..runtime.measure.machine import BUSY, busy
+    from ..runtime.hardware.machine import BUSY, busy
 
     out.print(
         f"{report['model']}: {report['plain_tokens_per_second']:.1f} tokens/s plain; predicted here for greedy decoding, by "
@@ -204,7 +204,7 @@ def read_requests(
         return [
             {"image": made.image, "prompt": made.prompt} for made in make_requests(manifest, [], [], False)
         ]
-    from ..runtime.errors import OptionError
+    from ..runtime.common.errors import OptionError
     from .data import load_records
     from .data.layout import asked
 
@@ -222,7 +222,7 @@ def read_requests(
 def _document(path: Path) -> dict[str, Any]:
     """A report of another device, or the manifest of a bundle. Raises `OptionError`."""
     from ..runtime.bundle.folder import MANIFEST, read_manifest
-    from ..runtime.errors import BundleError, OptionError
+    from ..runtime.common.errors import BundleError, OptionError
 
     if not path.exists():
         raise OptionError(

@@ -15,9 +15,9 @@ import typer
 from ..exporter.memory import use_large_pages
 from ..runtime.commands.output import print_json
 from ..runtime.commands.plot import check_plot
-from ..runtime.errors import OptionError
-from ..runtime.extras import need_extra
-from ..runtime.files import check_folder
+from ..runtime.common.atomic_files import check_folder
+from ..runtime.common.errors import OptionError
+from ..runtime.common.optional_deps import need_extra
 from . import forms
 from .calibrate import calibrate
 from .early import check_inputs

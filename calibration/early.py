@@ -10,7 +10,7 @@ from ..exporter.drafts import KINDS
 from ..exporter.drafts.named import NONE
 from ..exporter.drafts.named import check_named as check_drafts
 from ..runtime.bundle.folder import Bundle
-from ..runtime.errors import OptionError
+from ..runtime.common.errors import OptionError
 from .data.load import check_named
 from .data.places import folder_to_stay_in
 from .evaluation.quality import open_task

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.commands.verbosity import LOGGER
-from ..runtime.errors import LostProcessError, OptionError
+from ..runtime.common.errors import LostProcessError, OptionError
 
 if TYPE_CHECKING:
     from accelerate import PartialState

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..runtime.bundle.manifest import ModelInfo
-from ..runtime.errors import OptionError
-from ..runtime.extras import need_extra
-from ..runtime.paths import exists, is_folder
+from ..runtime.common.errors import OptionError
+from ..runtime.common.optional_deps import need_extra
+from ..runtime.common.paths import exists, is_folder
 from .aliases import is_hub_id
 
 NONE = "none"

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runtime.errors import OptionError
-from ..runtime.paths import exists, is_folder
+from ..runtime.common.errors import OptionError
+from ..runtime.common.paths import exists, is_folder
 from .tiny_models import find_tiny_models, tiny_model
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import OptionError
+from ..runtime.common.errors import OptionError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

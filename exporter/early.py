@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.errors import OptionError
+from ..runtime.common.errors import OptionError
 from .adapter_names import check_adapter, check_merged
 from .aliases import check_known
 from .drafts.named import check_folder, check_named, check_precisions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import OptionError
+from ..runtime.common.errors import OptionError
 
 
 def check_length(length: int, max_positions: int | None, needed_rows: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import OptionError
+from ..runtime.common.errors import OptionError
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

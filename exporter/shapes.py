@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..runtime.bundle.manifest import GraphInfo, Manifest
-from ..runtime.errors import OptionError
+from ..runtime.common.errors import OptionError
 from .lengths import check_length
 
 FOLDER = Path(__file__).parent / "published_shapes"

@@ -16,8 +16,8 @@ from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.base import Draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.runtime.cores import cores
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.cpu_count import cores
+from vlmexport.runtime.common.errors import OptionError
 
 from .common.captioner import Captioner
 from .common.drafts import exits

@@ -34,9 +34,9 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.files import replacing
-from vlmexport.runtime.measure.machine import cores
+from vlmexport.runtime.common.atomic_files import replacing
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.hardware.machine import cores
 
 from .smollm2_prompts import chat_prompts
 from .workshop import COMPARED, DRAFT_LENGTH, Workshop, cached_features

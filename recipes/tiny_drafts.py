@@ -37,8 +37,8 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.drafts.trained import TrainedDraft
 from vlmexport.exporter.drafts.vispec import check_family
-from vlmexport.runtime.errors import ExportError, OptionError
-from vlmexport.runtime.measure.machine import cores
+from vlmexport.runtime.common.errors import ExportError, OptionError
+from vlmexport.runtime.hardware.machine import cores
 from vlmexport.runtime.speculate.stats import Stats
 
 from .common.captioner import LONGEST

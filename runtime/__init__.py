@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bundle.folder import Bundle as Bundle
     from .bundle.manifest import Manifest as Manifest
-    from .errors import BundleError as BundleError
-    from .errors import BusyError as BusyError
-    from .errors import CapacityError as CapacityError
-    from .errors import DeviceError as DeviceError
-    from .errors import DivergedError as DivergedError
-    from .errors import ExportError as ExportError
-    from .errors import ImageError as ImageError
-    from .errors import InputError as InputError
-    from .errors import LostProcessError as LostProcessError
-    from .errors import NumericsError as NumericsError
-    from .errors import OptionError as OptionError
-    from .errors import PromptError as PromptError
-    from .errors import UnsupportedModelError as UnsupportedModelError
-    from .errors import VlmexportError as VlmexportError
+    from .common.errors import BundleError as BundleError
+    from .common.errors import BusyError as BusyError
+    from .common.errors import CapacityError as CapacityError
+    from .common.errors import DeviceError as DeviceError
+    from .common.errors import DivergedError as DivergedError
+    from .common.errors import ExportError as ExportError
+    from .common.errors import ImageError as ImageError
+    from .common.errors import InputError as InputError
+    from .common.errors import LostProcessError as LostProcessError
+    from .common.errors import NumericsError as NumericsError
+    from .common.errors import OptionError as OptionError
+    from .common.errors import PromptError as PromptError
+    from .common.errors import UnsupportedModelError as UnsupportedModelError
+    from .common.errors import VlmexportError as VlmexportError
     from .images.video import Video as Video
     from .result import Result as Result
     from .session import Session as Session
@@ -70,7 +70,7 @@ _HOMES = {
             "UnsupportedModelError",
             "VlmexportError",
         ),
-        "errors",
+        "common.errors",
     ),
 }
 

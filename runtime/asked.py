@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import OptionError
+from .common.errors import OptionError
 from .families.base import Prompt, View, image_list
 
 NAMES = ("image", "images", "video", "prompt", "messages")

@@ -21,9 +21,9 @@ import typer
 
 from .commands.suggestions import suggestion
 from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
-from .errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
+from .common.errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
+from .common.paths import shown
 from .images.quiet import quiet_log
-from .paths import shown
 
 RUNTIME_COMMANDS = {
     "run": ("run", "Caption an image, or answer a question about it."),
@@ -83,7 +83,7 @@ def missing_extra(error: ModuleNotFoundError, command: str | None = None) -> Opt
     module = (error.name or "").partition(".")[0]
     if module == "onnxruntime":
         return OptionError(NO_ONNX_RUNTIME)
-    from .extras import MODULES, install_command
+    from .common.optional_deps import MODULES, install_command
 
     for extra, modules in MODULES.items():
         if module in modules:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .asked import asked
-from .errors import OptionError, PromptError
+from .common.errors import OptionError, PromptError
 from .families.base import View
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import OptionError
-from .options import ADAPTIVE, check_colour_order, integer, number
+from .common.errors import OptionError
+from .common.validation import ADAPTIVE, check_colour_order, integer, number
 from .speculate.adaptive_threshold import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
 from .speculate.drawing import WAYS
 from .speculate.policy import DraftPolicy, FixedLength, LogisticLength, check_policy

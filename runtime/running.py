@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .common.errors import NumericsError, PromptError
 from .decode.passes import Decoder
-from .errors import NumericsError, PromptError
 from .families.base import Prepared, View
 from .result import Result
 from .speculate.drawing import Drawing

@@ -17,14 +17,22 @@ import numpy as np
 from . import engines, proposers
 from .asked import NAMES, asked
 from .bundle.folder import Bundle, Check
+from .common.errors import (
+    BusyError,
+    ImageError,
+    InputError,
+    NumericsError,
+    OptionError,
+    PromptError,
+    VlmexportError,
+)
+from .common.validation import integer
 from .conversation import Conversation
 from .decode.passes import Decoder
-from .errors import BusyError, ImageError, InputError, NumericsError, OptionError, PromptError, VlmexportError
 from .families import Prepared, get_family
 from .families.base import Prompt, View
 from .families.parts import gathered
 from .families.plain import PlainText
-from .options import integer
 from .prefix import Prefix, kept, outside, shared
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .lines import checked_text
 from .records import Problems, Record
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...runtime.errors import OptionError
-from ...runtime.paths import shown
-from ...runtime.reading import opened
+from ...runtime.common.bounded_files import opened
+from ...runtime.common.errors import OptionError
+from ...runtime.common.paths import shown
 from .arguments import Arguments
 from .entries import fields, gather, inside
 from .files import read_json

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ...exporter.memory import available_memory
-from ...runtime.errors import OptionError
-from ...runtime.paths import shown
-from ...runtime.reading import decoded, parse_json, read_whole
+from ...runtime.common.bounded_files import decoded, parse_json, read_whole
+from ...runtime.common.errors import OptionError
+from ...runtime.common.paths import shown
 
 LARGEST_DOCUMENT = 4 << 30
 """Bytes of a JSON file. LLaVA's mix of 665,000 conversations has one GB, COCO's captions have 90 MB."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...runtime.errors import OptionError
-from ...runtime.reading import read_json
+from ...runtime.common.bounded_files import read_json
+from ...runtime.common.errors import OptionError
 from .lines import checked_text, json_lines
 from .places import check_reference, is_file
 from .records import ImageRef, Problems, Record

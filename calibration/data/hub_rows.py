@@ -11,8 +11,8 @@ from typing import Any
 
 from PIL import Image
 
-from ...runtime.errors import ImageError, OptionError
-from ...runtime.extras import need_extra
+from ...runtime.common.errors import ImageError, OptionError
+from ...runtime.common.optional_deps import need_extra
 from ...runtime.images.load import load_image
 from .places import is_file
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...runtime.errors import OptionError, PromptError
-from ...runtime.reading import opened, parse_json
+from ...runtime.common.bounded_files import opened, parse_json
+from ...runtime.common.errors import OptionError, PromptError
 from ...runtime.text.prompt import as_text
 from .records import Problems
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...runtime.errors import OptionError
-from ...runtime.foreign import raise_if_foreign
-from ...runtime.paths import shown
+from ...runtime.common.errors import OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
+from ...runtime.common.paths import shown
 from .. import forms
 from .arguments import read_arguments
 from .formats import names, open_format

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...runtime import paths
-from ...runtime.errors import ImageError, OptionError
+from ...runtime.common import paths
+from ...runtime.common.errors import ImageError, OptionError
+from ...runtime.common.paths import is_folder, shown
 from ...runtime.images.load import check_picture
-from ...runtime.paths import is_folder, shown
 from .records import ImageRef
 
 

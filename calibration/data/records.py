@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from ...runtime.errors import ImageError, InputError
+from ...runtime.common.errors import ImageError, InputError
 from ...runtime.images.load import load_image
 from ...runtime.images.video import Clip, Video, open_video
 

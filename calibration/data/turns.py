@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .arguments import Arguments
 from .entries import collect, fields, items
 from .files import read_json

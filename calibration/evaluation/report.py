@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.commands.table import Table
-from ...runtime.files import replacing
+from ...runtime.common.atomic_files import replacing
 from ..data.records import RecordSet
 from .acceptance import Acceptance
 from .run import Evaluation

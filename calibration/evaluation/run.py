@@ -18,7 +18,7 @@ from ...exporter.drafts.imitation import ImitationDraft
 from ...exporter.drafts.layer import LayerDraft
 from ...exporter.drafts.medusa import MedusaDraft
 from ...exporter.families.skipping import Sublayers
-from ...runtime.errors import InputError, OptionError
+from ...runtime.common.errors import InputError, OptionError
 from ...runtime.speculate.stats import Stats
 from ..data.records import Record, RecordSet
 from ..generation.answers import GenerationOptions

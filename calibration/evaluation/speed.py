@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from ...runtime.speculate.budget import Budget
 from ...runtime.speculate.choice import Observed, predict
 from ...runtime.speculate.stats import Stats

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from ...runtime.errors import OptionError
-from ...runtime.extras import need_extra
+from ...runtime.common.errors import OptionError
+from ...runtime.common.optional_deps import need_extra
 from ..data.records import Record, RecordSet
 from .quality import names, open_task
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...runtime.errors import InputError, OptionError
+from ...runtime.common.errors import InputError, OptionError
 from ..data.records import Record
 
 Found = list[tuple[int, ...]] | InputError

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import InputError, NumericsError
+from ...runtime.common.errors import InputError, NumericsError
 from ...runtime.result import Result
 from ...runtime.session import Session
 from ..data.layout import asked

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...exporter.disk import full_disk_in
-from ...runtime.errors import InputError, OptionError
-from ...runtime.files import replacing
-from ...runtime.locks import only_one
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.errors import InputError, OptionError
+from ...runtime.common.locks import only_one
 from ..data.generated import META, read_meta, shard_name
 from ..data.records import Problems, Record, RecordSet
 from ..training.provenance import provenance

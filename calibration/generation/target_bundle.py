@@ -13,9 +13,9 @@ from ...exporter.build.request import BuildRequest
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.families.registry import family_for
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import BundleError, OptionError
-from ...runtime.files import cache_folder
-from ...runtime.locks import alone
+from ...runtime.common.atomic_files import cache_folder
+from ...runtime.common.errors import BundleError, OptionError
+from ...runtime.common.locks import alone
 
 PROMPT = 1024
 """Positions that prompts may take beside the answer; the buffers cost nothing where nobody writes them."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ...runtime.errors import InputError
+from ...runtime.common.errors import InputError
 from ..data.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...exporter.drafts.draft_and_verify import DraftAndVerify
 from ...exporter.families.skipping import Sublayers
-from ...runtime.errors import InputError, OptionError
+from ...runtime.common.errors import InputError, OptionError
 from ...runtime.speculate.adaptive_threshold import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
 from ...runtime.speculate.stats import Stats
 from ..data.records import RecordSet

@@ -20,7 +20,7 @@ from ...exporter.checkpoint.whole import load_whole
 from ...exporter.families.base import DecoderShape, Family, ReferencePrompt
 from ...exporter.families.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
-from ...runtime.errors import InputError, OptionError
+from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
 from ..data.layout import asked
 from ..data.records import Record

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...runtime.errors import OptionError
-from ...runtime.files import replacing
-from ...runtime.locks import alone
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.errors import OptionError
+from ...runtime.common.locks import alone
 from ..data.records import RecordSet
 from ..targets.target import Target
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...runtime.errors import OptionError
-from ...runtime.files import replacing
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.errors import OptionError
 from ..data.records import RecordSet
 from ..targets.target import FUSED, Rows, Target
 from .cache_folder import (

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .objectives import KINDS, options_of
 from .options import LoopOptions, Options, flag_of
 

@@ -22,8 +22,8 @@ from accelerate import PartialState
 
 from ...exporter.disk import full_disk_in
 from ...exporter.drafts.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
-from ...runtime.errors import OptionError
-from ...runtime.files import replacing
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.errors import OptionError
 from ..data.records import RecordSet
 from ..targets.target import Target
 from . import losses

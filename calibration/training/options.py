@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 
 FASTEST = 1e30
 """Largest learning rate that an optimizer of float32 can take a step with."""

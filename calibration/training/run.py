@@ -16,7 +16,7 @@ import torch
 
 from ...exporter.disk import full_disk_in
 from ...exporter.drafts.base import Draft
-from ...runtime.errors import InputError, OptionError
+from ...runtime.common.errors import InputError, OptionError
 from ..data.records import RecordSet
 from ..processes import first_process_first, join_processes, wait_for_all
 from ..targets.target import Target, Texts

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ...runtime.errors import OptionError
-from ...runtime.files import replacing
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.errors import OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
 
 FILE = "state.pt"
 

@@ -22,9 +22,9 @@ from ...exporter.drafts import open_draft
 from ...exporter.drafts.base import Draft
 from ...exporter.output import whole_folder
 from ...exporter.output.leftovers import remove_leftovers
-from ...runtime.errors import DivergedError
-from ...runtime.files import replacing
-from ...runtime.locks import only_one
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.errors import DivergedError
+from ...runtime.common.locks import only_one
 from ..processes import all_summed, check_shared, join_processes, wait_for_all
 from .features import Source, in_batches
 from .objectives.base import LearnedTarget, Objective

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES as RUNTIME_FAMILIES
 from ..memory import return_large_buffers
 from ..output import check_space, describe_files, replaced_folder, write_manifest

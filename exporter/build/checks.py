@@ -15,10 +15,10 @@ from transformers.activations import ACT2CLS, LinearActivation
 
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
-from ...runtime.errors import BundleError, ExportError, PromptError, VlmexportError
+from ...runtime.common.errors import BundleError, ExportError, PromptError, VlmexportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.families import FAMILIES, get_family
 from ...runtime.families.chat import chat_ids
-from ...runtime.foreign import raise_if_foreign
 from ...runtime.text.meter import TooMuch
 from ...runtime.text.tokenizer import Tokenizer, is_panic, unknown_tokens
 from ..families.samples import CONVERSATIONS, SENTENCE, Sample, odd_picture

@@ -30,7 +30,7 @@ from ...runtime.bundle.manifest import (
     ValueInfo,
     WeightsInfo,
 )
-from ...runtime.errors import BundleError, UnsupportedModelError
+from ...runtime.common.errors import BundleError, UnsupportedModelError
 from ..checkpoint import Checkpoint
 from ..drafts.selection import DraftSelection
 from ..families.base import Family, GraphSpec

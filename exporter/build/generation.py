@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.load import Checkpoint
 
 HANDED_ON = (

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...runtime.bundle.schema import file_name
-from ...runtime.errors import BundleError, OptionError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import BundleError, OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.tensors import TensorFiles
 
 OPTION = "--link-weights"

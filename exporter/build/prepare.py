@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..drafts.selection import DraftSelection, select_drafts, set_precisions
 from ..families.base import Family

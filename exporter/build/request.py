@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from ..families.skipping import Sublayers
 from ..precisions import precision_name
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...runtime.errors import UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.load import Checkpoint
 from ..families.base import Family
 from .generation import generation_config

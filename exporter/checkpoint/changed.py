@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...runtime.errors import ExportError
-from ...runtime.files import replacing
-from ...runtime.reading import read_json
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.bounded_files import read_json
+from ...runtime.common.errors import ExportError
 from .hub import SMALL
 from .tensors import INDEX, SINGLE
 

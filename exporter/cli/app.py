@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ...runtime.commands.options import AsJson, Bundle, Device
-from ...runtime.extras import need_extra
+from ...runtime.common.optional_deps import need_extra
 from ..drafts import KINDS
 from ..memory import use_large_pages
 from .compile import BACKENDS, LOWERING, compile_plans, default_target
@@ -194,7 +194,7 @@ def build(
     need_extra("export", "`vlmexport build`")
     use_large_pages()
     from ...runtime.commands.output import print_json
-    from ...runtime.errors import OptionError
+    from ...runtime.common.errors import OptionError
     from ..early import check_build
 
     for option, value in (
@@ -263,7 +263,7 @@ def verify(
 ) -> None:
     """Compare a bundle with its model: parity and losslessness."""
     if lossy is not None:
-        from ...runtime.errors import OptionError
+        from ...runtime.common.errors import OptionError
 
         raise OptionError(
             f"--lossy {lossy}: verify checks that the output is the model's, which lossy acceptance gives up; leave it out"
@@ -304,7 +304,7 @@ def parse_size(text: str, option: str) -> int:
     """`4GiB`, `512M`, `0` → bytes (binary units). Raises OptionError."""
     import re
 
-    from ...runtime.errors import OptionError
+    from ...runtime.common.errors import OptionError
 
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if match is None:
@@ -314,7 +314,7 @@ def parse_size(text: str, option: str) -> int:
 
 def _layers(text: str | None, option: str) -> list[int] | None:
     """`3,5,8` → numbers of layers. Raises OptionError."""
-    from ...runtime.errors import OptionError
+    from ...runtime.common.errors import OptionError
 
     if text is None:
         return None
@@ -332,7 +332,7 @@ def _request(**values: Any) -> Any:
     """A BuildRequest; wrong values become one-line errors."""
     from pydantic import ValidationError
 
-    from ...runtime.errors import OptionError
+    from ...runtime.common.errors import OptionError
     from ..build.request import BuildRequest
 
     try:
@@ -365,7 +365,7 @@ def _tell_request(request: Any) -> None:
         return
     import torch
 
-    from ...runtime.measure.machine import describe
+    from ...runtime.hardware.machine import describe
 
     machine = describe()
     log.debug(

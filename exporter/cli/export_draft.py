@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ...runtime.commands.options import AsJson
-from ...runtime.extras import need_extra
+from ...runtime.common.optional_deps import need_extra
 from .progress import tell_loading
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...runtime.commands.options import AsJson
-from ...runtime.errors import OptionError
-from ...runtime.extras import need_extra
-from ...runtime.measure.devices import DEVICES, FAMILY, Device, devices_named, nearest_devices, short_name
+from ...runtime.common.errors import OptionError
+from ...runtime.common.optional_deps import need_extra
+from ...runtime.hardware.devices import DEVICES, FAMILY, Device, devices_named, nearest_devices, short_name
 
 if TYPE_CHECKING:
     from rich.console import Console

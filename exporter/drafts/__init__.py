@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.errors import ExportError
-from ...runtime.paths import is_folder, shown
+from ...runtime.common.errors import ExportError
+from ...runtime.common.paths import is_folder, shown
 
 if TYPE_CHECKING:
     from ..aliases import Alias

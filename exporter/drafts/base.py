@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import nn
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from .files import draft_name
 
 if TYPE_CHECKING:

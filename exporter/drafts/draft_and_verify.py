@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from ..families.skipping import Sublayers
 from .base import Draft, DraftKind
 from .files import draft_folder, read_document, write_document

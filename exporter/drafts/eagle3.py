@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from . import eagle3_checkpoint
 from .base import Run
 from .eagle3_network import ROWS, Eagle3Config, Eagle3Network

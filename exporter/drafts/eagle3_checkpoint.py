@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .eagle3_network import Eagle3Config, Eagle3Network
 from .eagle_checkpoint import WIDE, names_in, read_tensors
 from .published import CONFIG, TABLE, WEIGHTS, filled, find_weights, layer_shape, read_config

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .eagle_network import EagleConfig, EagleNetwork
 
 ROWS = ("low", "middle", "high")

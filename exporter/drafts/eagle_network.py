@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .attending import Joined, rotary_angles
 from .trained import WIDEST, check_number, check_width
 

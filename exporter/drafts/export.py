@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ..early import check_export
 from ..families.base import Family

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.errors import ExportError
-from ...runtime.files import replacing
-from ...runtime.foreign import raise_if_foreign
-from ...runtime.reading import read_json
+from ...runtime.common.atomic_files import replacing
+from ...runtime.common.bounded_files import read_json
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..lines import first_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .attending import Joined, rotary_angles
 from .trained import check_width
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .cached_parity import CachedParity, side_by_side
 from .eagle_network import EagleNetwork
 from .ranked import compare_ranked, ranked

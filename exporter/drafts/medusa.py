@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ...runtime.proposers.rank_tree import grow
 from . import medusa_checkpoint
 from .base import Run

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from ..checkpoint.small_files import read_weights
 from .medusa_network import MedusaConfig, MedusaHeads
 from .published import filled, find_weights, matrix, read_config

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .trained import check_width
 
 HEADS = ("own", "shared", "trimmed")

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from ...runtime.errors import ExportError, OptionError
-from ...runtime.foreign import raise_if_foreign
-from ...runtime.reading import read_json
+from ...runtime.common.bounded_files import read_json
+from ...runtime.common.errors import ExportError, OptionError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.pickled import load_pickled
 from .base import TrainedKind
 from .files import DESCRIPTION, DESCRIPTION_LIMIT

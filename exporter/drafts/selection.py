@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from ..aliases import Alias
 from ..families.skipping import Sublayers
 from . import KINDS, draft_kind, draft_kinds, open_draft, shipped_drafts

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ..checkpoint.small_files import read_weights
 from .eagle_network import EagleConfig, EagleNetwork
 from .published import (

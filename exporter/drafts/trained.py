@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from ..checkpoint.plain import dtype_name, plain_problem, weight_problem
 from ..graphs.dtypes import TORCH
 from ..graphs.quantize import BLOCK

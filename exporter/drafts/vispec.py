@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from . import vispec_checkpoint
 from .base import Run
 from .eagle_network import EagleNetwork

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ...runtime.errors import ExportError, OptionError
+from ...runtime.common.errors import ExportError, OptionError
 from .eagle_checkpoint import ADAPTOR, has_one_layer, names_in, read_layer
 from .published import filled
 from .vispec_network import VispecConfig, VispecNetwork

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 from .eagle_network import EagleConfig, EagleNetwork
 
 MOST_QUERIES = 256

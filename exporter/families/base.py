@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 from ..checkpoint.quantized import check_not_quantized
 from ..graphs.precision import Precision

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt
 from .languages import language_for

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from ...runtime.images.processors.tiles import LARGEST
 from ...runtime.images.tiles import Tiling
 from ...runtime.images.windows import Grid

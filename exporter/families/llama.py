@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError
+from ...runtime.common.errors import InputError
 from ...runtime.text.messages import check_messages, readable
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt

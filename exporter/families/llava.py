@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError, UnsupportedModelError
+from ...runtime.common.errors import InputError, UnsupportedModelError
 from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...runtime.bundle.manifest import VideoInfo
-from ...runtime.errors import InputError
+from ...runtime.common.errors import InputError
 from ...runtime.families.base import image_list
 from ...runtime.families.chat import placed
 from ...runtime.families.qwen2_5_vl import Seen, written

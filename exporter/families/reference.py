@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .base import Family, ReferencePrompt
 from .samples import SENTENCE, odd_picture
 

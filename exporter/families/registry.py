@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 from .base import Family
 from .blip2 import Blip2Family

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.errors import OptionError
+from ...runtime.common.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import nn

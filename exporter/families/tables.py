@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...runtime.errors import ExportError, UnsupportedModelError
+from ...runtime.common.errors import ExportError, UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...runtime.errors import InputError, UnsupportedModelError
+from ...runtime.common.errors import InputError, UnsupportedModelError
 from ..checkpoint.load import Checkpoint
 from .base import Family, ReferencePrompt
 from .languages.gpt2 import GPT2Language

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from ...runtime.bundle.operators import DOMAINS, OPERATORS
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 
 # TensorRT's parser accepts these and drops their meaning, and ONNX changed it between releases.
 FORBIDDEN_ATTRIBUTES = {"is_causal"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from .dtypes import ONNX
 from .hooks import OPSET
 from .quantize import BLOCK

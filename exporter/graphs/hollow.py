@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.errors import UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from .hooks import attention_named
 
 

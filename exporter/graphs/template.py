@@ -18,8 +18,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ...runtime.errors import ExportError, UnsupportedModelError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError, UnsupportedModelError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from .check import check_operators
 from .hooks import OPSET, translation_table
 from .passes import WeightSource, clean

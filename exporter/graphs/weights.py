@@ -19,8 +19,8 @@ import torch
 from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.bundle.widened import widened
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.tensors import Place, TensorFiles
 from ..disk import FULL
 from .dtypes import ONNX, TORCH, stored_bytes

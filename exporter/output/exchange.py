@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runtime.locks import hold, release
+from ...runtime.common.locks import hold, release
 from ..disk import FULL
 from .leftovers import new_folder, remove_leftovers
 

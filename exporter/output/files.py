@@ -10,7 +10,7 @@ from pathlib import Path
 from ...runtime.bundle.checksum import manifest_text
 from ...runtime.bundle.folder import MANIFEST
 from ...runtime.bundle.manifest import FileInfo, Manifest
-from ...runtime.files import replacing
+from ...runtime.common.atomic_files import replacing
 
 Progress = Callable[[str, int, int], None]
 """`progress("checksums", bytes done, in all)`."""

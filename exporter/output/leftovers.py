@@ -14,7 +14,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from ...runtime.locks import hold, is_still, release, taken_over
+from ...runtime.common.locks import hold, is_still, release, taken_over
 
 
 def new_folder(output: Path) -> tuple[Path, int | None]:

@@ -10,7 +10,7 @@ from typing import Any
 from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.widened import widened
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
 from ..drafts.base import Draft

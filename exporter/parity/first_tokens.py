@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ..families.base import Family
 from .capture import Captured
 from .compare import run_encoder, run_head, run_layers

@@ -11,7 +11,7 @@ import torch
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ..families.base import Family
 from ..families.reference import collate
 from ..families.samples import odd_picture

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.errors import ExportError, PromptError
+from ...runtime.common.errors import ExportError, PromptError
 from ...runtime.families import get_family
 from ...runtime.families.base import Prepared, Source
 from ..families.base import Family

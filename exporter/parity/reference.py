@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.errors import ExportError
-from ...runtime.foreign import raise_if_foreign
+from ...runtime.common.errors import ExportError
+from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint import Checkpoint
 from ..checkpoint.whole import load_whole
 from ..graphs.dtypes import TORCH

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.folder import Bundle
-from ...runtime.errors import ExportError
+from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..adapter_names import check_merged
 from ..checkpoint import Checkpoint, fingerprint, open_checkpoint

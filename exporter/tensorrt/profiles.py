@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
+from ...runtime.common.errors import ExportError
 from ...runtime.decode.kv import rows_between
 from ...runtime.decode.passes import PREFILL_WIDTH
 from ...runtime.engines.device import ALIGNMENT
-from ...runtime.errors import ExportError
 from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of
 

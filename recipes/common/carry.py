@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from .folder import digest
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from vlmexport.runtime.cores import cores
+from vlmexport.runtime.common.cpu_count import cores
 
 from ..precision import DEVICES, PRECISIONS, device_of
 from .captioner import Captioner

@@ -18,8 +18,8 @@ from vlmexport.calibration.data.scenes.scene import HELDOUT, TRAIN, VALIDATION, 
 from vlmexport.calibration.data.scenes.score import total_accuracy
 from vlmexport.calibration.data.scenes.text_stats import NgramModel, prompt_lookup_tau
 from vlmexport.exporter.drafts.base import SelfDraft
-from vlmexport.runtime.cores import cores
-from vlmexport.runtime.measure.machine import processor
+from vlmexport.runtime.common.cpu_count import cores
+from vlmexport.runtime.hardware.machine import processor
 
 from .captioner import Captioner
 from .checks import Checks, by_type, share

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlmexport.runtime.errors import OptionError
-from vlmexport.runtime.files import cache_folder, replacing
-from vlmexport.runtime.locks import only_one
+from vlmexport.runtime.common.atomic_files import cache_folder, replacing
+from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.common.locks import only_one
 
 
 def recipe_folder(name: str) -> Path:

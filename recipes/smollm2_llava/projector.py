@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from vlmexport.calibration.data.scenes.scene import TRAIN, sample_scene
-from vlmexport.runtime.files import replacing
+from vlmexport.runtime.common.atomic_files import replacing
 
 from ..common.labels import scene_labels
 from ..common.optimizer import schedule

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import BundleError, VlmexportError
-from ..files import replacing
+from ..common.atomic_files import replacing
+from ..common.errors import BundleError, VlmexportError
 
 FIELD = "sha256"
 RESEAL = "python -m vlmexport.runtime.bundle.checksum"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import OptionError
+from ..common.errors import OptionError
 
 if TYPE_CHECKING:
     from .manifest import DraftInfo

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 from ..speculate.stored_acceptance import StoredAcceptance
 from ..speculate.stored_costs import StoredCosts
 from .plans import Plan

@@ -18,12 +18,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ..errors import BundleError, OptionError
-from ..files import is_scratch
-from ..foreign import raise_if_foreign
-from ..locks import alone, remove
-from ..options import integer
-from ..paths import look_at
+from ..common.atomic_files import is_scratch
+from ..common.errors import BundleError, OptionError
+from ..common.foreign_errors import raise_if_foreign
+from ..common.locks import alone, remove
+from ..common.paths import look_at
+from ..common.validation import integer
 from ..text.tokenizer import Tokenizer
 from .checksum import check_seal, replace_manifest
 from .entries import check_measured

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 from .told import TextLayout
 
 if TYPE_CHECKING:

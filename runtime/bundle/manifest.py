@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BundleError, OptionError
-from ..options import ADAPTIVE
+from ..common.errors import BundleError, OptionError
+from ..common.validation import ADAPTIVE
 from .checks import check_references
 from .combination import SIGN, combination, no_combination
 from .schema import (

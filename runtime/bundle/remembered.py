@@ -18,9 +18,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from ..files import cache_folder, replacing
-from ..foreign import raise_if_foreign
+from ..common.atomic_files import cache_folder, replacing
+from ..common.errors import OptionError
+from ..common.foreign_errors import raise_if_foreign
 
 LIMIT = 16 << 20
 """Bytes. A larger record is not one of ours."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import BundleError
+from ..common.errors import BundleError
 
 if TYPE_CHECKING:
     from .manifest import GraphInfo, Manifest, ValueInfo

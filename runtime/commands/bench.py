@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
+from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure plain against speculative decoding, with the bound that the graphs allow."""
     from ..bundle.folder import Bundle, check_writable, store_costs
-    from ..errors import OptionError
+    from ..common.atomic_files import check_folder, write_file
+    from ..common.errors import OptionError
     from ..families import get_family
-    from ..files import check_folder, write_file
     from ..measure.benchmark import measure
     from ..request import request_options
     from ..session import Session
@@ -171,8 +171,8 @@ def make_requests(manifest: Manifest, images: list[Path], prompts: list[str], ra
 
 def show(report: dict[str, Any], out: Console) -> None:
     """Print the report for people."""
+    from ..hardware.machine import BUSY, busy
     from ..measure.headline import headline
-    from ..measure.machine import BUSY, busy
     from .table import Table
 
     plain, speculative, speedup = report["plain"], report["speculative"], report["speedup"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ImageError, OptionError, PromptError
-from ..paths import look_at
+from ..common.errors import ImageError, OptionError, PromptError
+from ..common.paths import look_at
 from .requests import read_picture
 
 if TYPE_CHECKING:

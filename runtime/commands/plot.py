@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from ..extras import need_extra
-from ..files import check_folder, write_file
+from ..common.atomic_files import check_folder, write_file
+from ..common.errors import OptionError
+from ..common.optional_deps import need_extra
+from ..hardware.machine import BUSY, busy
 from ..measure.headline import headline
-from ..measure.machine import BUSY, busy
 
 SUFFIXES = (".png", ".svg", ".pdf")
 LINES = "lines: slowest and fastest run of plain decoding; smallest and largest quotient of a pair"

@@ -48,7 +48,7 @@ def profile(
 ) -> None:  # fmt: skip
     """Time every graph at every width with trtexec, or on the engine at hand, and predict what drafting gains."""
     from ..bundle.folder import Bundle
-    from ..errors import OptionError
+    from ..common.errors import OptionError
     from ..profiling.page import check_page, write_page
     from .output import console, print_json
 
@@ -111,7 +111,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _widths(text: str | None, bundle: Bundle) -> list[int]:
-    from ..errors import OptionError
+    from ..common.errors import OptionError
     from ..profiling.points import verify_widths
 
     if text is None:
@@ -126,7 +126,7 @@ def _widths(text: str | None, bundle: Bundle) -> list[int]:
 
 
 def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Sequence[int], path: Path) -> int:
-    from ..files import write_file
+    from ..common.atomic_files import write_file
     from ..profiling.commands import choose_plans, runs, script, write_inputs
     from ..profiling.points import points
 
@@ -140,7 +140,7 @@ def _save(bundle: Bundle, target: str | None, backend: str | None, widths: Seque
 
 
 def _plans(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from ..errors import OptionError
+    from ..common.errors import OptionError
 
     if not plans:
         raise OptionError("the bundle has no TensorRT plans; `vlmexport compile` adds them")
@@ -200,7 +200,7 @@ def _here(
 ) -> dict[str, Any]:
     """The report of the engine of a device."""
     from ..bundle.interfaces import CHANGING
-    from ..measure import machine
+    from ..hardware import machine
     from ..profiling.host import time_cycles
     from ..profiling.local import time_here
     from ..profiling.points import points

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options import TYPICAL_DELTA, TYPICAL_EPSILON
+from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run(
 ) -> None:
     """Caption an image, or answer a question about it."""
     from ..bundle.folder import Bundle
-    from ..errors import OptionError
+    from ..common.errors import OptionError
     from ..families import get_family
     from ..families.base import views_of
     from ..families.plain import PlainText

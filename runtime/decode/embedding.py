@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..common.bfloat16 import widen
+from ..common.errors import PromptError
 from ..engines.base import DTYPES, Call, Engine, View
 from ..engines.buffers import HostBuffer
-from ..errors import PromptError
-from .floats import widen
 
 PROBES = 16
 """Ids that decide whether the `embed` graph is a plain look-up."""

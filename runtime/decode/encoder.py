@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from ..bundle.manifest import Manifest
+from ..common.errors import PromptError
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
-from ..errors import PromptError
 from .kv import KVArena
 from .masks import encoder_mask
 

@@ -13,8 +13,8 @@ from math import gcd
 
 import numpy as np
 
+from ..common.errors import CapacityError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
-from ..errors import CapacityError
 
 BUCKET = 128
 """Rows by which the bound view grows."""

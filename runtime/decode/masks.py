@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .floats import lowest, widen
+from ..common.bfloat16 import lowest, widen
 from .tree import TokenTree
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..bundle.interfaces import positions_shape
 from ..bundle.manifest import Manifest
+from ..common.errors import CapacityError, OptionError, PromptError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
-from ..errors import CapacityError, OptionError, PromptError
 from .embedding import Embedding
 from .encoder import Encoder
 from .kv import BATCH_BUCKET, BUCKET, KVArena

@@ -7,8 +7,8 @@ from math import isfinite, nan
 
 import numpy as np
 
+from ..common.errors import NumericsError
 from ..engines.base import DTYPES, Call, Engine, View
-from ..errors import NumericsError
 
 
 class TargetRows:

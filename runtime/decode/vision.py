@@ -8,9 +8,9 @@ from math import prod
 
 import numpy as np
 
+from ..common.errors import PromptError
 from ..engines.base import DTYPES, Engine
 from ..engines.buffers import HostBuffer
-from ..errors import PromptError
 
 
 class Vision:

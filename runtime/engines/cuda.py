@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CapacityError, DeviceError
-from ..foreign import raise_if_foreign
+from ..common.errors import CapacityError, DeviceError
+from ..common.foreign_errors import raise_if_foreign
 from .memory import LESS_ON_A_GPU
 
 UP, DOWN, WITHIN = 1, 2, 3

@@ -10,10 +10,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from ..files import replacing
-from ..foreign import raise_if_foreign
-from ..paths import shown
+from ..common.atomic_files import replacing
+from ..common.errors import OptionError
+from ..common.foreign_errors import raise_if_foreign
+from ..common.paths import shown
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import onnxruntime as ort
 
 from ..bundle.operators import refuse
 from ..bundle.widened import widened
-from ..cores import cores
-from ..errors import BundleError, CapacityError, OptionError
-from ..foreign import raise_if_foreign
+from ..common.cpu_count import cores
+from ..common.errors import BundleError, CapacityError, OptionError
+from ..common.foreign_errors import raise_if_foreign
 from .base import DTYPES, Buffer, Call, Engine, Reading, View, dtype_name, unwatched
 from .calls import BoundCalls
 from .memory import LESS, out_of_memory

@@ -25,8 +25,8 @@ import onnxruntime as ort
 from ..bundle.interfaces import CHANGING, DRAFT_LAYERS
 from ..bundle.manifest import GraphInfo
 from ..bundle.operators import refuse
-from ..errors import DeviceError
-from ..foreign import raise_if_foreign
+from ..common.errors import DeviceError
+from ..common.foreign_errors import raise_if_foreign
 from .answers import ANSWERS, FILE, answers, places
 from .base import Call, Program, Reading, View, unwatched
 from .calls import BoundCalls

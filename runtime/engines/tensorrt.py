@@ -18,10 +18,10 @@ import numpy as np
 
 from ..bundle.manifest import GraphInfo, ValueInfo
 from ..bundle.plans import Plan, choose_plans, compile_command, planned
+from ..common.bfloat16 import widen
+from ..common.errors import BundleError, CapacityError, DeviceError
+from ..common.foreign_errors import raise_if_foreign
 from ..decode.appending import MASK, NEW_MASK, START, new_name
-from ..decode.floats import widen
-from ..errors import BundleError, CapacityError, DeviceError
-from ..foreign import raise_if_foreign
 from . import tensorrt_library
 from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
@@ -491,7 +491,7 @@ def _check_driver(plans: Mapping[str, Plan], driver: str, command: str) -> None:
 
 
 def _install(backend: str) -> str:
-    from ..extras import install_command
+    from ..common.optional_deps import install_command
 
     return install_command(backend) + ("" if backend == "tensorrt-rtx" else " (JetPack brings it along)")
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from ..foreign import raise_if_foreign
+from ..common.foreign_errors import raise_if_foreign
 
 LEAN = "tensorrt_lean"
 """The module that runs plans which were built for it, and builds none."""

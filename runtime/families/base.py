@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ..errors import ImageError
+from ..common.errors import ImageError
 
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BundleError, PromptError
+from ..common.errors import BundleError, PromptError
 from ..text.chat import render_chat
 from ..text.marked import Marked
 from ..text.messages import check_messages, check_written, marked_prompt, parts_of, readable, texts

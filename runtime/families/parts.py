@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from .base import Prompt, View
 
 PLACES = {"image": ("image", "url", "path"), "video": ("video", "url", "path")}

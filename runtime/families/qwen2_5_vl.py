@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ..bundle.manifest import ImageInfo, VideoInfo
-from ..errors import ImageError
+from ..common.errors import ImageError
 from ..images.load import load_image
 from ..images.processors.patches import fitted, resized, settings_of
 from ..images.video import Clip, Video, open_video, sampled

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PromptError
+from ..common.errors import PromptError
 from ..text.prompt import as_text, check_ids, check_length
 from .base import Prepared, Prompt, Source, View, decoder_start, one_view
 from .fixed import fixed_view, incomplete

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ..errors import ImageError
-from ..foreign import from_signal_handler, raise_if_foreign
-from ..options import check_colour_order
-from ..paths import look_at, shown
+from ..common.errors import ImageError
+from ..common.foreign_errors import from_signal_handler, raise_if_foreign
+from ..common.paths import look_at, shown
+from ..common.validation import check_colour_order
 from .endings import FORMATS as FORMATS
 from .pixels import pixels_of
 from .remote import check_local

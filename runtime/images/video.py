@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..errors import ImageError
-from ..options import check_colour_order, number
-from ..paths import look_at, shown
+from ..common.errors import ImageError
+from ..common.paths import look_at, shown
+from ..common.validation import check_colour_order, number
 from .folder import picture_files
 from .load import load_image
 from .remote import check_local

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OptionError
+from ..common.errors import OptionError
+from ..hardware import machine
 from ..request import request_options, resolve
 from ..speculate.choice import predictions
 from ..speculate.costs import FREE, CostTable, Curve
@@ -17,7 +18,6 @@ from ..speculate.policy import FixedLength, LogisticLength
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import stored_acceptance
 from ..speculate.stored_costs import StoredCosts, find_costs, with_combinations
-from . import machine
 from .passes import runnable
 from .timing import GraphTimer
 from .trees import observed_trees

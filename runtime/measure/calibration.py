@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle.combination import combinations
 from ..bundle.entries import check_report
-from ..errors import BundleError, OptionError
+from ..common.errors import BundleError, OptionError
+from ..hardware import machine
 from ..proposers import KINDS
 from ..speculate.budget import Budget
 from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
@@ -31,7 +32,6 @@ from ..speculate.costs import CostTable
 from ..speculate.stats import Stats
 from ..speculate.stored_acceptance import StoredAcceptance, stored_acceptance
 from ..speculate.stored_costs import StoredChoice, with_combinations
-from . import machine
 from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .benchmark import Progress, measured_costs, time_passes
 from .bootstrap import interval

@@ -11,10 +11,10 @@ from typing import Any
 from ..bundle.interfaces import kept_attention
 from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
-from ..errors import BundleError, OptionError
+from ..common.errors import BundleError, OptionError
+from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
 from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable
-from .devices import JETSON, RTX_TARGETS, Device, lowerings
 from .inspection import cross_kv_bytes_per_row, kv_bytes_per_layer, kv_bytes_per_token
 from .passes import cost_table, passes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..bundle.manifest import FLOATS
-from ..decode.floats import widen
+from ..common.bfloat16 import widen
 from ..engines.base import DTYPES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from ..errors import VlmexportError
+from ..common.errors import VlmexportError
 from ..images.synthetic import synthetic_image
 from ..session import Session
 from .points import SIDE

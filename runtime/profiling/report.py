@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..common.errors import InputError
 from ..measure.passes import cost_table, passes
 from ..speculate.choice import best_length, longest_drafts
 from ..speculate.costs import CostTable, expected_tokens

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..bundle.combination import second_of
-from ..errors import BundleError
+from ..common.errors import BundleError
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo

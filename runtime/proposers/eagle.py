@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..common.errors import BundleError
+from ..common.foreign_errors import raise_if_foreign
 from ..decode.device_chain import DeviceChain
 from ..decode.passes import PREFILL_STEP, PREFILL_WIDTH
 from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
-from ..errors import BundleError
-from ..foreign import raise_if_foreign
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
 from .eagle_pass import Beside, EaglePass

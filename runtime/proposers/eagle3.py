@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ..bundle.interfaces import TAPPED
+from ..common.errors import BundleError
 from ..engines.base import DTYPES
-from ..errors import BundleError
 from .eagle import Eagle
 
 if TYPE_CHECKING:

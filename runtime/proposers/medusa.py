@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..common.errors import BundleError
+from ..common.foreign_errors import raise_if_foreign
 from ..decode.device_chain import DeviceChain, Sent
 from ..decode.target_rows import not_finite
 from ..decode.tree import TokenTree
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
-from ..errors import BundleError
-from ..foreign import raise_if_foreign
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
 from ..speculate.sampling import draw

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ..bundle.manifest import DraftInfo
+from ..common.errors import BundleError
 from ..decode.passes import Decoder
 from ..decode.target_rows import TargetRows
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
-from ..errors import BundleError
 from ..speculate.proposer import Proposer
 from ..speculate.sequence import Sequence
 

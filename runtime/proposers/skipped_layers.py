@@ -13,8 +13,8 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
 from ..bundle.interfaces import kept_attention
+from ..common.errors import BundleError, NumericsError, OptionError
 from ..decode.tree import TokenTree
-from ..errors import BundleError, NumericsError, OptionError
 from ..speculate.ending import ending
 from ..speculate.proposer import Proposer
 

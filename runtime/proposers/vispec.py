@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..common.errors import BundleError
 from ..decode.vision import Vision
-from ..errors import BundleError
 from ..speculate.proposer import Picture
 from .eagle import Eagle
 from .vispec_pairs import Pair, Seen, pairs_of, slots_before

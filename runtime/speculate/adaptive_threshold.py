@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..options import integer, number
+from ..common.validation import integer, number
 from .acceptance import Verdict
 from .budget import Budget
 

@@ -24,7 +24,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from ..errors import OptionError
+from ..common.errors import OptionError
 from .acceptance import Verdict
 from .budget import NOTHING, Budget
 from .costs import CostTable

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..common.errors import NumericsError
 from ..decode.passes import Decoder
 from ..decode.target_rows import TargetRows, not_finite
 from ..decode.tree import TokenTree
-from ..errors import NumericsError
 from .acceptance import Verdict, ranks
 from .budget import NOTHING, Budget
 from .on_trunk import draft_on_trunk

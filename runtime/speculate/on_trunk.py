@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
+from ..common.errors import NumericsError
 from ..decode.tree import TokenTree
-from ..errors import NumericsError
 from .budget import Budget
 from .ending import ending
 from .sequence import Sequence

@@ -11,8 +11,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import OptionError
-from ..options import integer, number
+from ..common.errors import OptionError
+from ..common.validation import integer, number
 from .acceptance import Verdict
 from .budget import Budget
 

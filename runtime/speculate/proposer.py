@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..common.errors import BundleError
 from ..decode.device_chain import NOTHING_SENT, Sent
 from ..decode.tree import TokenTree
-from ..errors import BundleError
 from .acceptance import Verdict
 from .budget import Budget
 

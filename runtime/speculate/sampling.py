@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..options import integer, number
+from ..common.validation import integer, number
 
 _MASK = (1 << 64) - 1
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..common.errors import NumericsError
 from ..decode.on_device import Answers
 from ..decode.target_rows import TargetRows
 from ..decode.tree import TokenTree
-from ..errors import NumericsError
 from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
 from .drawing import Drawing
 from .sampling import ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING, Sampling, draw

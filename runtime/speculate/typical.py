@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON, number
 from ..decode.tree import TokenTree
-from ..options import TYPICAL_DELTA, TYPICAL_EPSILON, number
 from .acceptance import Verdict
 
 

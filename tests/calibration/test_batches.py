@@ -18,7 +18,7 @@ from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Rows, Target
 from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
 from vlmexport.exporter.families.skipping import Sublayers
-from vlmexport.runtime.errors import CapacityError
+from vlmexport.runtime.common.errors import CapacityError
 
 from tests.support.training_targets import make_records, make_target
 

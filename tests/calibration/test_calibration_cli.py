@@ -21,7 +21,7 @@ from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions, flag_of
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from tests.support.training_targets import make_target
 

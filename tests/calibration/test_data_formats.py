@@ -15,7 +15,7 @@ from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.data import places as data_places
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
-from vlmexport.runtime.errors import ImageError, InputError, OptionError
+from vlmexport.runtime.common.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
 
 from tests.support.training_targets import make_target

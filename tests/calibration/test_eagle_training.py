@@ -19,7 +19,7 @@ from vlmexport.calibration.training.texts import unrolled
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session import Session
 
 from tests.support import tiny_models

@@ -26,8 +26,8 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.reference import collate
 from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import ExportError, InputError, OptionError
-from vlmexport.runtime.locks import only_one
+from vlmexport.runtime.common.errors import ExportError, InputError, OptionError
+from vlmexport.runtime.common.locks import only_one
 
 from tests.support.training_targets import KINDS, logits_after, make_jsonl, make_records, make_target, options
 

@@ -22,7 +22,7 @@ from vlmexport.calibration.generation.bundle_answers import BundleAnswers, _wave
 from vlmexport.calibration.generation.messages import LOGGER, Failure
 from vlmexport.calibration.generation.target_bundle import target_bundle
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import PromptError, VlmexportError
+from vlmexport.runtime.common.errors import PromptError, VlmexportError
 
 from tests.support.training_targets import make_records, make_target
 

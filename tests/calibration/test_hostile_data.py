@@ -19,7 +19,7 @@ from vlmexport.calibration.training.features import build_cache
 from vlmexport.calibration.training.run import train_draft, usable_records
 from vlmexport.exporter.drafts import files as draft_files
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import DivergedError, InputError, OptionError
+from vlmexport.runtime.common.errors import DivergedError, InputError, OptionError
 
 from tests.support.training_targets import make_records, make_target, options
 

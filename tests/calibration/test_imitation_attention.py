@@ -20,7 +20,7 @@ from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.texts import rows_of
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session import Session
 
 from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes

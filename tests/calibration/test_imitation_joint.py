@@ -24,7 +24,7 @@ from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.session import Session
 
 from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights

@@ -31,7 +31,7 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.imitation_network import SEEN
 from vlmexport.runtime import cli
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from tests.support.training_targets import make_records, make_target
 

@@ -13,7 +13,7 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.places import check_reference
 from vlmexport.calibration.data.records import ImageRef
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 
 def _picture(path: Path) -> Path:

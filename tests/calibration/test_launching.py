@@ -41,8 +41,8 @@ from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.files import read_document
-from vlmexport.runtime.errors import LostProcessError, OptionError
-from vlmexport.runtime.locks import only_one
+from vlmexport.runtime.common.errors import LostProcessError, OptionError
+from vlmexport.runtime.common.locks import only_one
 
 from tests.support.training_targets import make_jsonl, make_target, options
 

@@ -27,7 +27,7 @@ from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
 from vlmexport.runtime.session import Session
 

@@ -18,7 +18,7 @@ from vlmexport.calibration.training.run import token_counts, train_draft
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session import Session
 
 from tests.support.training_targets import logits_after, own_answers

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.records import Record
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.common.errors import InputError, OptionError
 
 ASKED = [{"role": "user", "content": "What is it?"}]
 TALK = [*ASKED, {"role": "assistant", "content": "A cup."}]

@@ -17,8 +17,8 @@ from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.records import Record
 from vlmexport.calibration.evaluation.task import chosen_task, fitting_task
 from vlmexport.calibration.targets.threads import with_threads
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
-from vlmexport.runtime.errors import OptionError
 
 from tests.support.training_targets import make_target
 

@@ -29,7 +29,7 @@ from vlmexport.calibration.evaluation.run import evaluate
 from vlmexport.calibration.evaluation.speed import bound
 from vlmexport.calibration.targets.batches import Batches
 from vlmexport.calibration.targets.target import Target
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from tests.support.training_targets import KINDS, logits_after, make_target
 

@@ -24,7 +24,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
 from vlmexport.exporter.families.skipping import Sublayers, disregarded
-from vlmexport.runtime.errors import InputError, OptionError
+from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.adaptive_threshold import AdaptiveThreshold
 from vlmexport.runtime.speculate.policy import FixedLength

@@ -22,8 +22,8 @@ from vlmexport.calibration.training.objectives import options_of
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
-from vlmexport.runtime import locks
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common import locks
+from vlmexport.runtime.common.errors import OptionError
 
 from tests.support.training_targets import make_records, make_target, with_answers
 

@@ -21,7 +21,7 @@ from vlmexport.calibration.training.sight import sight_of
 from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.manifest import VideoInfo
-from vlmexport.runtime.errors import InputError
+from vlmexport.runtime.common.errors import InputError
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video, sampled
 from vlmexport.runtime.session import Session

@@ -22,7 +22,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.eagle_network import EagleConfig
 from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session import Session
 
 from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes

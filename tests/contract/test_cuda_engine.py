@@ -15,11 +15,11 @@ import onnxruntime as ort
 import pytest
 from vlmexport.exporter.graphs.answers import build_answers
 from vlmexport.runtime.cli import main
+from vlmexport.runtime.common.errors import BundleError, CapacityError, DeviceError
 from vlmexport.runtime.engines import answers, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda
-from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 from tests.support import lossless

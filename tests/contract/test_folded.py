@@ -18,7 +18,7 @@ from vlmexport.exporter.lowering.groups import Groups
 from vlmexport.exporter.lowering.rewriter import size, typed
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 
 from tests.support import lossless, lowered_runs
 from tests.support.engines.emulated import EmulatedCuda

@@ -32,7 +32,7 @@ from vlmexport.runtime.bundle.manifest import DraftInfo, Manifest
 from vlmexport.runtime.bundle.plans import planned
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
-from vlmexport.runtime.measure.devices import DEVICES
+from vlmexport.runtime.hardware.devices import DEVICES
 from vlmexport.runtime.measure.fit import fit, roofline
 
 from tests.support import lossless

@@ -17,7 +17,7 @@ from vlmexport.exporter.lowering.single import RULES
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
 from vlmexport.runtime.bundle.operators import OPERATORS
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
 from tests.support import lowered_runs
 from tests.support.lowered_runs import COMMIT, GARBAGE, PASSES, ran

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vlmexport.runtime.common.errors import DeviceError, NumericsError, PromptError
 from vlmexport.runtime.decode import appending, masks
 from vlmexport.runtime.decode.encoder import Encoder
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.masks import CausalMask, Seen
 from vlmexport.runtime.decode.passes import Decoder
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import DeviceError, NumericsError, PromptError
 from vlmexport.runtime.proposers import medusa
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.proposers.rank_tree import within

@@ -25,12 +25,12 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.decode.floats import widen
+from vlmexport.runtime.common.bfloat16 import widen
+from vlmexport.runtime.common.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.engines import DEVICES, create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.kernel_cache import KernelCache
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
-from vlmexport.runtime.errors import BundleError, CapacityError, DeviceError, OptionError
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
 
 from tests.support import lossless

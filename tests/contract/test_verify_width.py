@@ -14,10 +14,10 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.cli import main
+from vlmexport.runtime.common.errors import BundleError, CapacityError, OptionError
 from vlmexport.runtime.decode import passes
 from vlmexport.runtime.decode.kv import KVArena
 from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.errors import BundleError, CapacityError, OptionError
 
 from tests.support import attending_rows
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice

@@ -25,7 +25,7 @@ from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.exporter.parity.verify import verify_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import ExportError, OptionError, UnsupportedModelError
+from vlmexport.runtime.common.errors import ExportError, OptionError, UnsupportedModelError
 from vlmexport.runtime.session import Session
 
 from tests.support import tiny_adapters

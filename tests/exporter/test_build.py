@@ -38,7 +38,7 @@ from vlmexport.exporter.output.leftovers import remove_leftovers
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import (
+from vlmexport.runtime.common.errors import (
     ExportError,
     OptionError,
     UnsupportedModelError,

@@ -19,7 +19,7 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.families.samples import CONVERSATIONS
 from vlmexport.exporter.parity import preparation
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 from vlmexport.runtime.families import chat, get_family
 from vlmexport.runtime.text.tokenizer import Tokenizer
 

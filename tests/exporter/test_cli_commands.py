@@ -18,7 +18,7 @@ import pytest
 from vlmexport.exporter.cli.app import parse_size
 from vlmexport.exporter.cli.tables import parity_line
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from tests.support import kept_traces
 

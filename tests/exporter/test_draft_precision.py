@@ -13,7 +13,7 @@ from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
 from vlmexport.exporter.drafts.selection import DraftSelection, set_precisions
 from vlmexport.exporter.tensorrt.options import NATIVE, PORTABLE, check_drafts
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 
 def selection(width: int = 64, lookup_only: bool = False) -> DraftSelection:

@@ -14,7 +14,7 @@ from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.cli.tables import dry_run_tables
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.inspection import facts
 
 

@@ -15,7 +15,7 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
 from vlmexport.exporter.drafts.eagle3_network import default_taps
 from vlmexport.exporter.drafts.export import export_draft
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 from vlmexport.runtime.session import Session
 
 from tests.support import tiny_models

@@ -14,7 +14,7 @@ import pytest
 from vlmexport.exporter.aliases import ALIASES, check_known
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.cli import progress
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 PROGRAM = """
 import contextlib, io, json, sys

@@ -17,7 +17,7 @@ from vlmexport.exporter.families.languages import LANGUAGES
 from vlmexport.exporter.families.reference import collate, decoder_prefix
 from vlmexport.exporter.families.registry import FAMILIES, family_for
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import UnsupportedModelError
+from vlmexport.runtime.common.errors import UnsupportedModelError
 from vlmexport.runtime.families import FAMILIES as RUNTIME_FAMILIES
 
 from tests.support import tiny_models

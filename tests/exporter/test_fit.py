@@ -15,8 +15,8 @@ from vlmexport.exporter.cli.fit import rough
 from vlmexport.exporter.shapes import cut, planned, published
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError, OptionError
-from vlmexport.runtime.measure.devices import DEVICES, devices_named, lowerings, nearest_devices
+from vlmexport.runtime.common.errors import BundleError, OptionError
+from vlmexport.runtime.hardware.devices import DEVICES, devices_named, lowerings, nearest_devices
 from vlmexport.runtime.measure.fit import CONTEXT_BYTES, SYSTEM_BYTES, fit, roofline
 
 
@@ -109,7 +109,7 @@ def test_a_model_is_planned_as_its_bundle_is(
 
 def test_every_device_says_what_runs_there() -> None:
     from vlmexport.exporter.tensorrt import TARGETS
-    from vlmexport.runtime.measure.devices import RTX_TARGETS
+    from vlmexport.runtime.hardware.devices import RTX_TARGETS
     from vlmexport.runtime.measure.fit import runs_with
 
     assert set(RTX_TARGETS) == set(TARGETS)

@@ -28,7 +28,7 @@ from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 from vlmexport.runtime.session import Session
 
 from tests.support.own_generation import asking, difference

@@ -12,7 +12,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 from vlmexport.exporter.graphs.hollow import hollow_model, signature
 from vlmexport.exporter.graphs.hooks import ATTENTION, attend, export_hooks
-from vlmexport.runtime.errors import UnsupportedModelError
+from vlmexport.runtime.common.errors import UnsupportedModelError
 
 from tests.support import tiny_models
 from tests.support.as_library import as_library

@@ -17,7 +17,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.runtime.bundle.folder import Bundle, read_manifest, reseal
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.errors import BundleError, ExportError, OptionError
+from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
 
 from tests.exporter.test_precision import answers

@@ -22,7 +22,7 @@ from vlmexport.exporter.memory import (
     fits_whole,
     graph_memory,
 )
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
 GIB = 1 << 30
 

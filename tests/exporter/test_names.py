@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.reference import load_reference
-from vlmexport.runtime.errors import ExportError, UnsupportedModelError
+from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError
 
 from tests.support import tiny_models
 

@@ -26,7 +26,7 @@ from vlmexport.exporter.parity.tally import FLOOR, SHARE, Tally
 from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.errors import ExportError
+from vlmexport.runtime.common.errors import ExportError
 
 
 @pytest.mark.parametrize(

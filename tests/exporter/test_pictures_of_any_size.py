@@ -11,7 +11,7 @@ import pytest
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.prepare import prepare
 from vlmexport.exporter.families.images import sampled_video
-from vlmexport.runtime.errors import OptionError, UnsupportedModelError
+from vlmexport.runtime.common.errors import OptionError, UnsupportedModelError
 
 from tests.support import tiny_models
 

@@ -21,9 +21,9 @@ from vlmexport.runtime.bundle.checksum import manifest_text
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.decode.floats import bfloat16_bits, lowest, widen
+from vlmexport.runtime.common.bfloat16 import bfloat16_bits, lowest, widen
+from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.decode.masks import CausalMask, encoder_mask
-from vlmexport.runtime.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.session import Session
 
 from tests.support import tiny_models

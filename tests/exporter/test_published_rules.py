@@ -22,7 +22,7 @@ from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.runtime.errors import ExportError, UnsupportedModelError, VlmexportError
+from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError, VlmexportError
 
 from tests.support import tiny_models
 

@@ -15,7 +15,7 @@ from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.exporter.parity.verify import verify_bundle
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 from tests.support import tiny_models
 

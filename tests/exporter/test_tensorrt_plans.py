@@ -14,7 +14,7 @@ from vlmexport.exporter.tensorrt.options import plan_precision
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 pytest.importorskip("tensorrt_rtx_libs")
 

@@ -20,7 +20,7 @@ from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import OptionError, UnsupportedModelError
+from vlmexport.runtime.common.errors import OptionError, UnsupportedModelError
 
 from tests.support import tiny_models
 

@@ -16,7 +16,7 @@ from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.trained import described
 from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 from tests.exporter.test_eagle_checkpoint import HEADS, VOCABULARY, WIDTH
 from tests.exporter.test_eagle_checkpoint import published as layer

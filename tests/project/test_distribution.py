@@ -213,7 +213,9 @@ def test_without_the_models_the_command_that_installs_them_is_named(installed: P
 def test_a_missing_extra_is_added_to_the_wheel_that_was_installed(
     installed: Path, wheel: Path, tmp_path: Path
 ) -> None:
-    code = "from vlmexport.runtime.extras import install_command; print(install_command('export'))"
+    code = (
+        "from vlmexport.runtime.common.optional_deps import install_command; print(install_command('export'))"
+    )
     done = run(installed, tmp_path, "python", "-c", code)
     assert done.stdout.strip() == f"pip install '{wheel}[export]'", done.stderr
 

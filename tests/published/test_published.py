@@ -12,7 +12,7 @@ from PIL import Image
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.prepare import prepare
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.images.synthetic import synthetic_image
 
 from tests.published.table import DOCUMENT, written

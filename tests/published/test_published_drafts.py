@@ -10,7 +10,7 @@ import torch
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.build.prepare import prepare
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import VlmexportError
+from vlmexport.runtime.common.errors import VlmexportError
 
 from tests.published.test_published import TOKENS, requests
 from tests.support.own_generation import difference

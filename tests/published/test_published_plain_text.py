@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
-from vlmexport.runtime.errors import PromptError
+from vlmexport.runtime.common.errors import PromptError
 from vlmexport.runtime.families.chat import chat_ids
 from vlmexport.runtime.text.messages import check_messages
 from vlmexport.runtime.text.plain import PlainTokenizer

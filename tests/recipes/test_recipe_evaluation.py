@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.drafts.imitation_network import ImitationNetwork
 from vlmexport.exporter.tiny_models import tiny_model
-from vlmexport.runtime.errors import ExportError, OptionError
+from vlmexport.runtime.common.errors import ExportError, OptionError
 
 from recipes import evaluate as command
 from recipes.common import evaluation

@@ -26,7 +26,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from recipes.common.batches import Batches
 from recipes.common.captioner import cross_entropy, padded

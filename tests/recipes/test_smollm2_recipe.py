@@ -12,7 +12,7 @@ from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from recipes import smollm2_draft
 from recipes.smollm2_draft import Limits, make_draft, reopen

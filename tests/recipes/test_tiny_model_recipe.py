@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from vlmexport.calibration.data.scenes import TRAIN, mirror, sample_scene
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from recipes import precision
 from recipes.common.labels import mirrored, scene_labels

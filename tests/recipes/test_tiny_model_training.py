@@ -22,7 +22,7 @@ from vlmexport.calibration.data.scenes.parts import parts_of
 from vlmexport.calibration.data.scenes.plan import split_plan
 from vlmexport.exporter.drafts.early_exit import EarlyExit
 from vlmexport.exporter.tiny_models import tiny_model
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from recipes.common import long_run
 from recipes.common import rows as rows_module

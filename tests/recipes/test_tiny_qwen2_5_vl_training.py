@@ -31,7 +31,7 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.images.video import Video
 
 from recipes import tiny_drafts

@@ -22,7 +22,7 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.early_exit import EarlyExit
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 
 from recipes import tiny_drafts
 from recipes.common.batches import Batches

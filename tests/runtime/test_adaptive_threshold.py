@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.request import RequestOptions, resolve
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.acceptance import Verdict

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import vlmexport.runtime
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure import calibration
 from vlmexport.runtime.measure.arms import WARM, Arm, decode
 from vlmexport.runtime.measure.bootstrap import interval

@@ -19,7 +19,7 @@ from vlmexport.runtime.bundle.checksum import checksum, manifest_text, sealed
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.bundle.remembered import record_path
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.common.errors import BundleError, OptionError
 
 from tests.support import handmade_bundle
 

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.calibration import merge
 from vlmexport.runtime.measure.virtual_clock import decoding
 from vlmexport.runtime.speculate.budget import Budget

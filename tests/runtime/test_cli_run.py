@@ -24,12 +24,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.commands import plot
-from vlmexport.runtime.errors import ImageError, PromptError
+from vlmexport.runtime.common.errors import ImageError, PromptError
+from vlmexport.runtime.hardware import machine
+from vlmexport.runtime.hardware.machine import BUSY
 from vlmexport.runtime.images.load import load_image
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.measure import benchmark, machine
+from vlmexport.runtime.measure import benchmark
 from vlmexport.runtime.measure.headline import headline
-from vlmexport.runtime.measure.machine import BUSY
 from vlmexport.runtime.measure.timing import GraphTimer
 from vlmexport.runtime.speculate.costs import FREE, DraftCosts
 from vlmexport.runtime.speculate.stored_costs import pick_costs
@@ -599,7 +600,7 @@ def test_a_full_disk_takes_nothing_of_what_was_measured(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vlmexport.runtime.files.os.fsync", full)
+    monkeypatch.setattr("vlmexport.runtime.common.atomic_files.os.fsync", full)
     assert main("bench", tiny_bundle("llama").path, *BENCH, option, path) == 2
     shown = capsys.readouterr()
     assert "Width cost" in shown.out

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from vlmexport.runtime.bundle.combination import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import OptionError
 from vlmexport.runtime.proposers.combined import Combined
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget

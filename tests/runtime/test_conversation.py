@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import ImageError, OptionError, PromptError, VlmexportError
+from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.families.base import Prepared, View
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.prefix import kept, shared

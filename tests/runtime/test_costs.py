@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts, expected_tokens
 from vlmexport.runtime.speculate.stored_costs import (
     CACHED_BYTES,

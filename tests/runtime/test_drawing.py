@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.request import request_options, resolve
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.drawing import Drawing

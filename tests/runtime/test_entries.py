@@ -14,7 +14,7 @@ from vlmexport.runtime.bundle.entries import check_report
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.cli import main
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
 from vlmexport.runtime.speculate.stored_costs import every_costs
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import FAMILIES, RawPrompt, get_family
 
 from tests.support import handmade_bundle

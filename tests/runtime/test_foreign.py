@@ -18,7 +18,7 @@ import jinja2
 import pytest
 import vlmexport.runtime
 from PIL import Image
-from vlmexport.runtime.foreign import from_signal_handler, is_foreign, raise_if_foreign
+from vlmexport.runtime.common.foreign_errors import from_signal_handler, is_foreign, raise_if_foreign
 
 
 class Late(Exception):

@@ -19,7 +19,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from vlmexport.runtime import locks
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.folder import (
     LOCK,
@@ -30,9 +29,10 @@ from vlmexport.runtime.bundle.folder import (
     reseal,
     store_costs,
 )
-from vlmexport.runtime.errors import BundleError, OptionError
-from vlmexport.runtime.files import is_scratch, replacing
-from vlmexport.runtime.locks import alone, only_one
+from vlmexport.runtime.common import locks
+from vlmexport.runtime.common.atomic_files import is_scratch, replacing
+from vlmexport.runtime.common.errors import BundleError, OptionError
+from vlmexport.runtime.common.locks import alone, only_one
 
 from tests.support import handmade_bundle
 
@@ -125,7 +125,7 @@ def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "report[1].json"
     code = (
-        "import os, sys; from pathlib import Path; from vlmexport.runtime.files import replacing\n"
+        "import os, sys; from pathlib import Path; from vlmexport.runtime.common.atomic_files import replacing\n"
         "with replacing(Path(sys.argv[1])) as out: out.write(b'half'); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from vlmexport.runtime.bundle.manifest import SCHEMA_VERSION, Manifest
-from vlmexport.runtime.errors import BundleError, OptionError
+from vlmexport.runtime.common.errors import BundleError, OptionError
 
 from tests.support import handmade_bundle
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import ImageError, PromptError
+from vlmexport.runtime.common.errors import ImageError, PromptError
 from vlmexport.runtime.families import get_family
 from vlmexport.runtime.families.chat import Medium, media_ids, special_tokens
 from vlmexport.runtime.families.parts import gathered

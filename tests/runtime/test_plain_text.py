@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from vlmexport.runtime import Session, cli
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.errors import OptionError, PromptError
+from vlmexport.runtime.common.errors import OptionError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.families.chat import Medium, chat_ids, media_ids
 from vlmexport.runtime.families.plain import PlainText

@@ -26,8 +26,8 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
 from vlmexport.runtime.cli import main
+from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.engines.base import DTYPES
-from vlmexport.runtime.errors import InputError, OptionError
 from vlmexport.runtime.profiling import commands, points, results
 from vlmexport.runtime.profiling import page as page_of
 from vlmexport.runtime.profiling.host import Cycles

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime import Session
-from vlmexport.runtime.errors import OptionError
+from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.speculate.budget import Budget
 from vlmexport.runtime.speculate.policy import FixedLength

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.manifest import ImageInfo
-from vlmexport.runtime.errors import BundleError, ImageError, PromptError
+from vlmexport.runtime.common.errors import BundleError, ImageError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.images.processors import preprocess
 from vlmexport.runtime.images.processors.patches import settings_of

@@ -12,7 +12,7 @@ import pytest
 import vlmexport.runtime
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.errors import BundleError
+from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.measure.inspection import facts
 
 from tests.support import handmade_bundle

@@ -19,10 +19,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="sessions on a CPU need [onnxruntime]")
 
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.errors import (
+from vlmexport.runtime.common.errors import (
     BundleError,
     BusyError,
     CapacityError,
@@ -30,6 +27,9 @@ from vlmexport.runtime.errors import (
     PromptError,
     VlmexportError,
 )
+from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.engines.onnxruntime import _BoundCall
 from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.request import RequestOptions, resolve
 from vlmexport.runtime.session import Session

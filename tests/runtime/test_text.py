@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tokenizers
-from vlmexport.runtime.errors import BundleError, PromptError
+from vlmexport.runtime.common.errors import BundleError, PromptError
 from vlmexport.runtime.text.chat import render_chat
 from vlmexport.runtime.text.prompt import as_text, check_ids, check_length, from_pipe
 from vlmexport.runtime.text.tokenizer import Tokenizer

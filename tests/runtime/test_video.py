@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from PIL import Image
-from vlmexport.runtime import Session, Video, cli, extras
-from vlmexport.runtime.errors import ImageError, OptionError, PromptError
+from vlmexport.runtime import Session, Video, cli
+from vlmexport.runtime.common import optional_deps
+from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError
 from vlmexport.runtime.families import RawPrompt, get_family
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import open_video, sampled
@@ -154,7 +155,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for source in (whole, tmp_path):
         with pytest.raises(ImageError, match="channels 'bgr' is for frames that are arrays"):
             open_video(Video(source, channels="bgr"))
-    monkeypatch.setitem(extras.MODULES, "video", ("no_such_module",))
+    monkeypatch.setitem(optional_deps.MODULES, "video", ("no_such_module",))
     with pytest.raises(OptionError, match=r"reading a video file needs the extra \[video\]"):
         open_video(Video(whole))
 

@@ -111,7 +111,7 @@ class Soak:
             self.drift.append(f"request {number} gave other tokens than before")
 
     def _refused(self) -> None:
-        from vlmexport.runtime.errors import VlmexportError
+        from vlmexport.runtime.common.errors import VlmexportError
 
         bad: dict[str, Any] = self.rng.choice(
             (

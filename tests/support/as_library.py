@@ -1,4 +1,4 @@
-"""Functions of tests that stand for a library's: what they raise is the library's (`runtime/foreign.py`)."""
+"""Functions of tests that stand for a library's: what they raise is the library's (`runtime/common/foreign_errors.py`)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.told import CONTEXT
+from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decode import processing
 from vlmexport.runtime.decode.embedding import Embedding
 from vlmexport.runtime.decode.kv import KVArena
@@ -21,7 +22,6 @@ from vlmexport.runtime.decode.tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.errors import NumericsError
 from vlmexport.runtime.proposers.eagle_pass import EaglePass
 
 from tests.support import lossless

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from vlmexport.runtime import proposers
+from vlmexport.runtime.common.errors import CapacityError, OptionError, PromptError
 from vlmexport.runtime.decode.tree import TokenTree
-from vlmexport.runtime.errors import CapacityError, OptionError, PromptError
 from vlmexport.runtime.proposers.rank_tree import grow, within
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..arguments import Arguments
 from ..entries import collect, fields, identifier, items, listed, text
 from ..files import read_json

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..arguments import Arguments
 from ..field_maps import NAMES, FieldMap, load_mapped
 from ..records import Problems, Record

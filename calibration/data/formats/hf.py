@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ....runtime.paths import is_folder
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
 from ..arguments import Arguments
 from ..entries import gather
 from ..field_maps import NAMES, FieldMap, mapped

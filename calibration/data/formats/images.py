@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
 from ....runtime.images.endings import is_picture
-from ....runtime.paths import is_folder
 from ..arguments import Arguments
 from ..entries import gather
 from ..places import is_file, picture

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....runtime.errors import OptionError
-from ....runtime.paths import is_folder
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
 from ..arguments import Arguments
 from ..entries import gather, text
 from ..files import read_lines

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
-from ....runtime.paths import is_folder
+from ....runtime.common.errors import OptionError
+from ....runtime.common.paths import is_folder
 from ..arguments import Arguments
 from ..entries import collect, identifier, text
 from ..files import read_json, read_lines

@@ -7,7 +7,7 @@ keeps one of the three.
 
 from __future__ import annotations
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..arguments import Arguments
 from ..files import read_json
 from ..records import Problems, Record

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..arguments import Arguments
 from ..entries import listed
 from ..field_maps import FieldMap, load_mapped, value_at

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..arguments import Arguments
 from ..entries import collect, fields, identifier, items, listed, number_below, text
 from ..files import read_json

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ....runtime.measure.machine import cores
+from ....runtime.hardware.machine import cores
 from .film import sample_film
 from .render import render
 from .scene import Scene, sample_scene

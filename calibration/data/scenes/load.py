@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ....runtime.images.video import Video
 from ... import forms
 from ..records import ImageRef, Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..options import option
 from .layer_options import LayerOptions
 

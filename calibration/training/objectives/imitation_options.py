@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..options import BASE_LR, FASTEST, LoopOptions, Options, base_rate, option
 
 DISTANCES = ("forward", "reverse", "tv")  # of losses.distillation

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....exporter.drafts.eagle_network import EagleConfig
 from ....exporter.drafts.layer import LayerDraft
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from .. import losses
 from .base import Counts, LearnedTarget, Objective
 from .layer_options import LayerOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..options import Options, option
 
 HEADS = ("own", "shared", "trimmed")

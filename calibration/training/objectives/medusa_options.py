@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ....runtime.errors import OptionError
+from ....runtime.common.errors import OptionError
 from ..options import BASE_LR, FASTEST, LoopOptions, Options, base_rate, option
 
 HEADS = ("own", "shared", "trimmed")

@@ -19,7 +19,7 @@ from ....exporter.drafts.eagle import EagleDraft
 from ....exporter.drafts.eagle_network import EagleConfig
 from ....exporter.drafts.vispec import VispecDraft, check_family
 from ....exporter.drafts.vispec_network import VispecConfig, VispecNetwork
-from ....runtime.errors import ExportError, OptionError
+from ....runtime.common.errors import ExportError, OptionError
 from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted, sight_of

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import GPT2LMHeadModel
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.template import TraceInput, trace

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 from ....runtime.bundle.interfaces import positions_shape
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.hooks import export_hooks, rotary_angles

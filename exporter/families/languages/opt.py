@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import OPTForCausalLM
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
 from ...graphs.template import TraceInput, trace

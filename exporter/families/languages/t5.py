@@ -16,7 +16,7 @@ from torch import nn
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5 import modeling_t5
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
 from ...graphs.compose import Composer

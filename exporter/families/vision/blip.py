@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ..base import check_common
 from ..images import square_image

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ..base import check_common
 from ..images import cropped_image

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import embedding
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.tiles import Tiling
 from ...checkpoint.load import Checkpoint
 from ...graphs.compose import Composer

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, linear
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from ....runtime.errors import UnsupportedModelError
+from ....runtime.common.errors import UnsupportedModelError
 from ....runtime.images.windows import Grid, windows
 from ...checkpoint.load import Checkpoint
 from ...graphs.compose import Composer

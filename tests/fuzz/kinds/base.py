@@ -33,7 +33,7 @@ def call(function: Callable[[], object]) -> Callable[[], int]:
     """A function of the API as a command: its own errors are one line and status 2, as a command makes them."""
 
     def serve() -> int:
-        from vlmexport.runtime.errors import VlmexportError
+        from vlmexport.runtime.common.errors import VlmexportError
         from vlmexport.runtime.images.quiet import quiet_log
 
         quiet_log()

@@ -64,7 +64,7 @@ def _templates(found: Any) -> list[str]:
 
 
 def _render(template: str, messages: list[dict[str, Any]], special: dict[str, str], generation: bool) -> None:
-    from vlmexport.runtime.errors import VlmexportError
+    from vlmexport.runtime.common.errors import VlmexportError
     from vlmexport.runtime.text.chat import render_chat
 
     before = repr(messages)

@@ -87,7 +87,7 @@ def _has_vocabulary(document: dict[str, Any]) -> bool:
 
 def _use(path: Path, texts: list[str], ids: list[int], known: bool) -> None:
     """Every text is tried; the first refusal is the answer. With a `known` decoder, pieces are compared with the whole."""
-    from vlmexport.runtime.errors import VlmexportError
+    from vlmexport.runtime.common.errors import VlmexportError
     from vlmexport.runtime.images.quiet import quiet_stderr
     from vlmexport.runtime.text.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from vlmexport.runtime.common.errors import DeviceError
 from vlmexport.runtime.engines.cuda import DOWN, UP, WITHIN, Gpu, Versions
-from vlmexport.runtime.errors import DeviceError
 
 from .stream import Captured, Counts, Stream
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import VlmexportError
-from .foreign import raise_if_foreign
+from .foreign_errors import raise_if_foreign
 from .paths import shown
 
 PIPE_WAIT = 2.0

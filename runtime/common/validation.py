@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from .errors import OptionError, VlmexportError
-from .foreign import from_signal_handler
+from .foreign_errors import from_signal_handler
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Of typical acceptance, as Medusa's authors have them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import VlmexportError
-from .foreign import raise_if_foreign
+from .foreign_errors import raise_if_foreign
 
 Found = Literal["file", "folder", "device", "nothing"]
 """A device is all that is neither a regular file nor a folder: a pipe, a terminal, `/dev/zero`."""

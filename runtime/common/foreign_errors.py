@@ -18,7 +18,7 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
-from .extras import MODULES
+from .optional_deps import MODULES
 
 _OURS = __name__.partition(".")[0]
 

@@ -9,8 +9,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from ..cores import cores
-from ..foreign import raise_if_foreign
+from ..common.cpu_count import cores
+from ..common.foreign_errors import raise_if_foreign
 
 PACKAGES = ("vlmexport", "numpy", "onnxruntime", "onnxruntime-gpu")
 

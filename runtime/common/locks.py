@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
-from .foreign import raise_if_foreign
+from .foreign_errors import raise_if_foreign
 
 try:
     import fcntl
