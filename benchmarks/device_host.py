@@ -35,8 +35,8 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.engines.answers import answers
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.engines.argmax import answers
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
 from vlmexport.runtime.engines.cuda import Gpu
 from vlmexport.runtime.engines.device import DeviceEngine

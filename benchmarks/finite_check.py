@@ -37,7 +37,7 @@ def checked(
     rows: Sequence[np.ndarray],
 ) -> tuple[Callable[[int], int], Callable[[int], int], Callable[[int], None]]:
     """`best` as the runtime has it, the same without its check, and `check`, over host rows [V]."""
-    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.decoder.logits import TargetRows
 
     made = TargetRows.__new__(TargetRows)
     made._rows, made._small = list(rows), {}
@@ -63,7 +63,7 @@ def seconds(function: Callable[[int], object], rows: int, count: int) -> float:
 
 def counts(session: Any, request: dict[str, Any]) -> tuple[Counter[str], int]:
     """How often one request asks for `best` and `check`, after its first token; and its cycles."""
-    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.decoder.logits import TargetRows
 
     found: Counter[str] = Counter()
     before = {name: getattr(TargetRows, name) for name in ("best", "check")}

@@ -136,8 +136,8 @@ class Meter:
 
 def places() -> list[tuple[Any, str, str]]:
     """What is wrapped to measure parts: owner, name and part."""
-    from vlmexport.runtime.decode.passes import Decoder
-    from vlmexport.runtime.decode.target_rows import TargetRows
+    from vlmexport.runtime.decoder.forward_pass import Decoder
+    from vlmexport.runtime.decoder.logits import TargetRows
     from vlmexport.runtime.engines.onnxruntime import _BoundCall
     from vlmexport.runtime.proposers.self_draft import SelfDraft
     from vlmexport.runtime.speculate import cycle

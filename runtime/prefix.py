@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .decode.positions import next_position
+from .decoder.positions import next_position
 from .families.base import Prepared, View
 
 

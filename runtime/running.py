@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .common.errors import NumericsError, PromptError
-from .decode.passes import Decoder
+from .decoder.forward_pass import Decoder
 from .families.base import Prepared, View
 from .result import Result
 from .speculate.drawing import Drawing

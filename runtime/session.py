@@ -28,7 +28,7 @@ from .common.errors import (
 )
 from .common.validation import integer
 from .conversation import Conversation
-from .decode.passes import Decoder
+from .decoder.forward_pass import Decoder
 from .families import Prepared, get_family
 from .families.base import Prompt, View
 from .families.parts import gathered

@@ -1,6 +1,6 @@
-"""The graph that the runtime puts behind a head on a GPU: `runtime/engines/answers.onnx`.
+"""The graph that the runtime puts behind a head on a GPU: `runtime/engines/argmax.onnx`.
 
-    python -m vlmexport.exporter.graphs.answers runtime/engines/answers.onnx
+    python -m vlmexport.exporter.graphs.answers runtime/engines/argmax.onnx
 
 It keeps to operators that ONNX Runtime's CUDA provider has without cuDNN. Which of several equal values TopK takes differs
 between its versions, so that it is asked twice: for the largest value, and for the first place that has it.

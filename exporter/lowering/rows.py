@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...runtime.common.errors import ExportError
-from ...runtime.decode.appending import MASK, NEW_MASK, START, new_name
+from ...runtime.engines.kv_append import MASK, NEW_MASK, START, new_name
 from .attention import Attentions, Rows
 from .rewriter import Rewriter, given, number_of, refuse_attributes
 

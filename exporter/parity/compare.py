@@ -12,9 +12,9 @@ from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.interfaces import kept_attention, positions_shape
 from ...runtime.bundle.manifest import GenerationInfo, GraphInfo, Limits, RelativeBias
 from ...runtime.bundle.told import NOTHING, TextLayout
-from ...runtime.decode.masks import CausalMask, encoder_mask, relations
-from ...runtime.decode.processing import of_cycle, of_request
-from ...runtime.decode.tree import TokenTree
+from ...runtime.decoder.device.logits_processors import of_cycle, of_request
+from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
+from ...runtime.decoder.token_tree import TokenTree
 from ...runtime.engines.base import DTYPES
 from ...runtime.speculate.processors import Processors
 from ..drafts.base import Draft

@@ -9,8 +9,8 @@ from ...runtime.bundle.interfaces import DRAFT_LAYERS
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES
 from ...runtime.common.errors import ExportError
-from ...runtime.decode.kv import rows_between
-from ...runtime.decode.passes import PREFILL_WIDTH
+from ...runtime.decoder.forward_pass import PREFILL_WIDTH
+from ...runtime.decoder.kv_cache import rows_between
 from ...runtime.engines.device import ALIGNMENT
 from ...runtime.images.processors import tiles
 from ...runtime.images.processors.patches import settings_of

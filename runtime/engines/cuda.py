@@ -15,7 +15,7 @@ from typing import Any
 
 from ..common.errors import CapacityError, DeviceError
 from ..common.foreign_errors import raise_if_foreign
-from .memory import LESS_ON_A_GPU
+from .out_of_memory import LESS_ON_A_GPU
 
 UP, DOWN, WITHIN = 1, 2, 3
 """Directions of a copy: host to device, device to host, on the device (`cudaMemcpyKind`)."""

@@ -18,7 +18,7 @@ from ..common.errors import BundleError, CapacityError, OptionError
 from ..common.foreign_errors import raise_if_foreign
 from .base import DTYPES, Buffer, Call, Engine, Reading, View, dtype_name, unwatched
 from .calls import BoundCalls
-from .memory import LESS, out_of_memory
+from .out_of_memory import LESS, out_of_memory
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GraphInfo, Manifest, ValueInfo

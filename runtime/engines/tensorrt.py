@@ -21,15 +21,15 @@ from ..bundle.plans import Plan, choose_plans, compile_command, planned
 from ..common.bfloat16 import widen
 from ..common.errors import BundleError, CapacityError, DeviceError
 from ..common.foreign_errors import raise_if_foreign
-from ..decode.appending import MASK, NEW_MASK, START, new_name
 from . import tensorrt_library
-from .appending import Appending
 from .base import DTYPES, Buffer, Call, View
 from .calls import BoundCalls
 from .cuda import Cuda
 from .device import DeviceEngine, Steps
 from .kernel_cache import KernelCache
-from .memory import LESS_ON_A_GPU, out_of_memory
+from .kv_append import MASK, NEW_MASK, START, new_name
+from .kv_append_kernels import Appending
+from .out_of_memory import LESS_ON_A_GPU, out_of_memory
 
 if TYPE_CHECKING:
     from pathlib import Path

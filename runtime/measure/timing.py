@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..decode.kv import BUCKET
+from ..decoder.kv_cache import BUCKET
 from ..engines.base import DTYPES
 from .passes import cost_table, passes
 from .stand_ins import named_sizes, pass_sizes, stand_in

@@ -10,7 +10,7 @@ from ..common.errors import BundleError
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.passes import Decoder
+    from ..decoder.forward_pass import Decoder
     from ..speculate.proposer import Proposer
 
 KINDS = {

@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..bundle.manifest import DraftInfo
-from ..decode.device_chain import Sent
-from ..decode.masks import CausalMask
-from ..decode.passes import PREFILL_WIDTH, Decoder
-from ..decode.target_rows import TargetRows
+from ..decoder.device.draft_chain import Sent
+from ..decoder.forward_pass import PREFILL_WIDTH, Decoder
+from ..decoder.logits import TargetRows
+from ..decoder.masks import CausalMask
 from ..engines.base import Call, View
 from ..engines.buffers import HostBuffer
 from ..speculate.sequence import Sequence

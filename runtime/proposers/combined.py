@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from ..speculate.budget import Budget
 from ..speculate.proposer import Picture, Proposer
 
 if TYPE_CHECKING:
-    from ..decode.device_chain import DeviceChain
+    from ..decoder.device.draft_chain import DeviceChain
     from ..engines.base import View
     from ..speculate.acceptance import Verdict
     from ..speculate.sequence import Sequence

@@ -19,10 +19,10 @@ import numpy as np
 
 from ..common.errors import BundleError
 from ..common.foreign_errors import raise_if_foreign
-from ..decode.device_chain import DeviceChain
-from ..decode.passes import PREFILL_STEP, PREFILL_WIDTH
-from ..decode.target_rows import not_finite
-from ..decode.tree import TokenTree
+from ..decoder.device.draft_chain import DeviceChain
+from ..decoder.forward_pass import PREFILL_STEP, PREFILL_WIDTH
+from ..decoder.logits import not_finite
+from ..decoder.token_tree import TokenTree
 from ..engines.base import DTYPES, Call, View
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
@@ -31,8 +31,8 @@ from .growth import Growth
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.device_chain import Keep
-    from ..decode.passes import Decoder
+    from ..decoder.device.draft_chain import Keep
+    from ..decoder.forward_pass import Decoder
     from ..speculate.acceptance import Verdict
     from ..speculate.sequence import Sequence
 

@@ -15,8 +15,8 @@ from .eagle import Eagle
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.passes import Decoder
-    from ..decode.tree import TokenTree
+    from ..decoder.forward_pass import Decoder
+    from ..decoder.token_tree import TokenTree
     from ..engines.base import Call, View
     from ..speculate.acceptance import Verdict
     from ..speculate.sequence import Sequence

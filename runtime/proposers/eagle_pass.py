@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..decode.device_chain import Sent
-from ..decode.kv import BATCH_BUCKET, BUCKET, KVArena
-from ..decode.masks import CausalMask
+from ..decoder.device.draft_chain import Sent
+from ..decoder.kv_cache import BATCH_BUCKET, BUCKET, KVArena
+from ..decoder.masks import CausalMask
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftCache
-    from ..decode.device_chain import Keep
-    from ..decode.passes import Decoder
+    from ..decoder.device.draft_chain import Keep
+    from ..decoder.forward_pass import Decoder
 
 Proposals = tuple[np.ndarray, np.ndarray]
 """Ids int64 and log-probabilities float32, both [rows, ranks]."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite
 
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from ..speculate.budget import Budget
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from ..common.errors import BundleError
 from ..common.foreign_errors import raise_if_foreign
-from ..decode.device_chain import DeviceChain, Sent
-from ..decode.target_rows import not_finite
-from ..decode.tree import TokenTree
+from ..decoder.device.draft_chain import DeviceChain, Sent
+from ..decoder.logits import not_finite
+from ..decoder.token_tree import TokenTree
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
 from ..speculate.budget import Budget
@@ -29,8 +29,8 @@ from .rank_tree import Parents, grow, within
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.device_chain import Keep
-    from ..decode.passes import Decoder
+    from ..decoder.device.draft_chain import Keep
+    from ..decoder.forward_pass import Decoder
     from ..speculate.acceptance import Verdict
     from ..speculate.drawing import Drawing
     from ..speculate.sequence import Sequence

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from ..speculate.budget import Budget
 from ..speculate.proposer import Proposer
 from .ngram_index import NgramIndex
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.passes import Decoder
+    from ..decoder.forward_pass import Decoder
     from ..speculate.sequence import Sequence
 
 LONGEST, SHORTEST = 3, 1

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from ..bundle.manifest import DraftInfo
 from ..common.errors import BundleError
-from ..decode.passes import Decoder
-from ..decode.target_rows import TargetRows
+from ..decoder.forward_pass import Decoder
+from ..decoder.logits import TargetRows
 from ..engines.base import DTYPES, Call, View
 from ..engines.buffers import HostBuffer
 from ..speculate.proposer import Proposer

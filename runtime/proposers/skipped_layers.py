@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..bundle.interfaces import kept_attention
 from ..common.errors import BundleError, NumericsError, OptionError
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from ..speculate.ending import ending
 from ..speculate.proposer import Proposer
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.passes import Decoder, Pass
-    from ..decode.target_rows import TargetRows
+    from ..decoder.forward_pass import Decoder, Pass
+    from ..decoder.logits import TargetRows
     from ..engines.base import Call, View
     from ..speculate.budget import Budget
     from ..speculate.sequence import Sequence

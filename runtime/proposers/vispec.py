@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ..common.errors import BundleError
-from ..decode.vision import Vision
+from ..decoder.vision import Vision
 from ..speculate.proposer import Picture
 from .eagle import Eagle
 from .vispec_pairs import Pair, Seen, pairs_of, slots_before
@@ -21,7 +21,7 @@ from .visual_rows import VisualRows
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decode.passes import Decoder
+    from ..decoder.forward_pass import Decoder
     from ..engines.base import View
     from ..speculate.sequence import Sequence
     from .eagle_pass import Beside

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..decode.target_rows import TargetRows
-from ..decode.tree import TokenTree
+from ..decoder.logits import TargetRows
+from ..decoder.token_tree import TokenTree
 from ..speculate.acceptance import Verdict
 from ..speculate.budget import Budget
 from ..speculate.proposer import Picture, Proposer

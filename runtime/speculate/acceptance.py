@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from .sampling import draw
 
 

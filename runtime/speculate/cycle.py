@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decode.passes import Decoder
-from ..decode.target_rows import TargetRows, not_finite
-from ..decode.tree import TokenTree
+from ..decoder.forward_pass import Decoder
+from ..decoder.logits import TargetRows, not_finite
+from ..decoder.token_tree import TokenTree
 from .acceptance import Verdict, ranks
 from .budget import NOTHING, Budget
 from .on_trunk import draft_on_trunk
@@ -26,7 +26,7 @@ from .policy import allotted
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decode.on_device import Answers
+    from ..decoder.device_cycle import Answers
     from .policy import DraftPolicy
     from .proposer import Proposer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..decode.target_rows import TargetRows
+    from ..decoder.logits import TargetRows
     from .sequence import Sequence
 
 

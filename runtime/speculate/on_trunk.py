@@ -11,14 +11,14 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
 from ..common.errors import NumericsError
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from .budget import Budget
 from .ending import ending
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decode.passes import Decoder
-    from ..decode.target_rows import TargetRows
+    from ..decoder.forward_pass import Decoder
+    from ..decoder.logits import TargetRows
 
 
 class TrunkProposer(Protocol):

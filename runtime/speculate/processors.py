@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..decode.processing import Changes
+from ..decoder.device.logits_processors import Changes
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GenerationInfo

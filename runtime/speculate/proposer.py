@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ..common.errors import BundleError
-from ..decode.device_chain import NOTHING_SENT, Sent
-from ..decode.tree import TokenTree
+from ..decoder.device.draft_chain import NOTHING_SENT, Sent
+from ..decoder.token_tree import TokenTree
 from .acceptance import Verdict
 from .budget import Budget
 
 if TYPE_CHECKING:
-    from ..decode.device_chain import DeviceChain
-    from ..decode.passes import Pass
+    from ..decoder.device.draft_chain import DeviceChain
+    from ..decoder.forward_pass import Pass
     from ..engines.base import Call, View
     from .sequence import Sequence
 

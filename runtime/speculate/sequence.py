@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decode.on_device import Answers
-from ..decode.target_rows import TargetRows
-from ..decode.tree import TokenTree
+from ..decoder.device_cycle import Answers
+from ..decoder.logits import TargetRows
+from ..decoder.token_tree import TokenTree
 from .acceptance import Verdict, verify_draws, verify_forced, verify_sampled
 from .drawing import Drawing
 from .sampling import ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING, Sampling, draw
@@ -21,7 +21,7 @@ from .stats import Stats
 from .typical import Typical, verify_typical
 
 if TYPE_CHECKING:
-    from ..decode.processing import Changes
+    from ..decoder.device.logits_processors import Changes
     from .policy import DraftPolicy
     from .processors import Processors
     from .proposer import Proposer

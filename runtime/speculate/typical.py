@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON, number
-from ..decode.tree import TokenTree
+from ..decoder.token_tree import TokenTree
 from .acceptance import Verdict
 
 

@@ -16,7 +16,8 @@ import pytest
 from vlmexport.exporter.graphs.answers import build_answers
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, CapacityError, DeviceError
-from vlmexport.runtime.engines import answers, create
+from vlmexport.runtime.engines import argmax as answers
+from vlmexport.runtime.engines import create
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import PROVIDER, OnnxRuntimeCuda

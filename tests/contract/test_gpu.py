@@ -13,12 +13,12 @@ import pytest
 from vlmexport.exporter.tensorrt import PlanOptions
 from vlmexport.exporter.tensorrt.compile import compile_bundle
 from vlmexport.runtime.common.errors import DeviceError
-from vlmexport.runtime.decode.appending import append_rows, split_mask
 from vlmexport.runtime.engines import tensorrt_library
-from vlmexport.runtime.engines.appending import Appending
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.device import DeviceEngine
+from vlmexport.runtime.engines.kv_append import append_rows, split_mask
+from vlmexport.runtime.engines.kv_append_kernels import Appending
 from vlmexport.runtime.hardware.devices import RTX_TARGETS
 from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.session import Session

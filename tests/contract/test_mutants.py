@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.common.errors import DeviceError, NumericsError, PromptError
-from vlmexport.runtime.decode import appending, masks
-from vlmexport.runtime.decode.encoder import Encoder
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.masks import CausalMask, Seen
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder import masks
+from vlmexport.runtime.decoder.encoder import Encoder
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
+from vlmexport.runtime.decoder.masks import CausalMask, Seen
+from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.engines import kv_append
 from vlmexport.runtime.proposers import medusa
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.proposers.rank_tree import within
@@ -322,33 +323,33 @@ def views_of_the_last_request_kept(patch: Patch) -> None:
 
 def stale_rows_shown(patch: Patch) -> None:
     """The mask over the cache keeps what stood in the slots that are written after the pass."""
-    split = appending.split_mask
+    split = kv_append.split_mask
 
     def wrong(mask: np.ndarray, starts: Any) -> Any:
         return mask.copy(), split(mask, starts)[1]
 
-    patch.setattr(appending, "split_mask", wrong)
+    patch.setattr(kv_append, "split_mask", wrong)
 
 
 def new_rows_seen_by_all(patch: Patch) -> None:
     """Every new row sees every other: a tree's branches, and what comes after it."""
-    split = appending.split_mask
+    split = kv_append.split_mask
 
     def wrong(mask: np.ndarray, starts: Any) -> Any:
         before, own = split(mask, starts)
         return before, np.broadcast_to(own.max(axis=-1, keepdims=True), own.shape)
 
-    patch.setattr(appending, "split_mask", wrong)
+    patch.setattr(kv_append, "split_mask", wrong)
 
 
 def rows_appended_too_late(patch: Patch) -> None:
     """Rows are appended one slot behind their place, as far as there is one."""
-    append = appending.append_rows
+    append = kv_append.append_rows
 
     def wrong(cache: np.ndarray, rows: np.ndarray, starts: Any) -> None:
         append(cache, rows, [min(start + 1, cache.shape[2] - rows.shape[2]) for start in starts])
 
-    patch.setattr(appending, "append_rows", wrong)
+    patch.setattr(kv_append, "append_rows", wrong)
 
 
 Guard = Callable[[Callable, str], None]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.session import Session

@@ -11,7 +11,7 @@ import pytest
 from vlmexport.exporter.parity.compare import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.told import CONTEXT, WORDS
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.speculate.processors import Processors
 
 from tests.support.onnx_session import onnx_session

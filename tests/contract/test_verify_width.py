@@ -15,9 +15,9 @@ from vlmexport.runtime.bundle.folder import read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, CapacityError, OptionError
-from vlmexport.runtime.decode import passes
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decoder import forward_pass
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
 
 from tests.support import attending_rows
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
@@ -171,7 +171,7 @@ def growing_cache(patch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, static: bool, **options: Any) -> KVArena:
         return KVArena(*args, **options)
 
-    patch.setattr(passes, "KVArena", wrong)
+    patch.setattr(forward_pass, "KVArena", wrong)
 
 
 MUTANTS = {

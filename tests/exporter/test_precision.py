@@ -23,7 +23,7 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.common.bfloat16 import bfloat16_bits, lowest, widen
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
-from vlmexport.runtime.decode.masks import CausalMask, encoder_mask
+from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask
 from vlmexport.runtime.session import Session
 
 from tests.support import tiny_models

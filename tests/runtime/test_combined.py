@@ -9,7 +9,7 @@ import pytest
 from vlmexport.runtime.bundle.combination import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.proposers.combined import Combined
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.speculate import sampling
 from vlmexport.runtime.speculate.acceptance import verify_sampled
 from vlmexport.runtime.speculate.sampling import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.proposers.ngram_index import NgramIndex
 from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
 from vlmexport.runtime.speculate.acceptance import verify_greedy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.speculate.budget import NOTHING, Budget
 from vlmexport.runtime.speculate.on_trunk import draft_on_trunk
 from vlmexport.runtime.speculate.policy import FixedLength

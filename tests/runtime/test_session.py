@@ -27,8 +27,8 @@ from vlmexport.runtime.common.errors import (
     PromptError,
     VlmexportError,
 )
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
 from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.request import RequestOptions, resolve

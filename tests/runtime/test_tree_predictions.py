@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.measure.trees import OFFERED, kept, observed_trees, rates
 from vlmexport.runtime.proposers.rank_tree import grow, within
 from vlmexport.runtime.speculate.acceptance import ranks, verify_draws

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.session import Session
 from vlmexport.runtime.speculate.acceptance import verify_draws
 from vlmexport.runtime.speculate.sampling import Sampling

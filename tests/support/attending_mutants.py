@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decode.device_chain import Sent
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decoder.device.draft_chain import Sent
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.proposers.attending import Attending
 
 Patch = pytest.MonkeyPatch

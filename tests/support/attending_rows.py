@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from vlmexport.runtime import proposers
-from vlmexport.runtime.decode.target_rows import TargetRows
+from vlmexport.runtime.decoder.logits import TargetRows
 from vlmexport.runtime.proposers.wrong import Wrong
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget

@@ -11,14 +11,14 @@ import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.told import CONTEXT
 from vlmexport.runtime.common.errors import NumericsError
-from vlmexport.runtime.decode import processing
-from vlmexport.runtime.decode.embedding import Embedding
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.on_device import Answers, OnDevice
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.processing import Processing
-from vlmexport.runtime.decode.target_rows import TargetRows
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.device import logits_processors
+from vlmexport.runtime.decoder.device.logits_processors import Processing
+from vlmexport.runtime.decoder.device_cycle import Answers, OnDevice
+from vlmexport.runtime.decoder.embedding import Embedding
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
+from vlmexport.runtime.decoder.logits import TargetRows
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
@@ -387,13 +387,13 @@ def drafts_at_one_place(patch: Patch) -> None:
 
 
 def _of_cycle(patch: Patch, name: str, change: Any) -> None:
-    made = processing.of_cycle
+    made = logits_processors.of_cycle
 
     def wrong(*args: Any) -> Any:
         found = made(*args)
         return found | {name: change(found[name])}
 
-    patch.setattr(processing, "of_cycle", wrong)
+    patch.setattr(logits_processors, "of_cycle", wrong)
 
 
 def ends_open_early(patch: Patch) -> None:
@@ -412,21 +412,21 @@ def last_tokens_one_place_late(patch: Patch) -> None:
 
 
 def _needed(patch: Patch, change: Any) -> None:
-    made = processing.of_request
+    made = logits_processors.of_request
 
     def wrong(changes: Any, layout: Any, vocabulary: int) -> Any:
         found = made(changes, layout, vocabulary)
         change(found["needed"], changes, layout)
         return found
 
-    patch.setattr(processing, "of_request", wrong)
+    patch.setattr(logits_processors, "of_request", wrong)
 
 
 def ngrams_of_the_prompt(patch: Patch) -> None:
     """Only what the prompt says may not come twice."""
 
     def change(needed: Any, changes: Any, layout: Any) -> None:
-        needed[len(changes.history) : layout.room] = processing.NEVER
+        needed[len(changes.history) : layout.room] = logits_processors.NEVER
 
     _needed(patch, change)
 
@@ -443,7 +443,7 @@ def words_by_their_last_token(patch: Patch) -> None:
 
     def change(needed: Any, changes: Any, layout: Any) -> None:
         words = needed[layout.room :]
-        words[words < processing.NEVER] = 0
+        words[words < logits_processors.NEVER] = 0
 
     _needed(patch, change)
 
@@ -452,7 +452,7 @@ def words_forgotten(patch: Patch) -> None:
     """Words of several tokens may come."""
 
     def change(needed: Any, changes: Any, layout: Any) -> None:
-        needed[layout.room :] = processing.NEVER
+        needed[layout.room :] = logits_processors.NEVER
 
     _needed(patch, change)
 

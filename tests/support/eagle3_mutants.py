@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.proposers.eagle3 import Eagle3
 
 Patch = pytest.MonkeyPatch

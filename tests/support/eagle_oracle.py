@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import torch
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.proposers.growth import expansions
 from vlmexport.runtime.speculate.budget import Budget
 

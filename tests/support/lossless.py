@@ -12,7 +12,7 @@ import pytest
 from vlmexport.runtime import proposers
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.common.errors import NumericsError
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.proposers.combined import Combined
 from vlmexport.runtime.proposers.prompt_lookup import PromptLookup

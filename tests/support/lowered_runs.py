@@ -13,10 +13,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 from vlmexport.exporter.lowering import lower, new_name
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
-from vlmexport.runtime.decode.appending import split_mask
-from vlmexport.runtime.decode.masks import CausalMask
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.masks import CausalMask
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES
+from vlmexport.runtime.engines.kv_append import split_mask
 
 from tests.support.tiny_bundles import TinyBundle
 

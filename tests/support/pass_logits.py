@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.base import Prepared
 from vlmexport.runtime.running import rows_of

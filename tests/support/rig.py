@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.decode.passes import Decoder
-from vlmexport.runtime.decode.target_rows import TargetRows
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.logits import TargetRows
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.mrope import Span, positions
 from vlmexport.runtime.images.processors import tiles

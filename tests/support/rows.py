@@ -16,7 +16,7 @@ import pytest
 import torch
 from vlmexport.runtime import proposers
 from vlmexport.runtime.common.errors import CapacityError, OptionError, PromptError
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.proposers.rank_tree import grow, within
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget

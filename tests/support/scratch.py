@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlmexport.runtime.decode.kv import KVArena
-from vlmexport.runtime.decode.passes import Decoder
+from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.decoder.kv_cache import KVArena
 
 from tests.support.engines.emulated import Asked
 from tests.support.engines.recording_device import RecordingDevice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vlmexport.runtime.engines.appending import Appending
 from vlmexport.runtime.engines.device import _Captured
+from vlmexport.runtime.engines.kv_append_kernels import Appending
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine, _BoundCall, _Loaded
 
 from tests.support import gpu_mutants as gpu

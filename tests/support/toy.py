@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.speculate.cycle import Cycle
 from vlmexport.runtime.speculate.proposer import Proposer
 from vlmexport.runtime.speculate.sampling import Sampling

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
 from vlmexport.runtime.speculate import sampling as sampling_module
 from vlmexport.runtime.speculate.acceptance import Verdict

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Engine, View
 from vlmexport.runtime.proposers.medusa import Medusa
 from vlmexport.runtime.speculate.sequence import Sequence as Request

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from vlmexport.runtime import Session
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.families.base import Prepared
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video

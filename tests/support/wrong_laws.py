@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.speculate import cycle, sampling, sequence
 from vlmexport.runtime.speculate.acceptance import Verdict
 from vlmexport.runtime.speculate.budget import Budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from vlmexport.runtime.decode.tree import TokenTree
+from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.speculate.acceptance import Verdict
 
 Verify: TypeAlias = "Callable[[TokenTree, Callable[[int, int], int]], Verdict]"

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from vlmexport.exporter.lowering import new_name
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.widened import widened
-from vlmexport.runtime.decode import appending
+from vlmexport.runtime.engines import kv_append
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 
@@ -98,9 +98,9 @@ class _Appending:
     def run(self) -> None:
         starts = memory.array(self._starts).tolist()
         for whole, before, new in self._masks:
-            memory.array(before)[...], memory.array(new)[...] = appending.split_mask(
+            memory.array(before)[...], memory.array(new)[...] = kv_append.split_mask(
                 memory.array(whole), starts
             )
         self._call.run()
         for cache, rows in self._rows:
-            appending.append_rows(memory.array(cache), memory.array(rows), starts)
+            kv_append.append_rows(memory.array(cache), memory.array(rows), starts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..engines.base import Call, View
+    from ...engines.base import Call, View
 
 Keep = Callable[[int, "View", "View"], "list[Call]"]
 """(number, token int64 [1], log-probability float32 [1]) → what keeps the drafted token with this number, from 0 on."""

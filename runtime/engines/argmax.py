@@ -1,6 +1,6 @@
 """What a GPU says of logits without handing them over: the best token of every row, and whether it is a number.
 
-`answers.onnx` is a graph of this engine's, behind a bundle's `head`; `exporter/graphs/answers.py` wrote it. It takes
+`argmax.onnx` is a graph of this engine's, behind a bundle's `head`; `exporter/graphs/answers.py` wrote it. It takes
 `logits` float32 [rows, vocabulary] and `places` float32 [vocabulary].
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..bundle.manifest import GraphInfo, ValueInfo
 
-FILE = "answers.onnx"
+FILE = "argmax.onnx"
 """Beside this file."""
 
 ANSWERS = {"best": "int64", "finite": "bool"}

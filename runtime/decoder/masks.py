@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from ..common.bfloat16 import lowest, widen
-from .tree import TokenTree
+from .token_tree import TokenTree
 
 
 def masked_value(dtype: np.dtype) -> np.ndarray:

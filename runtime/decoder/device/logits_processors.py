@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..bundle.manifest import Limits
-from ..bundle.told import CONTEXT, NOTHING, WORDS, TextLayout, told
-from ..engines.base import DTYPES, Call, Engine, View
+from ...bundle.manifest import Limits
+from ...bundle.told import CONTEXT, NOTHING, WORDS, TextLayout, told
+from ...engines.base import DTYPES, Call, Engine, View
 
 NEVER = CONTEXT + 1
 """So many tokens before a place are never compared: what lies there is never forbidden."""

@@ -14,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from .embedding import Embedding
     from .encoder import Encoder
+    from .forward_pass import Pass
     from .masks import CausalMask
-    from .passes import Pass
 
 ChainStep = Callable[[Sequence[int] | None, int], None]
 """`step(tokens, start)`: run the pass over `tokens` (None: over the rows that lie there) from slot `start` on."""

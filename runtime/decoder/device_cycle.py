@@ -17,15 +17,15 @@ import numpy as np
 
 from ..bundle.interfaces import CHANGING
 from ..engines.base import DTYPES, Call, Engine, Program, View, dtype_name
-from .device_chain import DeviceChain, Sent
-from .fields import FLAG, FLOAT, INT, Fields, HostFields
+from .device.draft_chain import DeviceChain, Sent
+from .device.logits_processors import Changes, Processing
+from .device.packed_buffers import FLAG, FLOAT, INT, Fields, HostFields
+from .logits import not_finite
 from .masks import relations
-from .processing import Changes, Processing
-from .target_rows import not_finite
-from .tree import TokenTree
+from .token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from .passes import Decoder, Pass
+    from .forward_pass import Decoder, Pass
 
 INT64 = DTYPES["int64"]
 

@@ -16,15 +16,15 @@ from ..bundle.manifest import Manifest
 from ..common.errors import CapacityError, OptionError, PromptError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
+from .device_cycle import OnDevice, offered
 from .embedding import Embedding
 from .encoder import Encoder
-from .kv import BATCH_BUCKET, BUCKET, KVArena
+from .fast_path import ChainStep, chain_step, row_writer
+from .kv_cache import BATCH_BUCKET, BUCKET, KVArena
+from .logits import TargetRows
 from .masks import CausalMask
-from .on_device import OnDevice, offered
 from .positions import next_position
-from .step import ChainStep, chain_step, row_writer
-from .target_rows import TargetRows
-from .tree import TokenTree
+from .token_tree import TokenTree
 from .vision import Vision
 
 PREFILL_WIDTH = 256

@@ -11,7 +11,7 @@ from ..bundle.manifest import Manifest
 from ..common.errors import PromptError
 from ..engines.base import DTYPES, Engine, View
 from ..engines.buffers import HostBuffer
-from .kv import KVArena
+from .kv_cache import KVArena
 from .masks import encoder_mask
 
 

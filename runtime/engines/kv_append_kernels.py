@@ -1,6 +1,6 @@
 """What a GPU does around a portable plan: masks in two parts before it, new rows into the caches after it.
 
-`runtime/decode/appending.py` is the same in numpy. Where the rows begin is read on the device, so that both can be captured.
+`runtime/engines/kv_append.py` is the same in numpy. Where the rows begin is read on the device, so that both can be captured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decode.masks import masked_value
+from ..decoder.masks import masked_value
 from .base import DTYPES, View
 from .device import DeviceEngine
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..engines.base import DTYPES, Engine, View
+from ...engines.base import DTYPES, Engine, View
 
 INT, FLOAT, FLAG = 8, 4, 1
 """Bytes of an int64, a float32, a bool."""
