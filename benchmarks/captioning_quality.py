@@ -23,7 +23,7 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.runtime import Session
 from vlmexport.runtime.result import Result
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.captioning_runs import Run, bundle, model_of
 from recipes.common.captioner import LONGEST

@@ -19,7 +19,7 @@ from vlmexport.calibration.data import load_records
 from vlmexport.runtime import Session
 from vlmexport.runtime.measure.benchmark import time_passes
 from vlmexport.runtime.measure.virtual_clock import decoding
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
 
 from recipes.common.captioner import LONGEST
 

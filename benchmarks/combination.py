@@ -17,9 +17,9 @@ from benchmarks.machine import save
 def main() -> None:
     from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.proposers import create
-    from vlmexport.runtime.proposers.combined import Combined
-    from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
+    from vlmexport.runtime.drafts import create
+    from vlmexport.runtime.drafts.combined import Combined
+    from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("bundle")

@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.speculate.cycle import Cycle
+    from vlmexport.runtime.speculative.cycle import Cycle
 
     taken: list[float] = []
     whole = Cycle.run

@@ -42,7 +42,7 @@ from vlmexport.runtime.measure.passes import runnable
 from vlmexport.runtime.profiling.local import time_here
 from vlmexport.runtime.profiling.points import points, verify_widths
 from vlmexport.runtime.profiling.report import table_of
-from vlmexport.runtime.speculate.costs import CostTable, expected_tokens
+from vlmexport.runtime.speedup.cost_model import CostTable, expected_tokens
 
 from benchmarks.machine import save, write
 from tests.support.programs import ROOT, program

@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
-    from vlmexport.runtime.proposers.wrong import always_wrong
+    from vlmexport.runtime.drafts.adversarial import always_wrong
 
     session = Session.load(options.bundle)
     drafts = [draft.name for draft in session.bundle.manifest.drafts]

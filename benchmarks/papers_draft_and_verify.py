@@ -31,8 +31,8 @@ from vlmexport.calibration.targets.target import load_target
 from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.families.skipping import Sublayers
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.machine import RESULTS, save
 from recipes.models import captioner_of

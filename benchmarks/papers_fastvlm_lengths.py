@@ -28,12 +28,12 @@ from vlmexport.calibration.calibrate import read_requests
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
 from vlmexport.runtime.measure.virtual_clock import decoding
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, choose, choose_by_reward, predictions
-from vlmexport.runtime.speculate.costs import CostTable, Curve
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve
+from vlmexport.runtime.speedup.predict import Observed, choose, choose_by_reward, predictions
+from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.intervals import between
 from benchmarks.machine import save

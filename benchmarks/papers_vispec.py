@@ -27,7 +27,7 @@ from vlmexport.calibration.calibrate import read_requests
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.runtime import Session
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.machine import save
 from benchmarks.vispec_runs import ARMS, LONGEST, Run, all_runs, answers, bundle, train

@@ -23,7 +23,7 @@ from vlmexport.calibration.calibrate import read_requests
 from vlmexport.runtime import Session
 from vlmexport.runtime.engines.base import Call
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.machine import save
 

@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
     options = parser.parse_args()
     from vlmexport.runtime import Session
+    from vlmexport.runtime.bundle.stored_costs import pick_costs
     from vlmexport.runtime.hardware.machine import processor
     from vlmexport.runtime.measure.virtual_clock import decoding
-    from vlmexport.runtime.speculate.controller import UNTRAINED_FLOOR
-    from vlmexport.runtime.speculate.stored_costs import pick_costs
+    from vlmexport.runtime.policy.adaptive import UNTRAINED_FLOOR
 
     classes = {"copying": copying(), "open chat": chat(options.chat)}
     asked = [(kind, prompt) for kind, prompts in classes.items() for prompt in prompts]

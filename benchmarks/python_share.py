@@ -138,10 +138,10 @@ def places() -> list[tuple[Any, str, str]]:
     """What is wrapped to measure parts: owner, name and part."""
     from vlmexport.runtime.decoder.forward_pass import Decoder
     from vlmexport.runtime.decoder.logits import TargetRows
+    from vlmexport.runtime.drafts.imitation.self_draft import SelfDraft
     from vlmexport.runtime.engines.onnxruntime import _BoundCall
-    from vlmexport.runtime.proposers.self_draft import SelfDraft
-    from vlmexport.runtime.speculate import cycle
-    from vlmexport.runtime.speculate.sequence import Sequence
+    from vlmexport.runtime.speculative import cycle
+    from vlmexport.runtime.speculative.sequence import Sequence
     from vlmexport.runtime.text.incremental import IncrementalDetokenizer
 
     return [
@@ -182,7 +182,7 @@ class Bench:
     @contextmanager
     def measured(self, meter: Meter, level: str) -> Iterator[None]:
         """Requests inside are measured by `meter`."""
-        from vlmexport.runtime.speculate.cycle import Cycle
+        from vlmexport.runtime.speculative.cycle import Cycle
 
         changes: list[tuple[Any, str, Any]] = [(Cycle, "run", meter.root(Cycle.run))]
         if level != "cycles":

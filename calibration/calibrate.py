@@ -10,7 +10,7 @@ import typer
 from ..runtime.bundle.combination import FIRST, SIGN
 from ..runtime.commands import options
 from ..runtime.measure.calibration import MINUTES
-from ..runtime.speculate.choice import LEAST
+from ..runtime.speedup.predict import LEAST
 from . import forms
 from .processes import run_alone
 

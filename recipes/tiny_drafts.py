@@ -39,7 +39,7 @@ from vlmexport.exporter.drafts.trained import TrainedDraft
 from vlmexport.exporter.drafts.vispec import check_family
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.hardware.machine import cores
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.speedup.stats import Stats
 
 from .common.captioner import LONGEST
 from .layer_stages import LAYERS, train_in_stages, whole_answers

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .common.errors import UnsupportedModelError as UnsupportedModelError
     from .common.errors import VlmexportError as VlmexportError
     from .images.video import Video as Video
+    from .policy.adaptive import Adaptive as Adaptive
+    from .policy.base import FixedLength as FixedLength
+    from .policy.base import LogisticLength as LogisticLength
     from .result import Result as Result
     from .session import Session as Session
-    from .speculate.controller import Adaptive as Adaptive
-    from .speculate.policy import FixedLength as FixedLength
-    from .speculate.policy import LogisticLength as LogisticLength
-    from .speculate.stats import Stats as Stats
+    from .speedup.stats import Stats as Stats
 
 # ONNX Runtime reads it when it is loaded; without it, it keeps a device id and a database of events under the home
 # folder, and reports. Everything of vlmexport that loads it imports this package first.
@@ -46,12 +46,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _HOMES = {
     "Bundle": "bundle.folder",
     "Manifest": "bundle.manifest",
-    "Adaptive": "speculate.controller",
-    "FixedLength": "speculate.policy",
-    "LogisticLength": "speculate.policy",
+    "Adaptive": "policy.adaptive",
+    "FixedLength": "policy.base",
+    "LogisticLength": "policy.base",
     "Result": "result",
     "Session": "session",
-    "Stats": "speculate.stats",
+    "Stats": "speedup.stats",
     "Video": "images.video",
     **dict.fromkeys(
         (

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from .common.errors import OptionError
 from .common.validation import ADAPTIVE, check_colour_order, integer, number
-from .speculate.adaptive_threshold import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
-from .speculate.drawing import WAYS
-from .speculate.policy import DraftPolicy, FixedLength, LogisticLength, check_policy
-from .speculate.sampling import Sampling
-from .speculate.typical import Typical
+from .policy.base import DraftPolicy, FixedLength, LogisticLength, check_policy
+from .policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
+from .sampling.draft_sampling import WAYS
+from .sampling.sampler import Sampling
+from .sampling.typical import Typical
 from .text.stop import LONGEST as LONGEST_STOP
 
 if TYPE_CHECKING:

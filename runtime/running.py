@@ -13,18 +13,18 @@ from .common.errors import NumericsError, PromptError
 from .decoder.forward_pass import Decoder
 from .families.base import Prepared, View
 from .result import Result
-from .speculate.drawing import Drawing
-from .speculate.processors import Processors
-from .speculate.proposer import Picture
-from .speculate.sequence import Sequence, SequenceLimits
-from .speculate.stats import Stats
+from .sampling.draft_sampling import Drawing
+from .sampling.logits_processors import Processors
+from .speculative.proposer import Picture
+from .speculative.sequence import Sequence, SequenceLimits
+from .speedup.stats import Stats
 from .text.incremental import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from .bundle.folder import Bundle
     from .bundle.manifest import Manifest
     from .request import Settings
-    from .speculate.proposer import Proposer
+    from .speculative.proposer import Proposer
 
 
 class Running:

@@ -14,9 +14,12 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
-from . import engines, proposers
+from . import drafts as proposers
+from . import engines
 from .asked import NAMES, asked
 from .bundle.folder import Bundle, Check
+from .bundle.stored_acceptance import measured_chains, measured_trees
+from .bundle.stored_costs import bundle_here, pick_costs, with_combinations
 from .common.errors import (
     BusyError,
     ImageError,
@@ -33,20 +36,18 @@ from .families import Prepared, get_family
 from .families.base import Prompt, View
 from .families.parts import gathered
 from .families.plain import PlainText
+from .policy.adaptive import Adaptive
+from .policy.base import DraftPolicy
 from .prefix import Prefix, kept, outside, shared
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
 from .running import Running, rows_of
-from .speculate.budget import Budget
-from .speculate.controller import Adaptive
-from .speculate.cycle import Cycle
-from .speculate.policy import DraftPolicy
-from .speculate.proposer import Proposer
-from .speculate.sequence import Sequence as Request
-from .speculate.stats import Stats
-from .speculate.stored_acceptance import measured_chains, measured_trees
-from .speculate.stored_costs import bundle_here, pick_costs, with_combinations
-from .speculate.typical import Typical
+from .sampling.typical import Typical
+from .speculative.cycle import Cycle
+from .speculative.proposer import Proposer
+from .speculative.sequence import Sequence as Request
+from .speedup.budget import Budget
+from .speedup.stats import Stats
 
 INT64 = 2**63 - 1
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...runtime.speculate.stats import Stats
+from ...runtime.speedup.stats import Stats
 from ..targets.target import Rows
 from ..training.features import FeatureSource, in_batches
 from ..training.losses import agreement, overlap

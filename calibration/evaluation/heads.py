@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from ...runtime.speculate.stats import Stats
+from ...runtime.speedup.stats import Stats
 from ..targets.target import Rows
 from ..training.losses import overlap
 from .acceptance import Counted, chain_cycles

@@ -19,7 +19,7 @@ from ...exporter.drafts.layer import LayerDraft
 from ...exporter.drafts.medusa import MedusaDraft
 from ...exporter.families.skipping import Sublayers
 from ...runtime.common.errors import InputError, OptionError
-from ...runtime.speculate.stats import Stats
+from ...runtime.speedup.stats import Stats
 from ..data.records import Record, RecordSet
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers

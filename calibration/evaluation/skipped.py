@@ -19,9 +19,9 @@ from ...exporter.families.base import Family
 from ...exporter.families.reference import collate, decoder_prefix
 from ...exporter.families.skipping import Sublayers, attention_of, left_out
 from ...exporter.parity.capture import caches
-from ...runtime.speculate.acceptance import Verdict
-from ...runtime.speculate.policy import DraftPolicy
-from ...runtime.speculate.stats import Stats
+from ...runtime.policy.base import DraftPolicy
+from ...runtime.sampling.verify import Verdict
+from ...runtime.speedup.stats import Stats
 from ..data.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target

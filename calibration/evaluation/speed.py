@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...runtime.bundle.folder import Bundle
+from ...runtime.bundle.stored_costs import every_costs
 from ...runtime.common.errors import OptionError
-from ...runtime.speculate.budget import Budget
-from ...runtime.speculate.choice import Observed, predict
-from ...runtime.speculate.stats import Stats
-from ...runtime.speculate.stored_costs import every_costs
+from ...runtime.speedup.budget import Budget
+from ...runtime.speedup.predict import Observed, predict
+from ...runtime.speedup.stats import Stats
 
 
 def bound(tau: float, drafted: float, share: float) -> float:

@@ -18,8 +18,8 @@ from typing import Any
 from ...exporter.drafts.draft_and_verify import DraftAndVerify
 from ...exporter.families.skipping import Sublayers
 from ...runtime.common.errors import InputError, OptionError
-from ...runtime.speculate.adaptive_threshold import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
-from ...runtime.speculate.stats import Stats
+from ...runtime.policy.confidence import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
+from ...runtime.speedup.stats import Stats
 from ..data.records import RecordSet
 from ..evaluation.skipped import Known, chains, known, replay, side_by_side
 from ..targets.target import Target

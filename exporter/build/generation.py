@@ -86,7 +86,7 @@ HONOURED: dict[str, Callable[[Any], Any]] = {
     "begin_suppress_tokens": _tokens,
     "bad_words_ids": _words,
 }
-"""Field → its check. The runtime does these (`runtime/speculate/processors.py`)."""
+"""Field → its check. The runtime does these (`runtime/sampling/logits_processors.py`)."""
 
 
 def generation_config(checkpoint: Checkpoint) -> GenerationConfig:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ...runtime.common.errors import ExportError
-from ...runtime.proposers.rank_tree import grow
+from ...runtime.drafts.medusa.static_tree import grow
 from . import medusa_checkpoint
 from .base import Run
 from .medusa_network import MedusaConfig, MedusaHeads

@@ -1,7 +1,7 @@
 """The graphs `penalties` and `repeats`: what a request changes of logits, computed where they lie.
 
 A device that processes logits itself hands over best tokens, not logits, also where tokens are penalised or forbidden.
-Engines in host memory do without these graphs (`runtime/speculate/processors.py` says what they compute).
+Engines in host memory do without these graphs (`runtime/sampling/logits_processors.py` says what they compute).
 """
 
 from __future__ import annotations

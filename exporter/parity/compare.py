@@ -16,7 +16,7 @@ from ...runtime.decoder.device.logits_processors import of_cycle, of_request
 from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
 from ...runtime.decoder.token_tree import TokenTree
 from ...runtime.engines.base import DTYPES
-from ...runtime.speculate.processors import Processors
+from ...runtime.sampling.logits_processors import Processors
 from ..drafts.base import Draft
 from .capture import Captured
 from .runner import GraphRunner

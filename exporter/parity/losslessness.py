@@ -16,14 +16,14 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import DraftInfo, Manifest
+from ...runtime.drafts.adversarial import always_wrong
 from ...runtime.families import get_family
 from ...runtime.images.synthetic import synthetic_image
 from ...runtime.measure.passes import runnable
-from ...runtime.proposers.wrong import always_wrong
 from ...runtime.running import decoder_ids
+from ...runtime.sampling.logits_processors import Processors
 from ...runtime.session import Session
-from ...runtime.speculate.processors import Processors
-from ...runtime.speculate.stats import Stats
+from ...runtime.speedup.stats import Stats
 from ..families.samples import ODD_SIZES, SENTENCE
 from .generation import NEAR_TIE, first_difference
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import BundleError
-from ..speculate.stored_acceptance import StoredAcceptance
-from ..speculate.stored_costs import StoredCosts
 from .plans import Plan
 from .schema import failure
+from .stored_acceptance import StoredAcceptance
+from .stored_costs import StoredCosts
 
 if TYPE_CHECKING:
     from .manifest import Manifest

@@ -15,7 +15,7 @@ from . import options
 
 if TYPE_CHECKING:
     from ..session import Result
-    from ..speculate.stats import Stats
+    from ..speedup.stats import Stats
 
 SPECULATION = (
     'What speculation did stands in one line behind the text: "4.1 tokens per pass" (tau: the accepted tokens and the one '
@@ -113,8 +113,8 @@ def run(
     from ..families.plain import PlainText
     from ..images.quiet import quiet_stderr
     from ..request import request_options
+    from ..sampling.sampler import Sampling
     from ..session import Session
-    from ..speculate.sampling import Sampling
     from .chat import converse
     from .each import answer_each, first_readable, the_folder
     from .output import print_json

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..families import Prepared
     from ..result import Result
     from ..session import Session
-    from ..speculate.stats import Stats
+    from ..speedup.stats import Stats
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ LAYOUTS = 4
 
 
 class DraftsOnDevice(Protocol):
-    """A proposer with a `draft_step` (`speculate/proposer.py`)."""
+    """A proposer with a `draft_step` (`speculative/proposer.py`)."""
 
     name: str
 

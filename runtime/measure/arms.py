@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..speculate.budget import Budget
-from ..speculate.choice import Observed
-from ..speculate.stats import Stats
+from ..speedup.budget import Budget
+from ..speedup.predict import Observed
+from ..speedup.stats import Stats
 
 if TYPE_CHECKING:
     from ..result import Result

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.stored_acceptance import stored_acceptance
+from ..bundle.stored_costs import StoredCosts, find_costs, with_combinations
 from ..common.errors import OptionError
 from ..hardware import machine
+from ..policy.base import FixedLength, LogisticLength
 from ..request import request_options, resolve
-from ..speculate.choice import predictions
-from ..speculate.costs import FREE, CostTable, Curve
-from ..speculate.policy import FixedLength, LogisticLength
-from ..speculate.stats import Stats
-from ..speculate.stored_acceptance import stored_acceptance
-from ..speculate.stored_costs import StoredCosts, find_costs, with_combinations
+from ..speedup.cost_model import FREE, CostTable, Curve
+from ..speedup.predict import predictions
+from ..speedup.stats import Stats
 from .passes import runnable
 from .timing import GraphTimer
 from .trees import observed_trees

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle.combination import combinations
 from ..bundle.entries import check_report
+from ..bundle.stored_acceptance import StoredAcceptance, stored_acceptance
+from ..bundle.stored_costs import StoredChoice, with_combinations
 from ..common.errors import BundleError, OptionError
+from ..drafts import KINDS
 from ..hardware import machine
-from ..proposers import KINDS
-from ..speculate.budget import Budget
-from ..speculate.choice import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
-from ..speculate.costs import CostTable
-from ..speculate.stats import Stats
-from ..speculate.stored_acceptance import StoredAcceptance, stored_acceptance
-from ..speculate.stored_costs import StoredChoice, with_combinations
+from ..speedup.budget import Budget
+from ..speedup.cost_model import CostTable
+from ..speedup.predict import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
+from ..speedup.stats import Stats
 from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .benchmark import Progress, measured_costs, time_passes
 from .bootstrap import interval

@@ -13,8 +13,8 @@ from ..bundle.manifest import Manifest
 from ..bundle.schema import ITEM_SIZES
 from ..common.errors import BundleError, OptionError
 from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
-from ..speculate.choice import best_length, longest_drafts
-from ..speculate.costs import CostTable
+from ..speedup.cost_model import CostTable
+from ..speedup.predict import best_length, longest_drafts
 from .inspection import cross_kv_bytes_per_row, kv_bytes_per_layer, kv_bytes_per_token
 from .passes import cost_table, passes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..speculate.costs import FREE, CostTable, Curve, DraftCosts
+from ..speedup.cost_model import FREE, CostTable, Curve, DraftCosts
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..bundle.folder import Bundle
     from ..bundle.manifest import DraftInfo, ValueInfo
     from ..engines.base import Call, Engine, View
-    from ..speculate.costs import CostTable
+    from ..speedup.cost_model import CostTable
 
 BUDGET = 8.0
 """Seconds spent on all passes together, so that large models are timed in bearable time."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
-from ..proposers.rank_tree import grow, within
-from ..speculate.budget import Budget
-from ..speculate.choice import Observed, Prediction
-from ..speculate.costs import CostTable
+from ..drafts.medusa.static_tree import grow, within
+from ..speedup.budget import Budget
+from ..speedup.cost_model import CostTable
+from ..speedup.predict import Observed, Prediction
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo

@@ -7,8 +7,8 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from statistics import mean
 
-from ..speculate.choice import Observed
-from ..speculate.costs import FREE, CostTable, DraftCosts
+from ..speedup.cost_model import FREE, CostTable, DraftCosts
+from ..speedup.predict import Observed
 from .arms import Arm
 
 LEAST_SECONDS = 1e-9

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..bundle.stored_acceptance import stored_acceptance
 from ..common.errors import InputError
 from ..measure.passes import cost_table, passes
-from ..speculate.choice import best_length, longest_drafts
-from ..speculate.costs import CostTable, expected_tokens
-from ..speculate.stored_acceptance import stored_acceptance
+from ..speedup.cost_model import CostTable, expected_tokens
+from ..speedup.predict import best_length, longest_drafts
 from .results import Timing
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from rich.console import Console
 from vlmexport.calibration import calibrate as calibrate_command
 from vlmexport.runtime import Bundle, Session, cli
 from vlmexport.runtime.bundle.combination import combinations
+from vlmexport.runtime.bundle.stored_acceptance import measured_chains, measured_trees, stored_acceptance
+from vlmexport.runtime.bundle.stored_costs import StoredCosts
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import calibration, timing
 from vlmexport.runtime.measure.calibration import TREES, budgets
 from vlmexport.runtime.measure.passes import passes
-from vlmexport.runtime.speculate.controller import Adaptive
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_acceptance import measured_chains, measured_trees, stored_acceptance
-from vlmexport.runtime.speculate.stored_costs import StoredCosts
+from vlmexport.runtime.policy.adaptive import Adaptive
+from vlmexport.runtime.speedup.stats import Stats
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle

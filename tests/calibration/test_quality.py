@@ -435,9 +435,9 @@ def test_the_target_answers_once_for_drafts_and_score(
 def test_speedups_come_from_a_bundles_pass_times(target: Target, tmp_path: Path):
     """Twice as slow a draft, half the gain; a bundle without times is refused."""
     from vlmexport.calibration.evaluation.speed import Machine
-    from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-    from vlmexport.runtime.speculate.stats import Stats
-    from vlmexport.runtime.speculate.stored_costs import StoredCosts
+    from vlmexport.runtime.bundle.stored_costs import StoredCosts
+    from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+    from vlmexport.runtime.speedup.stats import Stats
 
     plain = Curve({1: 1.0, 4: 1.0})
     table = CostTable(plain, {"early-exit@2": DraftCosts(plain.scaled(0.5), trunk=0.5)})

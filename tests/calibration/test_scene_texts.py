@@ -41,8 +41,8 @@ from vlmexport.calibration.data.scenes.scene import Relation
 from vlmexport.calibration.data.scenes.text_stats import NgramModel, prompt_lookup_tau
 from vlmexport.calibration.data.scenes.vocabulary import COLOURS
 from vlmexport.calibration.data.scenes.words import KIND_REASONS, SLOTS
-from vlmexport.runtime.proposers.ngram_index import NgramIndex
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.drafts.prompt_lookup.ngram_index import NgramIndex
+from vlmexport.runtime.speedup.budget import Budget
 
 from tests.support.drawn_paths import every
 

@@ -25,9 +25,9 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
 from vlmexport.exporter.families.skipping import Sublayers, disregarded
 from vlmexport.runtime.common.errors import InputError, OptionError
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.confidence import AdaptiveThreshold
 from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.adaptive_threshold import AdaptiveThreshold
-from vlmexport.runtime.speculate.policy import FixedLength
 
 from tests.support.training_targets import KINDS, make_records, make_target
 

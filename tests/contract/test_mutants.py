@@ -18,11 +18,11 @@ from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.decoder.masks import CausalMask, Seen
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.medusa import medusa
+from vlmexport.runtime.drafts.medusa.medusa import Medusa
+from vlmexport.runtime.drafts.medusa.static_tree import within
 from vlmexport.runtime.engines import kv_append
-from vlmexport.runtime.proposers import medusa
-from vlmexport.runtime.proposers.medusa import Medusa
-from vlmexport.runtime.proposers.rank_tree import within
-from vlmexport.runtime.speculate import cycle, sequence
+from vlmexport.runtime.speculative import cycle, sequence
 
 from tests.support import attending_mutants as attending
 from tests.support import attending_rows, lossless

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.decoder.forward_pass import Decoder
+from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.session import Session
 
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice

@@ -12,7 +12,7 @@ from vlmexport.exporter.parity.compare import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.told import CONTEXT, WORDS
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.speculate.processors import Processors
+from vlmexport.runtime.sampling.logits_processors import Processors
 
 from tests.support.onnx_session import onnx_session
 

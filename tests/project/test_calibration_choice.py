@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from vlmexport.runtime.bundle.stored_costs import StoredChoice
 from vlmexport.runtime.measure.arms import Arm, Turn
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_costs import StoredChoice
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import Observed
+from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks import calibration as script
 

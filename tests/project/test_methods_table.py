@@ -38,7 +38,7 @@ def test_an_exit_writes_what_its_layers_and_its_network_say() -> None:
 
 
 def test_gains_by_weights_are_those_of_the_counts() -> None:
-    from vlmexport.runtime.speculate.stats import Stats
+    from vlmexport.runtime.speedup.stats import Stats
 
     stats = Stats(requests=1, tokens=9, cycles=4, proposed=8, evaluated=6, accepted=4)
     assert script.Method("", "", 0.25).by_weights(stats) == stats.tau / 1.5

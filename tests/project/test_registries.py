@@ -23,7 +23,8 @@ from vlmexport.calibration import search
 from vlmexport.calibration.training import objectives
 from vlmexport.exporter import drafts
 from vlmexport.exporter.families import registry
-from vlmexport.runtime import families, proposers
+from vlmexport.runtime import drafts as proposers
+from vlmexport.runtime import families
 
 from tests.support import lossless, rig, tiny_bundles, tiny_models, training_targets
 

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.speculate.acceptance import verify_draws, verify_forced, verify_greedy, verify_sampled
-from vlmexport.runtime.speculate.sampling import Sampling, counter_uniform, draw, warp
+from vlmexport.runtime.sampling.sampler import Sampling, counter_uniform, draw, warp
+from vlmexport.runtime.sampling.verify import verify_draws, verify_forced, verify_greedy, verify_sampled
 
 VOCABULARY = 3
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 from vlmexport.runtime.common.errors import OptionError
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.policy.confidence import AdaptiveThreshold, Threshold, updated
 from vlmexport.runtime.request import RequestOptions, resolve
+from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.adaptive_threshold import AdaptiveThreshold, Threshold, updated
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.policy import FixedLength
+from vlmexport.runtime.speedup.budget import Budget
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from vlmexport.runtime import Bundle, Session, cli
+from vlmexport.runtime.bundle.stored_costs import pick_costs
 from vlmexport.runtime.commands import plot
 from vlmexport.runtime.common.errors import ImageError, PromptError
 from vlmexport.runtime.hardware import machine
@@ -32,8 +33,7 @@ from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure import benchmark
 from vlmexport.runtime.measure.headline import headline
 from vlmexport.runtime.measure.timing import GraphTimer
-from vlmexport.runtime.speculate.costs import FREE, DraftCosts
-from vlmexport.runtime.speculate.stored_costs import pick_costs
+from vlmexport.runtime.speedup.cost_model import FREE, DraftCosts
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from vlmexport.runtime.bundle.combination import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.proposers.combined import Combined
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.stored_costs import default_costs, with_combinations
+from vlmexport.runtime.drafts.combined import Combined
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speedup.budget import Budget
 
 from tests.support import handmade_bundle
 

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import NOTHING, Budget
-from vlmexport.runtime.speculate.controller import (
+from vlmexport.runtime.policy.adaptive import (
     BORROWED,
     LOSS,
     UNTRAINED_FLOOR,
@@ -27,9 +26,10 @@ from vlmexport.runtime.speculate.controller import (
     Seen,
     Tree,
 )
-from vlmexport.runtime.speculate.costs import FREE, CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.policy import FixedLength, LogisticLength
-from vlmexport.runtime.speculate.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
+from vlmexport.runtime.policy.base import FixedLength, LogisticLength
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speedup.budget import NOTHING, Budget
+from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts
 
 LEAST = 1 / (1 + LOSS)
 """Speed of a request that lost all it may."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.toy import PROMPT
 from tests.support.toy_drafts import DRAFTS, Case, Toy, law_of_last_two

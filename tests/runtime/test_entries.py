@@ -13,10 +13,10 @@ import pytest
 from vlmexport.runtime.bundle.entries import check_report
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.bundle.manifest import Manifest
+from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
+from vlmexport.runtime.bundle.stored_costs import every_costs
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError
-from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
-from vlmexport.runtime.speculate.stored_costs import every_costs
 
 from tests.fuzz.mutate import mutate_json
 from tests.support import handmade_bundle

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.speculate import sampling
-from vlmexport.runtime.speculate.acceptance import verify_sampled
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.sampling import sampler
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.sampling.verify import verify_sampled
+from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.outcomes import exact_law
 from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two
@@ -95,7 +95,7 @@ def test_acceptance_and_residual_have_exactly_the_law_of_p(p: int) -> None:
 
         def program(first=first, laws=laws, drafts=drafts) -> tuple[int, ...]:
             request = Sampling(1.0)
-            drafted = [sampling.draw(drafts[at], request.uniform(at, 7)) for at in range(2)]
+            drafted = [sampler.draw(drafts[at], request.uniform(at, 7)) for at in range(2)]
             tree = TokenTree.chain([0, *drafted])
             tree.q = drafts
             third = QUARTERS[(p + drafted[0] + 2 * drafted[1]) % len(QUARTERS)]

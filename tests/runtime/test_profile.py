@@ -25,6 +25,7 @@ import vlmexport.runtime
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts
 from vlmexport.runtime.bundle.manifest import LOWERINGS, Manifest, ValueInfo
+from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.engines.base import DTYPES
@@ -34,10 +35,9 @@ from vlmexport.runtime.profiling.host import Cycles
 from vlmexport.runtime.profiling.page import page
 from vlmexport.runtime.profiling.report import PER_REQUEST, build_report, table_of
 from vlmexport.runtime.profiling.results import Layer, Timing
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed, best_length
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import Observed, best_length
 
 from tests.support.fake_trtexec import fake_trtexec
 from tests.support.tiny_bundles import TinyBundle

@@ -29,13 +29,13 @@ from vlmexport.runtime.common.errors import (
 )
 from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.proposers.wrong import always_wrong
 from vlmexport.runtime.request import RequestOptions, resolve
 from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sequence import Sequence
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.sequence import Sequence
+from vlmexport.runtime.speedup.budget import Budget
 
 FAMILIES = ("t5", "llama")
 
@@ -203,7 +203,7 @@ def test_seconds_inside_the_engine_are_a_part_of_the_cycles(
     """A clock that only a call's run moves forward: all of a cycle's time is then the engine's."""
     now = [0.0]
     monkeypatch.setattr("vlmexport.runtime.engines.onnxruntime.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("vlmexport.runtime.speculate.cycle.perf_counter", lambda: now[0])
+    monkeypatch.setattr("vlmexport.runtime.speculative.cycle.perf_counter", lambda: now[0])
     whole = _BoundCall.run
 
     def run(call: _BoundCall) -> None:

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.medusa.static_tree import grow, within
 from vlmexport.runtime.measure.trees import OFFERED, kept, observed_trees, rates
-from vlmexport.runtime.proposers.rank_tree import grow, within
-from vlmexport.runtime.speculate.acceptance import ranks, verify_draws
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.choice import Observed
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.stats import Stats
-from vlmexport.runtime.speculate.stored_acceptance import StoredAcceptance
+from vlmexport.runtime.sampling.verify import ranks, verify_draws
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import Observed
+from vlmexport.runtime.speedup.stats import Stats
 
 CHANCES = [[0.6, 0.2, 0.1], [0.5, 0.25, 0.05], [0.45, 0.2, 0.1]]
 """That a token of depth 1, 2, 3 is the one of rank 0, 1, 2."""

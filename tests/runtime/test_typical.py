@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.sampling.typical import Typical, verify_typical
+from vlmexport.runtime.sampling.verify import verify_draws
 from vlmexport.runtime.session import Session
-from vlmexport.runtime.speculate.acceptance import verify_draws
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.typical import Typical, verify_typical
 
 VOCABULARY = 3
 TREES = [

@@ -11,7 +11,7 @@ import pytest
 from vlmexport.runtime.decoder.device.draft_chain import Sent
 from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
-from vlmexport.runtime.proposers.attending import Attending
+from vlmexport.runtime.drafts.imitation.with_attention import Attending
 
 Patch = pytest.MonkeyPatch
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import torch
-from vlmexport.runtime import proposers
+from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.decoder.logits import TargetRows
-from vlmexport.runtime.proposers.wrong import Wrong
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.cycle import Cycle
-from vlmexport.runtime.speculate.sequence import Sequence, SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.drafts.adversarial import Wrong
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.cycle import Cycle
+from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.lossless import Bushy, wrong_token
 from tests.support.oracle import Request

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from vlmexport.runtime.speculate.cycle import Cycle
+from vlmexport.runtime.speculative.cycle import Cycle
 
 from tests.support.engines.emulated import Asked
 from tests.support.engines.recording_device import RecordingDevice

@@ -19,10 +19,10 @@ from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
 from vlmexport.runtime.decoder.logits import TargetRows
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass
 from vlmexport.runtime.engines.base import DTYPES, View
 from vlmexport.runtime.engines.buffers import HostBuffer
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.proposers.eagle_pass import EaglePass
 
 from tests.support import lossless
 from tests.support.engines import memory, recording_device

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from vlmexport.runtime.decoder.forward_pass import Decoder
-from vlmexport.runtime.proposers.eagle3 import Eagle3
+from vlmexport.runtime.drafts.eagle.eagle3 import Eagle3
 
 Patch = pytest.MonkeyPatch
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.exporter.drafts.eagle import D2T
-from vlmexport.runtime.proposers.eagle import Eagle
-from vlmexport.runtime.proposers.eagle_pass import EaglePass
-from vlmexport.runtime.proposers.growth import Growth
+from vlmexport.runtime.drafts.eagle.dynamic_tree import Growth
+from vlmexport.runtime.drafts.eagle.eagle import Eagle
+from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass
 
 from tests.support.rig import Rig
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.proposers.growth import expansions
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.drafts.eagle.dynamic_tree import expansions
+from vlmexport.runtime.speedup.budget import Budget
 
 from tests.support.oracle import Request
 from tests.support.rig import Rig

@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime import proposers
+from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.adversarial import Wrong
+from vlmexport.runtime.drafts.combined import Combined
+from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 from vlmexport.runtime.engines.base import DTYPES
-from vlmexport.runtime.proposers.combined import Combined
-from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
-from vlmexport.runtime.proposers.wrong import Wrong
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.cycle import Cycle
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.processors import Processors
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sampling import Sampling, counter_uniform, draw
-from vlmexport.runtime.speculate.sequence import Sequence, SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.sampling.logits_processors import Processors
+from vlmexport.runtime.sampling.sampler import Sampling, counter_uniform, draw
+from vlmexport.runtime.speculative.cycle import Cycle
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.oracle import NEVER, Request
 from tests.support.rig import Rig

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from vlmexport.runtime.speculate import sampling
-from vlmexport.runtime.speculate.sampling import Sampling
+from vlmexport.runtime.sampling import sampler
+from vlmexport.runtime.sampling.sampler import Sampling
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -87,7 +87,7 @@ def exact_law(program: Callable[[], Outcome]) -> dict[Outcome, Fraction]:
     law: dict[Outcome, Fraction] = defaultdict(Fraction)
     script: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        original = sampling.draw
+        original = sampler.draw
         for module in [m for name, m in sys.modules.items() if name.startswith("vlmexport.runtime.")]:
             if getattr(module, "draw", None) is original:
                 patch.setattr(module, "draw", _drawn)

@@ -14,7 +14,7 @@ from vlmexport.runtime.families.mrope import Span, positions
 from vlmexport.runtime.images.processors import tiles
 from vlmexport.runtime.images.processors.patches import settings_of
 from vlmexport.runtime.images.windows import windows
-from vlmexport.runtime.speculate.proposer import Picture
+from vlmexport.runtime.speculative.proposer import Picture
 
 from tests.support.engines.emulated import Asked, Emulated, EmulatedCuda
 from tests.support.engines.portable import Portable

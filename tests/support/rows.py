@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vlmexport.runtime import proposers
+from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.common.errors import CapacityError, OptionError, PromptError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.proposers.rank_tree import grow, within
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.sequence import Sequence, SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.drafts.medusa.static_tree import grow, within
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
+from vlmexport.runtime.speedup.budget import Budget
+from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support import attending_rows
 from tests.support.eagle_oracle import EagleOracle, Growing, WideOracle, paths_of

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.speculate.cycle import Cycle
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.sequence import Sequence as Request
-from vlmexport.runtime.speculate.sequence import SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.speculative.cycle import Cycle
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.sequence import Sequence as Request
+from vlmexport.runtime.speculative.sequence import SequenceLimits
+from vlmexport.runtime.speedup.stats import Stats
 
 VOCABULARY = 11
 PROMPT = (3, 1, 4)

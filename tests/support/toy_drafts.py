@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.proposers.prompt_lookup import PromptLookup
-from vlmexport.runtime.speculate import sampling as sampling_module
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import NOTHING, Budget
-from vlmexport.runtime.speculate.controller import Adaptive
-from vlmexport.runtime.speculate.costs import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speculate.cycle import Cycle
-from vlmexport.runtime.speculate.drawing import Drawing
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.processors import Processors
-from vlmexport.runtime.speculate.proposer import Proposer
-from vlmexport.runtime.speculate.sampling import Sampling
-from vlmexport.runtime.speculate.sequence import Sequence as Request
-from vlmexport.runtime.speculate.sequence import SequenceLimits
-from vlmexport.runtime.speculate.stats import Stats
+from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
+from vlmexport.runtime.policy.adaptive import Adaptive
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.sampling import sampler as sampling_module
+from vlmexport.runtime.sampling.draft_sampling import Drawing
+from vlmexport.runtime.sampling.logits_processors import Processors
+from vlmexport.runtime.sampling.sampler import Sampling
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative.cycle import Cycle
+from vlmexport.runtime.speculative.proposer import Proposer
+from vlmexport.runtime.speculative.sequence import Sequence as Request
+from vlmexport.runtime.speculative.sequence import SequenceLimits
+from vlmexport.runtime.speedup.budget import NOTHING, Budget
+from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.toy import PROMPT, ToyRows, decode, started
 from tests.support.toy_heads import ToyWithHeads, begin_with, medusa

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.medusa.medusa import Medusa
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Engine, View
-from vlmexport.runtime.proposers.medusa import Medusa
-from vlmexport.runtime.speculate.sequence import Sequence as Request
+from vlmexport.runtime.speculative.sequence import Sequence as Request
 
 from tests.support.toy import PROMPT, ToyDecoder
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.proposers import vispec
-from vlmexport.runtime.proposers.vispec import Vispec
-from vlmexport.runtime.proposers.vispec_pairs import Pair
-from vlmexport.runtime.proposers.visual_rows import VisualRows
+from vlmexport.runtime.drafts.eagle import vispec
+from vlmexport.runtime.drafts.eagle.vispec import Vispec
+from vlmexport.runtime.drafts.eagle.vispec_embeds import VisualRows
+from vlmexport.runtime.drafts.eagle.vispec_pairs import Pair
 
 Patch = pytest.MonkeyPatch
 

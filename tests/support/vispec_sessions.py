@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from vlmexport.runtime import Session
 from vlmexport.runtime.decoder.token_tree import TokenTree
+from vlmexport.runtime.drafts.eagle.vispec import Vispec
 from vlmexport.runtime.families.base import Prepared
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video
-from vlmexport.runtime.proposers.vispec import Vispec
-from vlmexport.runtime.speculate.budget import Budget
+from vlmexport.runtime.speedup.budget import Budget
 
 from tests.support.eagle_oracle import paths_of
 from tests.support.rig import Rig

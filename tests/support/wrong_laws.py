@@ -7,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.speculate import cycle, sampling, sequence
-from vlmexport.runtime.speculate.acceptance import Verdict
-from vlmexport.runtime.speculate.budget import Budget
-from vlmexport.runtime.speculate.policy import FixedLength
-from vlmexport.runtime.speculate.sequence import Sequence as Request
-from vlmexport.runtime.speculate.typical import Typical
+from vlmexport.runtime.policy.base import FixedLength
+from vlmexport.runtime.sampling import sampler
+from vlmexport.runtime.sampling.typical import Typical
+from vlmexport.runtime.sampling.verify import Verdict
+from vlmexport.runtime.speculative import cycle, sequence
+from vlmexport.runtime.speculative.sequence import Sequence as Request
+from vlmexport.runtime.speedup.budget import Budget
 
 from tests.support.toy_drafts import DRAFTS, Case, Likeliest
 from tests.support.wrong_verify import padded_with_0
@@ -42,7 +43,7 @@ def longest_of_several_samples(patch: pytest.MonkeyPatch) -> Case:
 
         def choose(node: int, after: list[int]) -> int:
             p = self.distribution(rows, first + node, after)
-            return sampling.draw(p, self.sampling.uniform(len(self.tokens), next(fresh)))
+            return sampler.draw(p, self.sampling.uniform(len(self.tokens), next(fresh)))
 
         found = [Verdict([], choose(0, []), 0)]
         for leaf in [node for node in range(1, len(tree)) if not tree.children[node]]:
@@ -86,7 +87,7 @@ def left_over_uniforms(patch: pytest.MonkeyPatch) -> Case:
     patch.setattr(
         Request,
         "proposing",
-        lambda self, depth: self.sampling.uniform(len(self.tokens) + depth, sampling.PROPOSING),
+        lambda self, depth: self.sampling.uniform(len(self.tokens) + depth, sampler.PROPOSING),
     )
     return DRAFTS["on-trunk, drawn, confident"]
 

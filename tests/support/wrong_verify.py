@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.speculate.acceptance import Verdict
+from vlmexport.runtime.sampling.verify import Verdict
 
 Verify: TypeAlias = "Callable[[TokenTree, Callable[[int, int], int]], Verdict]"
 

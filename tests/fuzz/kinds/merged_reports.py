@@ -124,10 +124,10 @@ class _Named:
 def _use(bundle: Path) -> None:
     """What a session, `inspect` and `calibrate` do with what is stored."""
     from vlmexport.runtime.bundle.folder import Bundle
+    from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
+    from vlmexport.runtime.bundle.stored_costs import bundle_here, every_costs, pick_costs
     from vlmexport.runtime.session import Session
-    from vlmexport.runtime.speculate.choice import choose
-    from vlmexport.runtime.speculate.stored_acceptance import stored_acceptance
-    from vlmexport.runtime.speculate.stored_costs import bundle_here, every_costs, pick_costs
+    from vlmexport.runtime.speedup.predict import choose
 
     opened = Bundle.open(bundle, check="sha256")
     manifest = opened.manifest
