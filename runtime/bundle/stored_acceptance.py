@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..policy.adaptive import Seen, Tree
 from ..speedup.budget import Budget
-from ..speedup.predict import Observed
+from ..speedup.predict import Observed, Seen, Tree
 from .schema import Part, checked, integer, list_of, string
 
 if TYPE_CHECKING:

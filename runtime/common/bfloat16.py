@@ -25,3 +25,9 @@ def lowest(dtype: np.dtype) -> float:
     if dtype == np.uint16:
         return float(widen(np.array(0xFF7F, np.uint16), np.dtype(np.float32)))
     return float(np.finfo(dtype).min)
+
+
+def masked_value(dtype: np.dtype) -> np.ndarray:
+    """The additive "minus infinity" of a float type, as it lies in a buffer: half of the smallest finite value, so that
+    adding a bias cannot overflow."""
+    return widen(np.array(lowest(dtype) / 2), dtype)

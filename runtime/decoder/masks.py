@@ -10,14 +10,8 @@ import math
 
 import numpy as np
 
-from ..common.bfloat16 import lowest, widen
+from ..common.bfloat16 import masked_value, widen
 from .token_tree import TokenTree
-
-
-def masked_value(dtype: np.dtype) -> np.ndarray:
-    """The additive "minus infinity" of a float type, as it lies in a buffer: half of the smallest finite value, so that
-    adding a bias cannot overflow."""
-    return widen(np.array(lowest(dtype) / 2), dtype)
 
 
 def relative_position_bucket(

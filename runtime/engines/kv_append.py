@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..decoder.masks import masked_value
+from ..common.bfloat16 import masked_value
 
 START, MASK, NEW_MASK = "write_indices", "attn_mask", "new_mask"
 """Inputs: the first slot of every sequence (where the bundle's graph has one), and the mask in its two parts."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decoder.masks import masked_value
+from ..common.bfloat16 import masked_value
 from .base import DTYPES, View
 from .device import DeviceEngine
 

@@ -28,6 +28,7 @@ from ..common.errors import OptionError
 from ..sampling.verify import Verdict
 from ..speedup.budget import NOTHING, Budget
 from ..speedup.cost_model import CostTable
+from ..speedup.predict import Seen, Tree
 from .base import sure_enough
 
 LOSS = 0.03
@@ -67,25 +68,6 @@ first proposals of a request happen to be wrong."""
 
 NEGLIGIBLE = 1e-3
 """A depth that is reached less often is not considered."""
-
-
-class Tree(NamedTuple):
-    """A tree that a draft may be given in place of a chain."""
-
-    budget: Budget
-    gain: float
-    """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
-
-
-class Seen(NamedTuple):
-    """What `calibrate` saw of a draft's chains."""
-
-    accepted: Items[int]
-    """Drafted tokens that were right, by depth."""
-    evaluated: Items[int]
-    """Drafted tokens that were judged, by depth."""
-    found: float
-    """Share of the cycles in which the draft proposed anything."""
 
 
 class Drafting(Protocol):

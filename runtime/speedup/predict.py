@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .budget import Budget
 from .cost_model import CostTable
@@ -184,3 +184,22 @@ def best_length(table: CostTable, draft: str, alpha: float, longest: int) -> tup
     """(draft length, speed-up over plain decoding) of the chain that is fastest at this acceptance; 0 drafts nothing."""
     found = [(0, 1.0), *((d, table.speedup(draft, [alpha], d)) for d in range(1, longest + 1))]
     return max(found, key=lambda each: (each[1], -each[0]))
+
+
+class Tree(NamedTuple):
+    """A tree that a draft may be given in place of a chain."""
+
+    budget: Budget
+    gain: float
+    """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
+
+
+class Seen(NamedTuple):
+    """What `calibrate` saw of a draft's chains."""
+
+    accepted: Sequence[int]
+    """Drafted tokens that were right, by depth."""
+    evaluated: Sequence[int]
+    """Drafted tokens that were judged, by depth."""
+    found: float
+    """Share of the cycles in which the draft proposed anything."""

@@ -17,19 +17,12 @@ from hypothesis import strategies as st
 from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
-from vlmexport.runtime.policy.adaptive import (
-    BORROWED,
-    LOSS,
-    UNTRAINED_FLOOR,
-    Acceptance,
-    Adaptive,
-    Seen,
-    Tree,
-)
+from vlmexport.runtime.policy.adaptive import BORROWED, LOSS, UNTRAINED_FLOOR, Acceptance, Adaptive
 from vlmexport.runtime.policy.base import FixedLength, LogisticLength
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speedup.budget import NOTHING, Budget
 from vlmexport.runtime.speedup.cost_model import FREE, CostTable, Curve, DraftCosts
+from vlmexport.runtime.speedup.predict import Seen, Tree
 
 LEAST = 1 / (1 + LOSS)
 """Speed of a request that lost all it may."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask, masked_value, relative_position_bucket
+from vlmexport.runtime.common.bfloat16 import masked_value
+from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask, relative_position_bucket
 from vlmexport.runtime.decoder.token_tree import TokenTree
 
 CAPACITY = 40
