@@ -35,13 +35,13 @@ from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.folder import store_costs
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import StoredChoice, default_costs
-from vlmexport.runtime.measure.arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
-from vlmexport.runtime.measure.bootstrap import interval
-from vlmexport.runtime.measure.calibration import Calibration, budgets
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable
 from vlmexport.runtime.speedup.predict import Observed, choose, predictions
 from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning.ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
+from vlmexport.runtime.tuning.bootstrap import interval
+from vlmexport.runtime.tuning.survey import Calibration, budgets
 
 from benchmarks.machine import save
 

@@ -22,7 +22,7 @@ from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.runtime import Session
-from vlmexport.runtime.result import Result
+from vlmexport.runtime.session.result import Result
 from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.captioning_runs import Run, bundle, model_of

@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.engines.argmax import answers
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, Program, View
@@ -43,7 +43,7 @@ from vlmexport.runtime.engines.device import DeviceEngine
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from benchmarks.machine import describe, save
 

@@ -38,10 +38,10 @@ from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.hardware.devices import DEVICES, RTX_TARGETS
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.measure.fit import roofline
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.profiling.local import time_here
-from vlmexport.runtime.profiling.points import points, verify_widths
-from vlmexport.runtime.profiling.report import table_of
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.measure.profile.local import time_here
+from vlmexport.runtime.measure.profile.points import points, verify_widths
+from vlmexport.runtime.measure.profile.report import table_of
 from vlmexport.runtime.speedup.cost_model import CostTable, expected_tokens
 
 from benchmarks.machine import save, write

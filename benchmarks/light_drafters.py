@@ -147,7 +147,7 @@ def draft_bytes(bundle: Any, name: str) -> int:
 
 def step_seconds(sessions: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, float], float]:
     """(median seconds of one pass of the draft by precision, of a token of plain decoding): all passes take turns."""
-    from vlmexport.runtime.measure.passes import passes
+    from vlmexport.runtime.measure.pass_costs import passes
     from vlmexport.runtime.measure.timing import GraphTimer, median_seconds
 
     arms: dict[str, list[Any]] = {}

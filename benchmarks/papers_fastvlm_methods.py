@@ -43,7 +43,7 @@ from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.exporter.families.skipping import Sublayers
 from vlmexport.runtime import Session
-from vlmexport.runtime.result import Result
+from vlmexport.runtime.session.result import Result
 from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.captioning_times import decode_rate, interleaved, ratios

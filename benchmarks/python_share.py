@@ -202,7 +202,7 @@ class Bench:
 
     def instructions(self, options: dict[str, Any]) -> float:
         """Bytecode instructions per cycle: the same on a busy machine, for one version of Python."""
-        from vlmexport.runtime.running import Running
+        from vlmexport.runtime.session.active_request import Running
 
         count, start = 0, Running.start
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.bundle.combination import FIRST, SIGN
+from ..runtime.bundle.combined_drafts import FIRST, SIGN
 from ..runtime.commands import options
-from ..runtime.measure.calibration import MINUTES
 from ..runtime.speedup.predict import LEAST
+from ..runtime.tuning.survey import MINUTES
 from . import forms
 from .processes import run_alone
 
@@ -74,10 +74,10 @@ def calibrate(
     from ..runtime.commands.output import console, print_json
     from ..runtime.commands.progress import showing
     from ..runtime.common.errors import OptionError
-    from ..runtime.measure.calibration import calibrate as measure
-    from ..runtime.measure.calibration import check_calibration
-    from ..runtime.measure.calibration import merge as merged
-    from ..runtime.session import Session
+    from ..runtime.session.session import Session
+    from ..runtime.tuning.survey import calibrate as measure
+    from ..runtime.tuning.survey import check_calibration
+    from ..runtime.tuning.survey import merge as merged
 
     run_alone("vlmexport calibrate")
     opened = Bundle.open(bundle)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .policy.adaptive import Adaptive as Adaptive
     from .policy.base import FixedLength as FixedLength
     from .policy.base import LogisticLength as LogisticLength
-    from .result import Result as Result
-    from .session import Session as Session
+    from .session.result import Result as Result
+    from .session.session import Session as Session
     from .speedup.stats import Stats as Stats
 
 # ONNX Runtime reads it when it is loaded; without it, it keeps a device id and a database of events under the home
@@ -49,8 +49,8 @@ _HOMES = {
     "Adaptive": "policy.adaptive",
     "FixedLength": "policy.base",
     "LogisticLength": "policy.base",
-    "Result": "result",
-    "Session": "session",
+    "Result": "session.result",
+    "Session": "session.session",
     "Stats": "speedup.stats",
     "Video": "images.video",
     **dict.fromkeys(

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.common.errors import InputError, NumericsError
-from ...runtime.result import Result
-from ...runtime.session import Session
+from ...runtime.session.result import Result
+from ...runtime.session.session import Session
 from ..data.layout import asked
 from ..data.records import Record
 from .answers import GenerationOptions, stream_seed

@@ -16,9 +16,9 @@ from typing import Protocol
 import onnx_ir as ir
 import torch
 
+from ...runtime.bundle.float32_view import widened
 from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
-from ...runtime.bundle.widened import widened
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ..checkpoint.tensors import Place, TensorFiles

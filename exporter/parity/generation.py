@@ -23,7 +23,7 @@ NEAR_TIE = 1e-4
 
 def compare_generation(bundle: Bundle, family: Family, model: Any, max_new_tokens: int = 24) -> ParityRow:
     """Plain greedy decoding of one request in both; raises ExportError where the tokens differ without a near-tie."""
-    from ...runtime.session import Session
+    from ...runtime.session.session import Session
 
     limits = bundle.manifest.limits
     prompt = compared_prompt(bundle.manifest)

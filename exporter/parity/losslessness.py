@@ -19,10 +19,10 @@ from ...runtime.bundle.manifest import DraftInfo, Manifest
 from ...runtime.drafts.adversarial import always_wrong
 from ...runtime.families import get_family
 from ...runtime.images.synthetic import synthetic_image
-from ...runtime.measure.passes import runnable
-from ...runtime.running import decoder_ids
+from ...runtime.measure.pass_costs import runnable
 from ...runtime.sampling.logits_processors import Processors
-from ...runtime.session import Session
+from ...runtime.session.active_request import decoder_ids
+from ...runtime.session.session import Session
 from ...runtime.speedup.stats import Stats
 from ..families.samples import ODD_SIZES, SENTENCE
 from .generation import NEAR_TIE, first_difference

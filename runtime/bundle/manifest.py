@@ -17,7 +17,7 @@ from typing import Any
 from ..common.errors import BundleError, OptionError
 from ..common.validation import ADAPTIVE
 from .checks import check_references
-from .combination import SIGN, combination, no_combination
+from .combined_drafts import SIGN, combination, no_combination
 from .schema import (
     GIB,
     ITEM_SIZES,
@@ -419,7 +419,7 @@ class Manifest(Part):
             )
         manifest: Manifest = cls.parse(data, "")
         check_references(manifest)
-        from .entries import check_entries  # here: it imports this module
+        from .stored_entries import check_entries  # here: it imports this module
 
         check_entries(manifest)
         return manifest
@@ -451,7 +451,7 @@ class Manifest(Part):
         return self.limits.max_width if self.verify_width is None else self.verify_width
 
     def draft(self, name: str) -> DraftInfo | None:
-        """The draft or the combination of drafts (`combination.py`) called `name`, or None."""
+        """The draft or the combination of drafts (`combined_drafts.py`) called `name`, or None."""
         found = next((draft for draft in self.drafts if draft.name == name), None)
         return found or combination(self.drafts, name)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..speedup.budget import Budget
 from ..speedup.cost_model import FREE, CostTable, Curve, DraftCosts
-from .combination import combinations
+from .combined_drafts import combinations
 from .schema import Part, checked, failure, integer, list_of, mapping_of, number, optional, string
 
 if TYPE_CHECKING:

@@ -63,13 +63,13 @@ def bench(
     from ..common.errors import OptionError
     from ..families import get_family
     from ..measure.benchmark import measure
-    from ..request import request_options
-    from ..session import Session
+    from ..session.request import request_options
+    from ..session.session import Session
     from .output import as_text, console, print_json
     from .plot import check_plot, write_plot
     from .progress import showing
     from .requests import check_lossy, draft_options, tell_idle
-    from .telling import tell_bundle, tell_draft, tell_request, tell_session
+    from .verbose import tell_bundle, tell_draft, tell_request, tell_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.errors import InputError, OptionError, PromptError
 
 if TYPE_CHECKING:
-    from ..session import Session
+    from ..session.session import Session
 
 log = logging.getLogger(__name__)
 

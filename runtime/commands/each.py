@@ -16,7 +16,7 @@ from .requests import read_picture
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..session import Session
+    from ..session.session import Session
 
 log = logging.getLogger(__name__)
 

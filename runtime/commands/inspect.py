@@ -28,7 +28,7 @@ def inspect(
     from ..bundle.folder import Bundle
     from ..measure.inspection import facts
     from .output import console, print_json
-    from .telling import tell_bundle
+    from .verbose import tell_bundle
     from .verbosity import is_quiet, is_verbose
 
     begin = time.perf_counter()

@@ -14,7 +14,7 @@ from ..common.validation import TYPICAL_DELTA, TYPICAL_EPSILON
 from . import options
 
 if TYPE_CHECKING:
-    from ..session import Result
+    from ..session.session import Result
     from ..speedup.stats import Stats
 
 SPECULATION = (
@@ -112,14 +112,14 @@ def run(
     from ..families.base import views_of
     from ..families.plain import PlainText
     from ..images.quiet import quiet_stderr
-    from ..request import request_options
     from ..sampling.sampler import Sampling
-    from ..session import Session
+    from ..session.request import request_options
+    from ..session.session import Session
     from .chat import converse
     from .each import answer_each, first_readable, the_folder
     from .output import print_json
     from .requests import check_lossy, check_plain, draft_options, read_media, read_prompt, tell_idle
-    from .telling import tell_bundle, tell_draft, tell_request, tell_result, tell_session
+    from .verbose import tell_bundle, tell_draft, tell_request, tell_result, tell_session
 
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,

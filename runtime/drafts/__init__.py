@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..bundle.combination import second_of
+from ..bundle.combined_drafts import second_of
 from ..common.errors import BundleError
 
 if TYPE_CHECKING:

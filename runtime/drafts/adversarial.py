@@ -15,7 +15,7 @@ from ..speculative.sequence import Sequence
 from ..speedup.budget import Budget
 
 if TYPE_CHECKING:
-    from ..session import Session
+    from ..session.session import Session
 
 
 class Wrong(Proposer):

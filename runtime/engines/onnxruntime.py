@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from ..bundle.float32_view import widened
 from ..bundle.operators import refuse
-from ..bundle.widened import widened
 from ..common.cpu_count import cores
 from ..common.errors import BundleError, CapacityError, OptionError
 from ..common.foreign_errors import raise_if_foreign

@@ -14,19 +14,19 @@ from ..bundle.stored_costs import StoredCosts, find_costs, with_combinations
 from ..common.errors import OptionError
 from ..hardware import machine
 from ..policy.base import FixedLength, LogisticLength
-from ..request import request_options, resolve
+from ..session.request import request_options, resolve
 from ..speedup.cost_model import FREE, CostTable, Curve
 from ..speedup.predict import predictions
 from ..speedup.stats import Stats
-from .passes import runnable
+from .pass_costs import runnable
 from .timing import GraphTimer
-from .trees import observed_trees
+from .tree_search import observed_trees
 from .virtual_clock import decoding
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
     from ..engines.base import Engine
-    from ..session import Result, Session
+    from ..session.session import Result, Session
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Widths q of the T(q) table, up to the bundle's max_width."""

@@ -16,7 +16,7 @@ from ..hardware.devices import JETSON, RTX_TARGETS, Device, lowerings
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import best_length, longest_drafts
 from .inspection import cross_kv_bytes_per_row, kv_bytes_per_layer, kv_bytes_per_token
-from .passes import cost_table, passes
+from .pass_costs import cost_table, passes
 
 CONTEXT_BYTES = 512 << 20
 """Set aside for the GPU's context and libraries, and for what a pass computes with."""

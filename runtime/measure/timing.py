@@ -13,8 +13,8 @@ import numpy as np
 
 from ..decoder.kv_cache import BUCKET
 from ..engines.base import DTYPES
-from .passes import cost_table, passes
-from .stand_ins import named_sizes, pass_sizes, stand_in
+from .pass_costs import cost_table, passes
+from .synthetic_inputs import named_sizes, pass_sizes, stand_in
 
 if TYPE_CHECKING:
     from ..bundle.folder import Bundle

@@ -18,7 +18,7 @@ from vlmexport.calibration.training.texts import unrolled
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.training_targets import own_answers
 

@@ -20,7 +20,7 @@ from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 from tests.support.every_kind import counted_by_the_runtime

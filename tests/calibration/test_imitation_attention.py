@@ -21,7 +21,7 @@ from vlmexport.calibration.training.texts import rows_of
 from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes
 from tests.support.training_targets import KINDS, own_answers

@@ -25,7 +25,7 @@ from vlmexport.exporter.drafts.imitation import ImitationDraft
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights
 from tests.support.training_targets import own_answers

@@ -29,7 +29,7 @@ from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.measure.inspection import facts
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 from tests.support.changing_targets import NEW, Place, learned, make_place, trainer, weights

@@ -27,7 +27,7 @@ from vlmexport.exporter.families.skipping import Sublayers, disregarded
 from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.policy.confidence import AdaptiveThreshold
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.training_targets import KINDS, make_records, make_target
 

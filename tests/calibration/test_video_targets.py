@@ -24,7 +24,7 @@ from vlmexport.runtime.bundle.manifest import VideoInfo
 from vlmexport.runtime.common.errors import InputError
 from vlmexport.runtime.images.synthetic import synthetic_image
 from vlmexport.runtime.images.video import Video, sampled
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.calibration.test_text_cache import assert_same
 from tests.calibration.test_vispec_training import small

@@ -23,7 +23,7 @@ from vlmexport.exporter.drafts.eagle_network import EagleConfig
 from vlmexport.exporter.drafts.vispec import VispecDraft
 from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.every_kind import counted_by_the_runtime, learns_and_resumes
 from tests.support.training_targets import entering, make_jsonl, make_records, make_target, own_answers

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.runtime.bundle.combination import combinations
+from vlmexport.runtime.bundle.combined_drafts import combinations
 from vlmexport.runtime.bundle.interfaces import DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.told import WORDS, TextLayout
+from vlmexport.runtime.bundle.text_layout import WORDS, TextLayout
 from vlmexport.runtime.engines.base import DTYPES, Buffer, View
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.session.session import Session
 
 from tests.support import lossless
 from tests.support.device_mutants import changed_logits, layered, not_finite, same_drafts, same_drafts_of

@@ -16,8 +16,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, R
 from vlmexport.exporter.graphs.fold import folded_form
 from vlmexport.exporter.lowering.groups import Groups
 from vlmexport.exporter.lowering.rewriter import size, typed
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.common.errors import BundleError
 
 from tests.support import lossless, lowered_runs

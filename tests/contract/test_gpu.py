@@ -20,8 +20,8 @@ from vlmexport.runtime.engines.device import DeviceEngine
 from vlmexport.runtime.engines.kv_append import append_rows, split_mask
 from vlmexport.runtime.engines.kv_append_kernels import Appending
 from vlmexport.runtime.hardware.devices import RTX_TARGETS
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.session.session import Session
 
 from tests.support import lossless
 from tests.support.rig import FAMILIES

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import DeviceError
 from vlmexport.runtime.engines import create as really
+from vlmexport.runtime.session import session
 
 from benchmarks import gpu
 from tests.contract import test_gpu

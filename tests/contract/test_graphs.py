@@ -12,8 +12,8 @@ import onnx
 import pytest
 from vlmexport.exporter.graphs.dtypes import ONNX
 from vlmexport.runtime.bundle import plans as bundle_plans
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle
-from vlmexport.runtime.bundle.widened import widened
 
 from tests.support.rig import FAMILIES
 from tests.support.tiny_bundles import TinyBundle

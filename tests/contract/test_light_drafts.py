@@ -27,10 +27,10 @@ from vlmexport.exporter.parity.reference import load_exact, load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import ParityRow
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import DraftInfo, Manifest
 from vlmexport.runtime.bundle.plans import planned
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.onnxruntime import use_global_pool
 from vlmexport.runtime.hardware.devices import DEVICES
 from vlmexport.runtime.measure.fit import fit, roofline

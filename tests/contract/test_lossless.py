@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoProcessor
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import lossless
 from tests.support.oracle import Oracle, Request

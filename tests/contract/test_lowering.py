@@ -15,8 +15,8 @@ from vlmexport.exporter.lowering import OPSET, TENSORRT_10_3, lower
 from vlmexport.exporter.lowering.opset import refusal
 from vlmexport.exporter.lowering.single import RULES
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions, copy_graph
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.operators import OPERATORS
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.common.errors import ExportError
 
 from tests.support import lowered_runs

@@ -16,7 +16,7 @@ import pytest
 from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.engines.recording_device import GrowingDevice, RecordingDevice
 from tests.support.oracle import Oracle

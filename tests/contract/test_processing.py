@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from vlmexport.exporter.parity.compare import device_feeds
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.told import CONTEXT, WORDS
+from vlmexport.runtime.bundle.text_layout import CONTEXT, WORDS
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.sampling.logits_processors import Processors
 

@@ -20,7 +20,6 @@ import pytest
 from vlmexport.exporter.output import write_manifest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.options import resolve
-from vlmexport.runtime import session
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
@@ -32,6 +31,7 @@ from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.kernel_cache import KernelCache
 from vlmexport.runtime.engines.tensorrt import TensorRTEngine
 from vlmexport.runtime.measure.timing import GraphTimer, sampled_seconds
+from vlmexport.runtime.session import session
 
 from tests.support import lossless
 from tests.support.engines import emulated, fake_tensorrt

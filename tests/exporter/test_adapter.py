@@ -26,7 +26,7 @@ from vlmexport.exporter.parity.verify import verify_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import ExportError, OptionError, UnsupportedModelError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_adapters
 from tests.support.own_generation import difference

@@ -16,7 +16,7 @@ from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
 from vlmexport.exporter.drafts.eagle3_network import default_taps
 from vlmexport.exporter.drafts.export import export_draft
 from vlmexport.runtime.common.errors import ExportError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 

@@ -15,7 +15,7 @@ from vlmexport.exporter.drafts.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle_network import EagleConfig
 from vlmexport.exporter.drafts.trained import described
 from vlmexport.runtime.common.errors import ExportError, OptionError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 

@@ -29,7 +29,7 @@ from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.common.errors import ExportError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.own_generation import asking, difference
 

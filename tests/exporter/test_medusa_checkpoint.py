@@ -14,7 +14,7 @@ from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.medusa import MedusaDraft
 from vlmexport.exporter.drafts.selection import select_drafts
 from vlmexport.runtime.common.errors import ExportError
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 

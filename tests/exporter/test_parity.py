@@ -23,9 +23,9 @@ from vlmexport.exporter.parity.recorded import compared_inputs
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import FLOOR, SHARE, Tally
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.common.errors import ExportError
 
 
@@ -188,7 +188,7 @@ def test_generation_is_compared_with_transformers(
     tiny_bundle: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runtime that emits another token is caught although every graph is right."""
-    from vlmexport.runtime.session import Session
+    from vlmexport.runtime.session.session import Session
 
     bundle, checkpoint = tiny_bundle("llama")
     original = Session.generate

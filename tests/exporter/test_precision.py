@@ -18,13 +18,13 @@ from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity import check_parity, reference
 from vlmexport.runtime.bundle.checksum import manifest_text
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.common.bfloat16 import bfloat16_bits, lowest, widen
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError
 from vlmexport.runtime.decoder.masks import CausalMask, encoder_mask
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 

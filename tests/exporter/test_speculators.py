@@ -22,7 +22,7 @@ from vlmexport.exporter.drafts.speculators_format import read_verifier
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.drafts.combined import Combined
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
 

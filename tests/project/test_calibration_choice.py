@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from vlmexport.runtime.bundle.stored_costs import StoredChoice
-from vlmexport.runtime.measure.arms import Arm, Turn
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import Observed
 from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning.ab_runs import Arm, Turn
 
 from benchmarks import calibration as script
 

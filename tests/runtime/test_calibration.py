@@ -16,15 +16,15 @@ import vlmexport.runtime
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.bundle.stored_costs import StoredCosts
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.measure import calibration
-from vlmexport.runtime.measure.arms import WARM, Arm, decode
-from vlmexport.runtime.measure.bootstrap import interval
-from vlmexport.runtime.measure.calibration import Calibration, calibrate
-from vlmexport.runtime.measure.within_decoding import within_decoding
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import Observed, predict
 from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning import survey as calibration
+from vlmexport.runtime.tuning.ab_runs import WARM, Arm, decode
+from vlmexport.runtime.tuning.bootstrap import interval
+from vlmexport.runtime.tuning.in_context_costs import within_decoding
+from vlmexport.runtime.tuning.survey import Calibration, calibrate
 
 CYCLES = 8
 Seconds = Callable[[str | None, Budget | None, int], float]

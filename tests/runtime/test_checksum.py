@@ -17,7 +17,7 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.bundle import folder as bundle_module
 from vlmexport.runtime.bundle.checksum import checksum, manifest_text, sealed
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
-from vlmexport.runtime.bundle.remembered import record_path
+from vlmexport.runtime.bundle.verified_cache import record_path
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, OptionError
 

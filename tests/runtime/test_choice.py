@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.measure.calibration import merge
 from vlmexport.runtime.measure.virtual_clock import decoding
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import Observed, choose, choose_by_reward, predict, predictions
 from vlmexport.runtime.speedup.stats import Stats
+from vlmexport.runtime.tuning.survey import merge
 
 FLAT = Curve({1: 1.0, 40: 1.0})
 STEEP = Curve({1: 1.0, 2: 2.0, 40: 40.0})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vlmexport.runtime.bundle.combination import combinations
+from vlmexport.runtime.bundle.combined_drafts import combinations
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
 from vlmexport.runtime.common.errors import OptionError

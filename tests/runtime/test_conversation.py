@@ -15,8 +15,8 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.families.base import Prepared, View
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.prefix import kept, shared
-from vlmexport.runtime.request import RequestOptions
+from vlmexport.runtime.session.prefix_cache import kept, shared
+from vlmexport.runtime.session.request import RequestOptions
 
 if TYPE_CHECKING:
     from tests.support.tiny_bundles import TinyBundle

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.common.errors import OptionError
-from vlmexport.runtime.request import request_options, resolve
 from vlmexport.runtime.sampling.draft_sampling import Drawing
 from vlmexport.runtime.sampling.sampler import Sampling
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.request import request_options, resolve
+from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speedup.stats import Stats
 
 from tests.support.toy_drafts import DRAFTS, Toy, law_of_last_two

@@ -12,7 +12,7 @@ import pytest
 from vlmexport.runtime.common.errors import BundleError
 from vlmexport.runtime.drafts.medusa.medusa import Medusa
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speedup.budget import Budget
 
 HITS = [[0.5, 0.2, 0.1], [0.4, 0.3], [0.3, 0.1, 0.05]]

@@ -373,7 +373,7 @@ def test_run_takes_it(
     assert lengths["--plain-text",] > lengths[()]
     said: list[Any] = []
     monkeypatch.setattr(
-        "vlmexport.runtime.conversation.Conversation.say", lambda *_, **options: said.append(options)
+        "vlmexport.runtime.session.conversation.Conversation.say", lambda *_, **options: said.append(options)
     )
     monkeypatch.setattr("vlmexport.runtime.commands.run.summary", str)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{attack}\n"))

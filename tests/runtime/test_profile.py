@@ -29,12 +29,12 @@ from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.engines.base import DTYPES
-from vlmexport.runtime.profiling import commands, points, results
-from vlmexport.runtime.profiling import page as page_of
-from vlmexport.runtime.profiling.host import Cycles
-from vlmexport.runtime.profiling.page import page
-from vlmexport.runtime.profiling.report import PER_REQUEST, build_report, table_of
-from vlmexport.runtime.profiling.results import Layer, Timing
+from vlmexport.runtime.measure.profile import commands, points, results
+from vlmexport.runtime.measure.profile import page as page_of
+from vlmexport.runtime.measure.profile.host import Cycles
+from vlmexport.runtime.measure.profile.page import page
+from vlmexport.runtime.measure.profile.report import PER_REQUEST, build_report, table_of
+from vlmexport.runtime.measure.profile.results import Layer, Timing
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
 from vlmexport.runtime.speedup.predict import Observed, best_length
@@ -453,7 +453,7 @@ def test_profile_says_that_it_times(
     tiny_bundle: Bundles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "vlmexport.runtime.profiling.local.time_here.__defaults__", (0.0, lambda done, total: None)
+        "vlmexport.runtime.measure.profile.local.time_here.__defaults__", (0.0, lambda done, total: None)
     )
     path = str(tiny_bundle("t5").path)
     capsys.readouterr()

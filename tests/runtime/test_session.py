@@ -31,8 +31,8 @@ from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.adversarial import always_wrong
 from vlmexport.runtime.engines.onnxruntime import _BoundCall
-from vlmexport.runtime.request import RequestOptions, resolve
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.request import RequestOptions, resolve
+from vlmexport.runtime.session.session import Session
 from vlmexport.runtime.speculative.proposer import Proposer
 from vlmexport.runtime.speculative.sequence import Sequence
 from vlmexport.runtime.speedup.budget import Budget
@@ -580,13 +580,13 @@ def test_generate_and_the_options_say_the_same() -> None:
     import dataclasses
     import inspect
 
-    from vlmexport.runtime.request import RequestOptions
+    from vlmexport.runtime.session.request import RequestOptions
 
     shown = inspect.signature(Session.generate).parameters
     for option in dataclasses.fields(RequestOptions):
         assert shown[option.name].default == option.default
         assert shown[option.name].annotation == option.type
-    from vlmexport.runtime.asked import NAMES
+    from vlmexport.runtime.session.inputs import NAMES
 
     names = {"self", *NAMES, "on_text", *(f.name for f in dataclasses.fields(RequestOptions))}
     assert set(shown) == names

@@ -18,8 +18,8 @@ pytest.importorskip("onnx_ir", reason="compiling plans needs [compile]")
 
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned
-from vlmexport.runtime.measure.passes import runnable
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.measure.pass_costs import runnable
+from vlmexport.runtime.session.session import Session
 
 from tests.support import handmade_bundle, handmade_llama
 from tests.support.programs import environment, program

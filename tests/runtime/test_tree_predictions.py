@@ -11,7 +11,7 @@ import pytest
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
-from vlmexport.runtime.measure.trees import OFFERED, kept, observed_trees, rates
+from vlmexport.runtime.measure.tree_search import OFFERED, kept, observed_trees, rates
 from vlmexport.runtime.sampling.verify import ranks, verify_draws
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts

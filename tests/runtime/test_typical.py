@@ -13,7 +13,7 @@ from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.sampling.sampler import Sampling
 from vlmexport.runtime.sampling.typical import Typical, verify_typical
 from vlmexport.runtime.sampling.verify import verify_draws
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 VOCABULARY = 3
 TREES = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vlmexport.runtime.bundle.manifest import GenerationInfo
-from vlmexport.runtime.bundle.told import CONTEXT
+from vlmexport.runtime.bundle.text_layout import CONTEXT
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decoder.device import logits_processors
 from vlmexport.runtime.decoder.device.logits_processors import Processing

@@ -15,7 +15,7 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import source_for
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.runtime.session import Session
+from vlmexport.runtime.session.session import Session
 
 from tests.support.training_targets import TRAINED
 

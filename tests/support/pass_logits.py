@@ -14,7 +14,7 @@ from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.base import Prepared
-from vlmexport.runtime.running import rows_of
+from vlmexport.runtime.session.active_request import rows_of
 
 STEPS, WIDE = 3, 6
 PARENTS = (-1, 0, 0, 2, 1, 3, 5)

@@ -1,6 +1,6 @@
 """What a request changes of logits where they lie on a device, by the graphs `penalties` and `repeats`.
 
-The text stays on the device from cycle to cycle (`bundle/told.py`), each of which brings its last tokens.
+The text stays on the device from cycle to cycle (`bundle/text_layout.py`), each of which brings its last tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...bundle.manifest import Limits
-from ...bundle.told import CONTEXT, NOTHING, WORDS, TextLayout, told
+from ...bundle.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, told
 from ...engines.base import DTYPES, Call, Engine, View
 
 NEVER = CONTEXT + 1

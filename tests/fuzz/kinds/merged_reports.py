@@ -126,7 +126,7 @@ def _use(bundle: Path) -> None:
     from vlmexport.runtime.bundle.folder import Bundle
     from vlmexport.runtime.bundle.stored_acceptance import stored_acceptance
     from vlmexport.runtime.bundle.stored_costs import bundle_here, every_costs, pick_costs
-    from vlmexport.runtime.session import Session
+    from vlmexport.runtime.session.session import Session
     from vlmexport.runtime.speedup.predict import choose
 
     opened = Bundle.open(bundle, check="sha256")

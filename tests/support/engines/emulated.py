@@ -14,10 +14,10 @@ import onnxruntime as ort
 import pytest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.compile import link_files
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines.base import DTYPES, Call, View
 from vlmexport.runtime.engines.onnxruntime import session_options
 from vlmexport.runtime.engines.onnxruntime_cuda import OnnxRuntimeCuda

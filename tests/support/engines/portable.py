@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from vlmexport.exporter.lowering import new_name
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.manifest import Manifest
-from vlmexport.runtime.bundle.widened import widened
 from vlmexport.runtime.engines import kv_append
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EncoderDecoderCache
-from vlmexport.runtime.bundle.widened import widened
+from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.engines.base import Buffer, Engine, View
 
 from tests.support.skipped_oracle import without

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..bundle.folder import Bundle
-from ..bundle.interfaces import CHANGING, reads_prompts
-from ..bundle.manifest import Manifest
-from ..families import get_family
-from ..images.synthetic import synthetic_image
-from ..measure.stand_ins import pass_sizes
+from ...bundle.folder import Bundle
+from ...bundle.interfaces import CHANGING, reads_prompts
+from ...bundle.manifest import Manifest
+from ...families import get_family
+from ...images.synthetic import synthetic_image
+from ..synthetic_inputs import pass_sizes
 
 PREFILL = 128
 """Rows of the chunk of a prompt that is timed, as plans are tuned for it."""
@@ -54,7 +54,7 @@ def parse_name(name: str) -> tuple[str, str, int] | None:
 
 def verify_widths(bundle: Bundle) -> list[int]:
     """Widths that are timed unasked: those of `bench`, and the one that the bundle's own draft length needs."""
-    from ..measure.benchmark import WIDTHS
+    from ..benchmark import WIDTHS
 
     manifest = bundle.manifest
     own = manifest.policy.draft_length + 1

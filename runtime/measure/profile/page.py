@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..common.atomic_files import check_folder, write_file
-from ..common.errors import OptionError
-from ..common.optional_deps import need_extra
+from ...common.atomic_files import check_folder, write_file
+from ...common.errors import OptionError
+from ...common.optional_deps import need_extra
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import InputError
-from ..common.foreign_errors import raise_if_foreign
+from ...common.errors import InputError
+from ...common.foreign_errors import raise_if_foreign
 
 LIMIT = 256 << 20
 """Bytes of a file that is read back."""

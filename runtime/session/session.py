@@ -14,13 +14,12 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
-from . import drafts as proposers
-from . import engines
-from .asked import NAMES, asked
-from .bundle.folder import Bundle, Check
-from .bundle.stored_acceptance import measured_chains, measured_trees
-from .bundle.stored_costs import bundle_here, pick_costs, with_combinations
-from .common.errors import (
+from .. import drafts as proposers
+from .. import engines
+from ..bundle.folder import Bundle, Check
+from ..bundle.stored_acceptance import measured_chains, measured_trees
+from ..bundle.stored_costs import bundle_here, pick_costs, with_combinations
+from ..common.errors import (
     BusyError,
     ImageError,
     InputError,
@@ -29,25 +28,26 @@ from .common.errors import (
     PromptError,
     VlmexportError,
 )
-from .common.validation import integer
+from ..common.validation import integer
+from ..decoder.forward_pass import Decoder
+from ..families import Prepared, get_family
+from ..families.base import Prompt, View
+from ..families.parts import gathered
+from ..families.plain import PlainText
+from ..policy.adaptive import Adaptive
+from ..policy.base import DraftPolicy
+from ..sampling.typical import Typical
+from ..speculative.cycle import Cycle
+from ..speculative.proposer import Proposer
+from ..speculative.sequence import Sequence as Request
+from ..speedup.budget import Budget
+from ..speedup.stats import Stats
+from .active_request import Running, rows_of
 from .conversation import Conversation
-from .decoder.forward_pass import Decoder
-from .families import Prepared, get_family
-from .families.base import Prompt, View
-from .families.parts import gathered
-from .families.plain import PlainText
-from .policy.adaptive import Adaptive
-from .policy.base import DraftPolicy
-from .prefix import Prefix, kept, outside, shared
+from .inputs import NAMES, asked
+from .prefix_cache import Prefix, kept, outside, shared
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
-from .running import Running, rows_of
-from .sampling.typical import Typical
-from .speculative.cycle import Cycle
-from .speculative.proposer import Proposer
-from .speculative.sequence import Sequence as Request
-from .speedup.budget import Budget
-from .speedup.stats import Stats
 
 INT64 = 2**63 - 1
 
@@ -453,8 +453,8 @@ class Session:
         """Arrays, and videos of them, whose colours stand in another order than RGB as what has it."""
         if channels == "rgb" or not media:
             return media
-        from .images.load import load_image  # a text model needs no Pillow
-        from .images.video import Video
+        from ..images.load import load_image  # a text model needs no Pillow
+        from ..images.video import Video
 
         def ordered(each: Any) -> Any:
             if isinstance(each, View):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..measure.timing import BUDGET, GraphTimer, sampled_seconds
-from ..session import Session
+from ...session.session import Session
+from ..timing import BUDGET, GraphTimer, sampled_seconds
 from .points import Point
 from .results import Timing
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .common.errors import OptionError
-from .common.validation import ADAPTIVE, check_colour_order, integer, number
-from .policy.base import DraftPolicy, FixedLength, LogisticLength, check_policy
-from .policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
-from .sampling.draft_sampling import WAYS
-from .sampling.sampler import Sampling
-from .sampling.typical import Typical
-from .text.stop import LONGEST as LONGEST_STOP
+from ..common.errors import OptionError
+from ..common.validation import ADAPTIVE, check_colour_order, integer, number
+from ..policy.base import DraftPolicy, FixedLength, LogisticLength, check_policy
+from ..policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
+from ..sampling.draft_sampling import WAYS
+from ..sampling.sampler import Sampling
+from ..sampling.typical import Typical
+from ..text.stop import LONGEST as LONGEST_STOP
 
 if TYPE_CHECKING:
-    from .bundle.manifest import DraftInfo, Manifest
+    from ..bundle.manifest import DraftInfo, Manifest
 
 
 LOSSY = ("typical",)

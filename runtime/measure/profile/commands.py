@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle.manifest import FLOATS, Manifest
-from ..common.errors import InputError, OptionError
-from ..common.foreign_errors import raise_if_foreign
-from ..engines.base import DTYPES
-from ..measure.stand_ins import named_sizes, stand_in
+from ...bundle.manifest import FLOATS, Manifest
+from ...common.errors import InputError, OptionError
+from ...common.foreign_errors import raise_if_foreign
+from ...engines.base import DTYPES
+from ..synthetic_inputs import named_sizes, stand_in
 from .points import Point, parse_name
 from .results import LAYER_INFO, LAYERS, TIMES, Timing, read_layer_info, read_layers, read_times
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..bundle.stored_acceptance import stored_acceptance
-from ..common.errors import InputError
-from ..measure.passes import cost_table, passes
-from ..speedup.cost_model import CostTable, expected_tokens
-from ..speedup.predict import best_length, longest_drafts
+from ...bundle.stored_acceptance import stored_acceptance
+from ...common.errors import InputError
+from ...speedup.cost_model import CostTable, expected_tokens
+from ...speedup.predict import best_length, longest_drafts
+from ..pass_costs import cost_table, passes
 from .results import Timing
 
 if TYPE_CHECKING:
-    from ..bundle.manifest import DraftInfo, Manifest
+    from ...bundle.manifest import DraftInfo, Manifest
     from .host import Cycles
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .common.errors import OptionError
-from .families.base import Prompt, View, image_list
+from ..common.errors import OptionError
+from ..families.base import Prompt, View, image_list
 
 NAMES = ("image", "images", "video", "prompt", "messages")
 """Of `Session.generate`'s arguments."""
@@ -31,7 +31,7 @@ def asked(
 
 
 def _videos(video: Any) -> list[Any]:
-    from .images.video import Video  # a text model needs no Pillow
+    from ..images.video import Video  # a text model needs no Pillow
 
     if isinstance(video, View):
         return [video]

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .common.errors import NumericsError, PromptError
-from .decoder.forward_pass import Decoder
-from .families.base import Prepared, View
+from ..common.errors import NumericsError, PromptError
+from ..decoder.forward_pass import Decoder
+from ..families.base import Prepared, View
+from ..sampling.draft_sampling import Drawing
+from ..sampling.logits_processors import Processors
+from ..speculative.proposer import Picture
+from ..speculative.sequence import Sequence, SequenceLimits
+from ..speedup.stats import Stats
+from ..text.incremental import IncrementalDetokenizer
 from .result import Result
-from .sampling.draft_sampling import Drawing
-from .sampling.logits_processors import Processors
-from .speculative.proposer import Picture
-from .speculative.sequence import Sequence, SequenceLimits
-from .speedup.stats import Stats
-from .text.incremental import IncrementalDetokenizer
 
 if TYPE_CHECKING:
-    from .bundle.folder import Bundle
-    from .bundle.manifest import Manifest
+    from ..bundle.folder import Bundle
+    from ..bundle.manifest import Manifest
+    from ..speculative.proposer import Proposer
     from .request import Settings
-    from .speculative.proposer import Proposer
 
 
 class Running:

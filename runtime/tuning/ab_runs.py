@@ -11,8 +11,8 @@ from ..speedup.predict import Observed
 from ..speedup.stats import Stats
 
 if TYPE_CHECKING:
-    from ..result import Result
-    from ..session import Session
+    from ..session.result import Result
+    from ..session.session import Session
 
 WARM = 1.0
 """Seconds of decoding after which a request needs no other before it: it has filled the processor's caches itself."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .decoder.positions import next_position
-from .families.base import Prepared, View
+from ..decoder.positions import next_position
+from ..families.base import Prepared, View
 
 
 @dataclass(frozen=True)

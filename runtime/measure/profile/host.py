@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from ..common.errors import VlmexportError
-from ..images.synthetic import synthetic_image
-from ..session import Session
+from ...common.errors import VlmexportError
+from ...images.synthetic import synthetic_image
+from ...session.session import Session
 from .points import SIDE
 
 TOKENS, REPEATS = 12, 5

@@ -4,7 +4,7 @@ First every draft decodes the requests at a fixed budget (`Calibration.survey`):
 shorter ones, and, where it proposes trees, trees of several sizes. So does every combination of two drafts, with its chain.
 The output is the target's own whatever the budget, so only counters and times differ. All drafts decode a request before
 the next request comes, in another order each time: a machine that is slow for some seconds is so for all. Passes are timed
-alone and brought to what they are within decoding (`within_decoding.py`).
+alone and brought to what they are within decoding (`in_context_costs.py`).
 
 What the table then predicts within a tenth of the best is decoded itself, beside plain decoding (`Calibration.look`). The
 fastest on every second request is chosen; what is predicted of it is its speed-up on the other requests, which had no
@@ -21,33 +21,33 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..bundle.combination import combinations
-from ..bundle.entries import check_report
+from ..bundle.combined_drafts import combinations
 from ..bundle.stored_acceptance import StoredAcceptance, stored_acceptance
 from ..bundle.stored_costs import StoredChoice, with_combinations
+from ..bundle.stored_entries import check_report
 from ..common.errors import BundleError, OptionError
 from ..drafts import KINDS
 from ..hardware import machine
+from ..measure.benchmark import Progress, measured_costs, time_passes
+from ..measure.pass_costs import runnable
+from ..measure.tree_search import observed_trees
 from ..speedup.budget import Budget
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
 from ..speedup.stats import Stats
-from .arms import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
-from .benchmark import Progress, measured_costs, time_passes
+from .ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .bootstrap import interval
-from .passes import runnable
-from .trees import observed_trees
-from .within_decoding import within_decoding
+from .in_context_costs import within_decoding
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo, Manifest
-    from ..session import Session
+    from ..session.session import Session
 
 CHAIN = 10
 """Longest chain that a draft is asked for, unless it has fewer heads."""
 
 TREES = (8, 15, 30)
-"""Drafted tokens of the trees that every draft decodes; what they tell of others is in `trees.py`."""
+"""Drafted tokens of the trees that every draft decodes; what they tell of others is in `tree_search.py`."""
 
 NEAR = 0.9
 """Share of the best prediction from which a way of drafting is decoded beside plain decoding."""

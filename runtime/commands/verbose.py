@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ..bundle.folder import Bundle, Check
     from ..bundle.manifest import Manifest
     from ..families import Prepared
-    from ..result import Result
-    from ..session import Session
+    from ..session.result import Result
+    from ..session.session import Session
     from ..speedup.stats import Stats
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .speedup.stats import Stats
+from ..speedup.stats import Stats
 
 
 @dataclass(frozen=True)

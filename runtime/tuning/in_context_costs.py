@@ -9,7 +9,7 @@ from statistics import mean
 
 from ..speedup.cost_model import FREE, CostTable, DraftCosts
 from ..speedup.predict import Observed
-from .arms import Arm
+from .ab_runs import Arm
 
 LEAST_SECONDS = 1e-9
 """In place of nothing, or less, that cycles took beyond their passes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .asked import asked
-from .common.errors import OptionError, PromptError
-from .families.base import View
+from ..common.errors import OptionError, PromptError
+from ..families.base import View
+from .inputs import asked
 
 if TYPE_CHECKING:
     from .result import Result
