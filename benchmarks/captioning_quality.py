@@ -20,7 +20,7 @@ from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.objectives.medusa import measure_hits
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 from vlmexport.runtime import Session
 from vlmexport.runtime.session.result import Result
 from vlmexport.runtime.speedup.stats import Stats

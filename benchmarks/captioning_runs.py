@@ -17,8 +17,8 @@ from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.files import MODEL
+from vlmexport.exporter.drafts.common.files import MODEL
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
 from benchmarks.own_answers import own_answers
 from recipes.common.captioner import LONGEST

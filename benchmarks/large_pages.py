@@ -27,7 +27,7 @@ REPEATS = 20
 def convert() -> None:
     """Worker: [seconds, seconds of the kernel] of one conversion."""
     import torch
-    from vlmexport.exporter.memory import return_large_buffers
+    from vlmexport.exporter.common.memory import return_large_buffers
 
     return_large_buffers()
     torch.set_num_threads(1)

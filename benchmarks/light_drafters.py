@@ -98,7 +98,7 @@ def main() -> None:
 
 def build(options: argparse.Namespace) -> dict[str, Path]:
     """A bundle for each precision below --work; those that are there stay."""
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     made = {}
     draft = options.draft

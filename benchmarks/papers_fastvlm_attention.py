@@ -13,7 +13,7 @@ from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 
 from benchmarks.imitation_work import prepared, work_parser
 from benchmarks.machine import save

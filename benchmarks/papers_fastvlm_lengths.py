@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmexport.calibration.calibrate import read_requests
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Bundle, Session
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, default_draft

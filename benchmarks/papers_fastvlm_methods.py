@@ -38,10 +38,10 @@ from vlmexport.calibration.evaluation.quality.captions import score
 from vlmexport.calibration.evaluation.quality.told import Told
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import shipped_drafts
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.families.skipping import Sublayers
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.families.common.layer_skip import Sublayers
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session
 from vlmexport.runtime.session.result import Result
 from vlmexport.runtime.speedup.stats import Stats

@@ -25,9 +25,9 @@ from vlmexport.calibration.targets.target import load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.files import MODEL
+from vlmexport.exporter.drafts.common.files import MODEL
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
 from benchmarks.captioning_quality import WORTH, captions, decoded, worth, worth_cells
 from benchmarks.captioning_runs import TARGET

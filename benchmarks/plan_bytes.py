@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt.builder import build_plan
 from vlmexport.exporter.tensorrt.graph_copy import CopyOptions
 from vlmexport.exporter.tensorrt.options import PlanOptions, resolve

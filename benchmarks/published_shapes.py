@@ -216,10 +216,10 @@ def write_hole(shapes: dict[str, list[int]], path: Path) -> None:
 
 def traced(alias: str) -> dict[str, Any]:
     """What `exporter/shapes.py` reads."""
-    from vlmexport.exporter.aliases import find_alias
-    from vlmexport.exporter.build.export import export
-    from vlmexport.exporter.build.prepare import prepare
-    from vlmexport.exporter.build.request import BuildRequest
+    from vlmexport.exporter.common.aliases import find_alias
+    from vlmexport.exporter.pipeline.export import export
+    from vlmexport.exporter.pipeline.prepare import prepare
+    from vlmexport.exporter.pipeline.request import BuildRequest
 
     found = find_alias(alias)
     assert found is not None

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.families.registry import family_for
 
 

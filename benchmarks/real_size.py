@@ -125,9 +125,9 @@ def untrained_vispec(case: dict[str, Any], model: Path, folder: Path) -> Path:
     """A ViSpec draft for a checkpoint, as its training begins: a layer of the target's own shape, and the target's head."""
     import torch
     from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
-    from vlmexport.exporter.drafts.eagle_network import EagleConfig
-    from vlmexport.exporter.drafts.vispec import VispecDraft
-    from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
+    from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
+    from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
+    from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
     from vlmexport.exporter.families.registry import family_for
 
     source = open_checkpoint(str(model))
@@ -150,7 +150,7 @@ def random_weights(name: str, bundle: Path) -> None:
     the disk twice, and the checkpoint goes."""
     import tempfile
 
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     case = resolved(name)
     bundle.parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +312,7 @@ def narrow(name: str, form: str, folder: Path, checkpoint: int) -> dict[str, Any
 
 def build_narrow(name: str, model: Path, bundle: Path, *, linked: bool) -> None:
     """Worker."""
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     request = BuildRequest(
         model=str(model), output=bundle, precision="float16", parity=False, link_weights=linked,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..exporter.memory import use_large_pages
+from ..exporter.common.memory import use_large_pages
 from ..runtime.commands.output import print_json
 from ..runtime.commands.plot import check_plot
 from ..runtime.common.atomic_files import check_folder
@@ -106,7 +106,7 @@ def train(
     launched_processes()  # refused before anything is loaded
     check_inputs(model, [*data, *(validation or [])], inside)
     _quiet()
-    from ..exporter.drafts.files import MODEL
+    from ..exporter.drafts.common.files import MODEL
     from .data import load_records
     from .targets.target import find_device, load_target
     from .training.run import train_draft

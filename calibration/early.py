@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..exporter.aliases import check_known
+from ..exporter.common.aliases import check_known
 from ..exporter.drafts import KINDS
 from ..exporter.drafts.named import NONE
 from ..exporter.drafts.named import check_named as check_drafts

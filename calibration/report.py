@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..exporter.drafts.base import Draft
-from ..exporter.drafts.files import MODEL, read_document
+from ..exporter.drafts.common.base import Draft
+from ..exporter.drafts.common.files import MODEL, read_document
 from .data.records import RecordSet
 from .generation.answers import Answers
 from .generation.generate import Generated

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..runtime.bundle.manifest import GraphInfo, Manifest
 from ..runtime.common.errors import OptionError
-from .lengths import check_length
+from .common.lengths import check_length
 
 FOLDER = Path(__file__).parent / "published_shapes"
 

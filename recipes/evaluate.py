@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from vlmexport.exporter.aliases import ALIASES
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
+from vlmexport.exporter.common.aliases import ALIASES
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.base import Draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.common.base import Draft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.cpu_count import cores
 from vlmexport.runtime.common.errors import OptionError
 

@@ -33,7 +33,7 @@ from vlmexport.calibration.training.objectives import objective_for
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.trainer import Trainer
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.atomic_files import replacing
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.hardware.machine import cores

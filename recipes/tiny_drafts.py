@@ -34,9 +34,9 @@ from vlmexport.calibration.training.objectives.medusa_options import MedusaOptio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.drafts.trained import TrainedDraft
-from vlmexport.exporter.drafts.vispec import check_family
+from vlmexport.exporter.drafts.common.trained import TrainedDraft
+from vlmexport.exporter.drafts.eagle.vispec import check_family
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.hardware.machine import cores
 from vlmexport.runtime.speedup.stats import Stats

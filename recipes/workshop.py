@@ -21,9 +21,9 @@ from vlmexport.calibration.training.objectives.medusa_options import MedusaOptio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts
 from vlmexport.calibration.training.trainer import Trainer
-from vlmexport.exporter.drafts.base import Draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.common.base import Draft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 
 SHAPE = {"num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": True, "attention_heads": 0}
 """Of the imitation networks that docs/papers.md compares with each other, and of SmolLM2's. What ships has all defaults of

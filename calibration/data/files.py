@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...exporter.memory import available_memory
+from ...exporter.common.memory import available_memory
 from ...runtime.common.bounded_files import decoded, parse_json, read_whole
 from ...runtime.common.errors import OptionError
 from ...runtime.common.paths import shown

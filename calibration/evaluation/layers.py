@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...exporter.drafts.eagle_network import EagleNetwork
-from ...exporter.drafts.vispec_network import VispecNetwork
+from ...exporter.drafts.eagle.eagle_network import EagleNetwork
+from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..targets.target import Texts
 from ..training.losses import overlap
 from ..training.sight import shifted

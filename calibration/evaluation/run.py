@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ...exporter.drafts import KINDS, draft_kind, open_draft
-from ...exporter.drafts.base import SelfDraft
-from ...exporter.drafts.draft_and_verify import DraftAndVerify
-from ...exporter.drafts.imitation import ImitationDraft
-from ...exporter.drafts.layer import LayerDraft
-from ...exporter.drafts.medusa import MedusaDraft
-from ...exporter.families.skipping import Sublayers
+from ...exporter.drafts.common.base import SelfDraft
+from ...exporter.drafts.eagle.layer_draft import LayerDraft
+from ...exporter.drafts.imitation.imitation import ImitationDraft
+from ...exporter.drafts.layer_skip import DraftAndVerify
+from ...exporter.drafts.medusa.medusa import MedusaDraft
+from ...exporter.families.common.layer_skip import Sublayers
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.speedup.stats import Stats
 from ..data.records import Record, RecordSet

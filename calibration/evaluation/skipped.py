@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...exporter.families.base import Family
-from ...exporter.families.reference import collate, decoder_prefix
-from ...exporter.families.skipping import Sublayers, attention_of, left_out
+from ...exporter.families.common.base import Family
+from ...exporter.families.common.layer_skip import Sublayers, attention_of, left_out
+from ...exporter.families.common.reference import collate, decoder_prefix
 from ...exporter.parity.capture import caches
 from ...runtime.policy.base import DraftPolicy
 from ...runtime.sampling.verify import Verdict

@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ...exporter.memory import available_memory
+from ...exporter.common.memory import available_memory
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.bundle.schema import ITEM_SIZES

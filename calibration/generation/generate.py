@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.disk import full_disk_in
+from ...exporter.common.disk_full import full_disk_in
 from ...runtime.common.atomic_files import replacing
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.common.locks import only_one

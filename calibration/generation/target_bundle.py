@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ...exporter.build.build import build_bundle
-from ...exporter.build.request import BuildRequest
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.families.registry import family_for
+from ...exporter.pipeline.build import build_bundle
+from ...exporter.pipeline.request import BuildRequest
 from ...runtime.bundle.folder import Bundle
 from ...runtime.common.atomic_files import cache_folder
 from ...runtime.common.errors import BundleError, OptionError

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...exporter.drafts.draft_and_verify import DraftAndVerify
-from ...exporter.families.skipping import Sublayers
+from ...exporter.drafts.layer_skip import DraftAndVerify
+from ...exporter.families.common.layer_skip import Sublayers
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.policy.confidence import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
 from ...runtime.speedup.stats import Stats

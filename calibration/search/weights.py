@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...exporter.families.skipping import Sublayers, attention_of
+from ...exporter.families.common.layer_skip import Sublayers, attention_of
 from ..targets.target import Target
 
 

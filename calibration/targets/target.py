@@ -13,13 +13,13 @@ import torch
 from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 
-from ...exporter.build.generation import describe_generation
-from ...exporter.build.text import end_tokens
 from ...exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from ...exporter.checkpoint.whole import load_whole
-from ...exporter.families.base import DecoderShape, Family, ReferencePrompt
-from ...exporter.families.reference import collate, decoder_prefix, pad_id
+from ...exporter.families.common.base import DecoderShape, Family, ReferencePrompt
+from ...exporter.families.common.reference import collate, decoder_prefix, pad_id
 from ...exporter.families.registry import family_for
+from ...exporter.pipeline.generation import describe_generation
+from ...exporter.pipeline.text import end_tokens
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
 from ..data.layout import asked

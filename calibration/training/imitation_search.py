@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import PartialState
 
-from ...exporter.disk import full_disk_in
-from ...exporter.drafts.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
+from ...exporter.common.disk_full import full_disk_in
+from ...exporter.drafts.imitation.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
 from ...runtime.common.atomic_files import replacing
 from ...runtime.common.errors import OptionError
 from ..data.records import RecordSet

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...exporter.disk import full_disk_in
-from ...exporter.drafts.base import Draft
+from ...exporter.common.disk_full import full_disk_in
+from ...exporter.drafts.common.base import Draft
 from ...runtime.common.errors import InputError, OptionError
 from ..data.records import RecordSet
 from ..processes import first_process_first, join_processes, wait_for_all

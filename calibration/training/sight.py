@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...exporter.drafts.vispec_network import VispecNetwork
+from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..targets.target import Texts
 
 

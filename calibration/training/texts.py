@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...exporter.drafts.vispec_network import VispecNetwork
+from ...exporter.drafts.eagle.vispec_network import VispecNetwork
 from ..data.records import RecordSet
 from ..targets.target import Rows, Target, Texts
 from .sight import shifted, sight_of

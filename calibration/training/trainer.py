@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 
 from ...exporter.drafts import open_draft
-from ...exporter.drafts.base import Draft
+from ...exporter.drafts.common.base import Draft
 from ...exporter.output import whole_folder
 from ...exporter.output.leftovers import remove_leftovers
 from ...runtime.common.atomic_files import replacing

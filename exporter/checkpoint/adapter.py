@@ -19,7 +19,7 @@ import torch
 from ...runtime.common.bounded_files import read_json
 from ...runtime.common.errors import ExportError, OptionError, UnsupportedModelError
 from ...runtime.common.paths import is_folder
-from ..adapter_names import CONFIG, NONE, check_adapter
+from ..common.adapter_names import CONFIG, NONE, check_adapter
 from .hub import download_adapter
 from .small_files import read_weights
 from .tensors import WEIGHT_FILES

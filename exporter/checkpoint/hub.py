@@ -12,7 +12,7 @@ from typing import Any
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..lines import first_line
+from ..common.one_line import first_line
 from .tensors import INDEX, SINGLE, TensorFiles, TensorSpan, index_shards
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]

@@ -16,8 +16,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from ...runtime.common.errors import ExportError, UnsupportedModelError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.common.paths import is_folder
-from ..aliases import Alias, check_known, find_alias, is_hub_id
-from ..lines import first_line
+from ..common.aliases import Alias, check_known, find_alias, is_hub_id
+from ..common.one_line import first_line
 from .adapter import Adapter, adapter_for
 from .changed import Origin
 from .hub import SMALL, described, download

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ...runtime.common.errors import ExportError, UnsupportedModelError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.common.optional_deps import need_extra
-from ..lines import first_line
+from ..common.one_line import first_line
 from .adapter import CONFIG, Adapter
 from .names import StoredNames, hollow_names, renaming
 from .tensors import Place, TensorFiles

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..lines import first_line
+from ..common.one_line import first_line
 from .pickled import load_pickled
 from .plain import plain_problem
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ..memory import CheckpointMemory
+from ..common.memory import CheckpointMemory
 from .pickled import load_pickled
 from .plain import plain_problem
 

@@ -13,8 +13,8 @@ import typer
 
 from ...runtime.commands.options import AsJson, Bundle, Device
 from ...runtime.common.optional_deps import need_extra
+from ..common.memory import use_large_pages
 from ..drafts import KINDS
-from ..memory import use_large_pages
 from .compile import BACKENDS, LOWERING, compile_plans, default_target
 from .export_draft import export_draft
 from .fit import fit
@@ -47,7 +47,7 @@ def models(as_json: AsJson = False) -> None:
     """List the models that can be exported, and their drafts."""
     need_extra("export", "`vlmexport models`")
     from ...runtime.commands.output import console, print_json
-    from ..aliases import ALIASES
+    from ..common.aliases import ALIASES
     from ..drafts import draft_kinds, shipped_drafts
     from ..families.registry import architectures
     from ..tiny_models import find_tiny_models, install_command
@@ -195,7 +195,7 @@ def build(
     use_large_pages()
     from ...runtime.commands.output import print_json
     from ...runtime.common.errors import OptionError
-    from ..early import check_build
+    from ..early_checks import check_build
 
     for option, value in (
         ("--target", target),
@@ -218,7 +218,7 @@ def build(
         tell_loading()
         _tell_request(request)
         if dry_run:
-            from ..build.dry_run import dry_run as try_build
+            from ..pipeline.dry_run import dry_run as try_build
 
             with shown(as_json) as progress:
                 found = try_build(request, progress)
@@ -227,7 +227,7 @@ def build(
             else:
                 _print_dry_run(found)
             return
-        from ..build.build import build_bundle
+        from ..pipeline.build import build_bundle
 
         with shown(as_json) as progress:
             report = build_bundle(request, progress)
@@ -272,7 +272,7 @@ def verify(
     use_large_pages()
     from ...runtime.commands.output import console, print_json
     from ...runtime.commands.requests import read_picture
-    from ..early import check_verify
+    from ..early_checks import check_verify
 
     size = _optional_size(parity_memory, "--parity-memory")
     pictures = [read_picture(path) for path in image or []]  # refused before hours of comparing
@@ -333,7 +333,7 @@ def _request(**values: Any) -> Any:
     from pydantic import ValidationError
 
     from ...runtime.common.errors import OptionError
-    from ..build.request import BuildRequest
+    from ..pipeline.request import BuildRequest
 
     try:
         return BuildRequest(**values)
@@ -383,7 +383,7 @@ def _tell_request(request: Any) -> None:
 def _tell_report(report: Any) -> None:
     """With `-v`: every graph, the weights, and how long the stages of a build took."""
     from ...runtime.commands.output import quantity, size
-    from ..build.timing import stage_line
+    from ..pipeline.timing import stage_line
 
     for graph in report.graphs:
         log.debug("graph %s (%s): %d nodes, %s", graph.name, graph.role, graph.nodes, size(graph.bytes))
@@ -409,7 +409,7 @@ def _print_report(report: Any) -> None:
     from ...runtime.commands.output import console, quantity
     from ...runtime.commands.plans import plans_tables
     from ...runtime.commands.verbosity import is_verbose
-    from ..build.timing import stage_line
+    from ..pipeline.timing import stage_line
     from .tables import bundle_size, draft_names, parity_line, parity_table, quantization_notes
 
     out = console()

@@ -78,8 +78,8 @@ def _manifest(
     if (known := published(what)) is not None:
         return planned(known, draft_layer, max_length, batch), known.max_positions
     need_extra("export", "`vlmexport fit MODEL`")
-    from ..build.request import BuildRequest
-    from ..early import check_build
+    from ..early_checks import check_build
+    from ..pipeline.request import BuildRequest
     from .app import quiet_torch
     from .progress import tell_loading
 
@@ -89,8 +89,8 @@ def _manifest(
     check_build(request, write=False)
     tell_loading()
     with quiet_torch():
-        from ..build.export import export
-        from ..build.prepare import prepare
+        from ..pipeline.export import export
+        from ..pipeline.prepare import prepare
 
         prepared = prepare(request, write=False)
         export(prepared)

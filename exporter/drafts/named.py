@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ...runtime.common.errors import ExportError, OptionError
 from ...runtime.common.paths import is_folder
-from ..precisions import INTEGERS
+from ..common.precisions import INTEGERS
 from . import KINDS
-from .files import DESCRIPTION, draft_folder, read_document
+from .common.files import DESCRIPTION, draft_folder, read_document
 
 NONE = "none"
 PUBLISHED = "config.json"

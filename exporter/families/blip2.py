@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages import language_for
 from .vision.blip import BlipVision
 

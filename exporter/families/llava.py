@@ -11,7 +11,7 @@ from ...runtime.families.chat import placed
 from ...runtime.families.llava import pictures
 from ...runtime.text.messages import readable
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt, processor_surrounds
+from .common.base import Family, ReferencePrompt, processor_surrounds
 from .languages.llama import LlamaLanguage
 from .vision.clip import ClipVision
 

@@ -6,8 +6,8 @@ import difflib
 
 from ...runtime.common.errors import UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from .base import Family
 from .blip2 import Blip2Family
+from .common.base import Family
 from .llama import LlamaFamily
 from .llava import LlavaFamily
 from .llava_next import LlavaNextFamily

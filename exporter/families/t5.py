@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages.t5 import T5Language
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ...runtime.common.errors import InputError, UnsupportedModelError
 from ..checkpoint.load import Checkpoint
-from .base import Family, ReferencePrompt
+from .common.base import Family, ReferencePrompt
 from .languages.gpt2 import GPT2Language
 from .vision.vit import ViTVision
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...runtime.common.locks import hold, release
-from ..disk import FULL
+from ..common.disk_full import FULL
 from .leftovers import new_folder, remove_leftovers
 
 _AT_FDCWD, _EXCHANGE = -100, 2

@@ -15,7 +15,7 @@ from ...runtime.commands.output import size
 from ...runtime.common.errors import BundleError, ExportError, OptionError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.common.locks import only_one, release, remove_left
-from ..disk import FULL
+from ..common.disk_full import FULL
 from .exchange import take_place
 from .leftovers import new_folder, remove_leftovers
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..families.base import Family, Parts
+from ..families.common.base import Family, Parts
 
 Array = np.ndarray
 

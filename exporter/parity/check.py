@@ -13,12 +13,12 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.common.errors import ExportError
 from ...runtime.families import FAMILIES
 from ..checkpoint import Checkpoint
-from ..drafts.base import Draft
-from ..families.base import Family
+from ..common.memory import fits_whole, whole_parity_bytes
+from ..drafts.common.base import Draft
+from ..families.common.base import Family
+from ..families.common.layer_skip import Sublayers, disregarded
 from ..families.registry import family_for
-from ..families.skipping import Sublayers, disregarded
 from ..graphs.quantize import LIMITS
-from ..memory import fits_whole, whole_parity_bytes
 from .capture import Captured, capture
 from .compare import compare_graphs
 from .errors import float32_errors

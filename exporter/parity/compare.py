@@ -17,7 +17,7 @@ from ...runtime.decoder.masks import CausalMask, encoder_mask, relations
 from ...runtime.decoder.token_tree import TokenTree
 from ...runtime.engines.base import DTYPES
 from ...runtime.sampling.logits_processors import Processors
-from ..drafts.base import Draft
+from ..drafts.common.base import Draft
 from .capture import Captured
 from .runner import GraphRunner
 from .tally import FLOOR, SHARE, ParityRow, Tally

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..families.base import Family, Parts
+from ..common.float64 import float64_arithmetic
+from ..families.common.base import Family, Parts
 from .capture import Array, Captured, caches, recorded_parts, residuals_at, widened
-from .exact import float64_arithmetic
 
 
 def float32_errors(

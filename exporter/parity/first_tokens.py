@@ -11,7 +11,7 @@ import numpy as np
 
 from ...runtime.bundle.folder import Bundle
 from ...runtime.common.errors import ExportError
-from ..families.base import Family
+from ..families.common.base import Family
 from .capture import Captured
 from .compare import run_encoder, run_head, run_layers
 from .generation import NEAR_TIE

@@ -12,9 +12,9 @@ import torch
 from ...runtime.bundle.folder import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.common.errors import ExportError
-from ..families.base import Family
-from ..families.reference import collate
-from ..families.samples import odd_picture
+from ..families.common.base import Family
+from ..families.common.reference import collate
+from ..families.common.sample_inputs import odd_picture
 from .tally import ParityRow
 
 NEAR_TIE = 1e-4

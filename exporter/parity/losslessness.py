@@ -24,7 +24,7 @@ from ...runtime.sampling.logits_processors import Processors
 from ...runtime.session.active_request import decoder_ids
 from ...runtime.session.session import Session
 from ...runtime.speedup.stats import Stats
-from ..families.samples import ODD_SIZES, SENTENCE
+from ..families.common.sample_inputs import ODD_SIZES, SENTENCE
 from .generation import NEAR_TIE, first_difference
 
 NODES = 8

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..families.base import Family
-from ..memory import RecordedMemory
+from ..common.memory import RecordedMemory
+from ..families.common.base import Family
 
 KINDS = ("random", "realistic")
 SEED = 11

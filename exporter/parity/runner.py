@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from ...runtime.common.errors import ExportError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.engines.onnxruntime import use_global_pool
-from ..memory import GraphMemory, graph_memory, node_prefix
+from ..common.memory import GraphMemory, graph_memory, node_prefix
 
 Feeds = Mapping[str, np.ndarray]
 

@@ -12,7 +12,7 @@ from vlmexport.calibration.data.scenes.parts import PARTS, parts_of
 from vlmexport.calibration.evaluation.acceptance import Acceptance, Count
 from vlmexport.calibration.targets.target import Rows
 from vlmexport.calibration.training.losses import agreement
-from vlmexport.exporter.drafts.base import SelfDraft
+from vlmexport.exporter.drafts.common.base import SelfDraft
 from vlmexport.exporter.drafts.early_exit import EarlyExit
 
 from .captioner import Captioner, padded

@@ -17,7 +17,7 @@ from vlmexport.calibration.data.scenes import measure_floor, score_told, tell
 from vlmexport.calibration.data.scenes.scene import HELDOUT, TRAIN, VALIDATION, Scene, sample_scene
 from vlmexport.calibration.data.scenes.score import total_accuracy
 from vlmexport.calibration.data.scenes.text_stats import NgramModel, prompt_lookup_tau
-from vlmexport.exporter.drafts.base import SelfDraft
+from vlmexport.exporter.drafts.common.base import SelfDraft
 from vlmexport.runtime.common.cpu_count import cores
 from vlmexport.runtime.hardware.machine import processor
 

@@ -1,6 +1,6 @@
 """What a GPU says of logits without handing them over: the best token of every row, and whether it is a number.
 
-`argmax.onnx` is a graph of this engine's, behind a bundle's `head`; `exporter/graphs/answers.py` wrote it. It takes
+`argmax.onnx` is a graph of this engine's, behind a bundle's `head`; `exporter/graphs/argmax.py` wrote it. It takes
 `logits` float32 [rows, vocabulary] and `places` float32 [vocabulary].
 """
 

@@ -17,7 +17,7 @@ from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import OptionError
 
 from tests.support.training_targets import logits_after, options, own_answers

@@ -15,8 +15,8 @@ from vlmexport.calibration.training.objectives.eagle3_options import Eagle3Optio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.texts import unrolled
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
+from vlmexport.exporter.drafts.eagle.eagle3 import Eagle3Draft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session.session import Session
 

@@ -16,9 +16,9 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
 from vlmexport.calibration.training.sight import shifted
 from vlmexport.calibration.training.texts import unrolled
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session.session import Session
 

@@ -23,7 +23,7 @@ from vlmexport.calibration.generation.torch_answers import Draws, TorchAnswers
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
 from vlmexport.exporter.parity.generation import NEAR_TIE
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.common.errors import ExportError, InputError, OptionError

@@ -17,7 +17,7 @@ from vlmexport.calibration.data.lines import LONGEST_LINE
 from vlmexport.calibration.targets.target import Target, find_device, load_target
 from vlmexport.calibration.training.features import build_cache
 from vlmexport.calibration.training.run import train_draft, usable_records
-from vlmexport.exporter.drafts import files as draft_files
+from vlmexport.exporter.drafts.common import files as draft_files
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import DivergedError, InputError, OptionError
 

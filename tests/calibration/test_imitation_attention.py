@@ -18,8 +18,8 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.texts import rows_of
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session.session import Session
 

@@ -28,8 +28,8 @@ from vlmexport.calibration.training.imitation_search import (
 )
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
-from vlmexport.exporter.drafts.imitation_network import SEEN
+from vlmexport.exporter.drafts.imitation.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation.imitation_network import SEEN
 from vlmexport.runtime import cli
 from vlmexport.runtime.common.errors import OptionError
 

@@ -40,7 +40,7 @@ from vlmexport.calibration.training.objectives import objective_for
 from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.files import read_document
+from vlmexport.exporter.drafts.common.files import read_document
 from vlmexport.runtime.common.errors import LostProcessError, OptionError
 from vlmexport.runtime.common.locks import only_one
 

@@ -22,9 +22,9 @@ from vlmexport.calibration.training.objectives.medusa_joint import JointMedusaOb
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import cli
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.common.errors import ExportError, OptionError

@@ -15,9 +15,9 @@ from vlmexport.calibration.training.objectives.medusa import ahead, frequent, he
 from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.medusa import MedusaDraft
-from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session.session import Session
 

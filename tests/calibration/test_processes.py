@@ -17,7 +17,7 @@ from vlmexport.calibration.training.objectives.imitation_options import Imitatio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.files import read_document
+from vlmexport.exporter.drafts.common.files import read_document
 
 from tests.support.training_targets import make_jsonl, make_target
 

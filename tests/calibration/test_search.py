@@ -20,10 +20,10 @@ from vlmexport.calibration.evaluation.skipped import Chains, chains, known, repl
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, search, starts
 from vlmexport.calibration.search.weights import Weights
 from vlmexport.calibration.targets.target import Target
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
-from vlmexport.exporter.families.skipping import Sublayers, disregarded
+from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
+from vlmexport.exporter.families.common.layer_skip import Sublayers, disregarded
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import InputError, OptionError
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.policy.confidence import AdaptiveThreshold

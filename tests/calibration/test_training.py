@@ -22,7 +22,7 @@ from vlmexport.calibration.training.objectives.medusa_options import MedusaOptio
 from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import few_validation, train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
 from vlmexport.runtime.common.errors import ExportError, InputError, OptionError
 
 from tests.support.every_kind import learns_and_resumes

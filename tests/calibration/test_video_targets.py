@@ -19,7 +19,7 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.sight import sight_of
 from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.manifest import VideoInfo
 from vlmexport.runtime.common.errors import InputError
 from vlmexport.runtime.images.synthetic import synthetic_image

@@ -18,10 +18,10 @@ from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.calibration.training.sight import sight_of
 from vlmexport.calibration.training.texts import drafting
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.drafts.eagle_network import EagleConfig
-from vlmexport.exporter.drafts.vispec import VispecDraft
-from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
+from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
+from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.session.session import Session
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import onnxruntime as ort
 import pytest
-from vlmexport.exporter.graphs.answers import build_answers
+from vlmexport.exporter.graphs.argmax import build_answers
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, CapacityError, DeviceError
 from vlmexport.runtime.engines import argmax as answers
@@ -125,7 +125,7 @@ def test_a_graph_that_is_not_as_the_manifest_says(tiny_bundle: Callable) -> None
 
 def test_the_shipped_graph_is_what_its_source_makes() -> None:
     shipped = Path(answers.__file__).with_name(answers.FILE).read_bytes()
-    assert shipped == build_answers().SerializeToString(), "python -m vlmexport.exporter.graphs.answers FILE"
+    assert shipped == build_answers().SerializeToString(), "python -m vlmexport.exporter.graphs.argmax FILE"
 
 
 def test_answers_are_the_first_of_the_highest_and_whether_it_is_a_number() -> None:

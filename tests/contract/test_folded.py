@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
-from vlmexport.exporter.graphs.fold import folded_form
+from vlmexport.exporter.graphs.gqa_fold import folded_form
 from vlmexport.exporter.lowering.groups import Groups
 from vlmexport.exporter.lowering.rewriter import size, typed
 from vlmexport.runtime.bundle.float32_view import widened

@@ -14,8 +14,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from vlmexport.exporter.build import BuildRequest
-from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.graphs.quantize import LIMITS, SCALES
@@ -26,6 +24,8 @@ from vlmexport.exporter.parity.recorded import compared_inputs, compared_rows
 from vlmexport.exporter.parity.reference import load_exact, load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import ParityRow
+from vlmexport.exporter.pipeline import BuildRequest
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle

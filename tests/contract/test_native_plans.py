@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from vlmexport.exporter.aliases import find_alias
-from vlmexport.exporter.build import BuildRequest, build_bundle
+from vlmexport.exporter.common.aliases import find_alias
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.plans import planned

@@ -13,16 +13,16 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build.build import build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
-from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.checkpoint.adapter import CONFIG, KINDS, NONE, adapter_for
 from vlmexport.exporter.checkpoint.whole import load_whole
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
+from vlmexport.exporter.families.common.sample_inputs import odd_picture
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.families.samples import odd_picture
 from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.exporter.pipeline.build import build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.pipeline.request import BuildRequest
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import ExportError, OptionError, UnsupportedModelError

@@ -21,20 +21,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene, score_told
-from vlmexport.exporter.build import BuildReport, BuildRequest, build_bundle
-from vlmexport.exporter.build import build as build_module
-from vlmexport.exporter.build import prepare as prepare_module
-from vlmexport.exporter.build.checks import SPARE_BYTES, estimated_bytes
-from vlmexport.exporter.build.dry_run import dry_run
-from vlmexport.exporter.build.text import describe_text
 from vlmexport.exporter.checkpoint import TensorFiles, fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from vlmexport.exporter.families.base import Family
-from vlmexport.exporter.families.images import square_image
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.families.common.base import Family
+from vlmexport.exporter.families.common.images import square_image
 from vlmexport.exporter.families.llama import LlamaFamily
 from vlmexport.exporter.output import exchange
 from vlmexport.exporter.output import folder as output_folder
 from vlmexport.exporter.output.leftovers import remove_leftovers
+from vlmexport.exporter.pipeline import BuildReport, BuildRequest, build_bundle
+from vlmexport.exporter.pipeline import build as build_module
+from vlmexport.exporter.pipeline import prepare as prepare_module
+from vlmexport.exporter.pipeline.checks import SPARE_BYTES, estimated_bytes
+from vlmexport.exporter.pipeline.dry_run import dry_run
+from vlmexport.exporter.pipeline.text import describe_text
 from vlmexport.runtime import Session
 from vlmexport.runtime.bundle.folder import Bundle, store_costs
 from vlmexport.runtime.cli import main

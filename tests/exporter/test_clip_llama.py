@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.families.samples import odd_picture
+from vlmexport.exporter.families.common.sample_inputs import odd_picture
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session
 
 from tests.support import tiny_models

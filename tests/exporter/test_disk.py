@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.disk import full_disk_in
+from vlmexport.exporter.common.disk_full import full_disk_in
 from vlmexport.runtime.common.errors import OptionError
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.aliases import ALIASES, check_known
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.cli import progress
+from vlmexport.exporter.common.aliases import ALIASES, check_known
 from vlmexport.runtime.common.errors import OptionError
 
 PROGRAM = """

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.drafts.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.imitation.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
 from vlmexport.exporter.parity import check_parity
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.tensorrt.profiles import Sizes, profiles_for
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import reads_prompts

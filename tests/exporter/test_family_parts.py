@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vlmexport.exporter.aliases import ALIASES
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.common.aliases import ALIASES
+from vlmexport.exporter.families.common.reference import collate, decoder_prefix
 from vlmexport.exporter.families.languages import LANGUAGES
-from vlmexport.exporter.families.reference import collate, decoder_prefix
 from vlmexport.exporter.families.registry import FAMILIES, family_for
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime.common.errors import UnsupportedModelError

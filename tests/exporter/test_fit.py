@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from vlmexport.exporter.aliases import ALIASES
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.cli.fit import rough
+from vlmexport.exporter.common.aliases import ALIASES
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.shapes import cut, planned, published
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
@@ -191,8 +191,8 @@ def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_cut_is_that_of_a_build(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    from vlmexport.exporter.build.export import export
-    from vlmexport.exporter.build.prepare import prepare
+    from vlmexport.exporter.pipeline.export import export
+    from vlmexport.exporter.pipeline.prepare import prepare
 
     made = []
     for layer in (1, 3):

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 from vlmexport.exporter.graphs.hooks import export_hooks
-from vlmexport.exporter.graphs.template import Template, TraceInput
+from vlmexport.exporter.graphs.traced_module import Template, TraceInput
 
 from tests.support import kept_traces
 

@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.runtime.bundle.folder import Bundle, read_manifest, reseal
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.common.errors import BundleError, ExportError, OptionError

@@ -13,10 +13,10 @@ import pytest
 import torch
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.cli.tables import parity_table
+from vlmexport.exporter.common.float64 import float64_arithmetic
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity import check_parity
 from vlmexport.exporter.parity.capture import capture
-from vlmexport.exporter.parity.exact import float64_arithmetic
 from vlmexport.exporter.parity.first_tokens import chained_logits, compare_first_tokens
 from vlmexport.exporter.parity.generation import first_difference
 from vlmexport.exporter.parity.recorded import compared_inputs

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.dry_run import dry_run
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity import check_parity, reference
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.runtime.bundle.checksum import manifest_text
 from vlmexport.runtime.bundle.float32_view import widened
 from vlmexport.runtime.bundle.folder import Bundle

@@ -16,12 +16,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build.checks import check_requests
-from vlmexport.exporter.build.prepare import prepare
-from vlmexport.exporter.build.request import BuildRequest
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.checkpoint.tensors import TensorFiles
 from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.pipeline.checks import check_requests
+from vlmexport.exporter.pipeline.prepare import prepare
+from vlmexport.exporter.pipeline.request import BuildRequest
 from vlmexport.runtime.common.errors import ExportError, UnsupportedModelError, VlmexportError
 
 from tests.support import tiny_models

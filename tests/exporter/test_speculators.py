@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts import open_draft
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-from vlmexport.exporter.drafts.export import export_draft
-from vlmexport.exporter.drafts.speculators_format import read_verifier
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.drafts.eagle.speculators_format import read_verifier
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.export_draft import export_draft
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import ExportError, OptionError
 from vlmexport.runtime.drafts.combined import Combined

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from vlmexport.exporter.checkpoint import open_checkpoint
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.runtime import Session, Video

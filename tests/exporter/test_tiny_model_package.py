@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from vlmexport.exporter import tiny_models
-from vlmexport.exporter.aliases import find_alias
+from vlmexport.exporter.common.aliases import find_alias
 from vlmexport.exporter.tiny_models import command_for, find_tiny_models
 from vlmexport.runtime.cli import main
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.parity.verify import verify_bundle
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 
 from tests.support.tiny_bundles import untrained_draft

@@ -44,8 +44,8 @@ def imported() -> None:
     """Everything that a case may import, so that its process need not."""
     import tqdm
     from vlmexport.calibration.data import load_records  # noqa: F401
-    from vlmexport.exporter.build import build_bundle  # noqa: F401
     from vlmexport.exporter.cli import app  # noqa: F401
+    from vlmexport.exporter.pipeline import build_bundle  # noqa: F401
     from vlmexport.runtime import Session  # noqa: F401
     from vlmexport.runtime.cli import build_app
 

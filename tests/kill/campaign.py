@@ -43,8 +43,10 @@ def imported() -> None:
     import tqdm
     from vlmexport.calibration import cli  # noqa: F401
     from vlmexport.calibration.training import run  # noqa: F401
-    from vlmexport.exporter.build import build_bundle  # noqa: F401
-    from vlmexport.exporter.drafts import export  # noqa: F401
+    from vlmexport.exporter.pipeline import (
+        build_bundle,  # noqa: F401
+        export_draft,  # noqa: F401
+    )
     from vlmexport.exporter.tensorrt import compile  # noqa: F401
     from vlmexport.runtime.cli import build_app
     from vlmexport.runtime.engines.onnxruntime import use_global_pool

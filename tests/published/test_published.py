@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.prepare import prepare
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import VlmexportError
 from vlmexport.runtime.images.synthetic import synthetic_image

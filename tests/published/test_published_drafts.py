@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from vlmexport.exporter.build import BuildRequest, build_bundle
-from vlmexport.exporter.build.prepare import prepare
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
+from vlmexport.exporter.pipeline.prepare import prepare
 from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import VlmexportError
 

@@ -22,9 +22,9 @@ from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, render, sample_sce
 from vlmexport.calibration.data.scenes.dataset import model_picture
 from vlmexport.calibration.data.scenes.parts import parts_of
 from vlmexport.calibration.data.scenes.vocabulary import KINDS
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.families.registry import family_for
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import OptionError
 

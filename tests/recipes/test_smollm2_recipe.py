@@ -11,7 +11,7 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training.trainer import Trainer
-from vlmexport.exporter.drafts.imitation import ImitationDraft
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import OptionError
 
 from recipes import smollm2_draft

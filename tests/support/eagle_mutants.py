@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vlmexport.exporter.drafts.eagle import D2T
+from vlmexport.exporter.drafts.eagle.eagle import D2T
 from vlmexport.runtime.drafts.eagle.dynamic_tree import Growth
 from vlmexport.runtime.drafts.eagle.eagle import Eagle
 from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass

@@ -19,12 +19,12 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_utils import AttentionInterface
 from vlmexport.exporter.families.languages.base import Language
-from vlmexport.exporter.graphs import template
-from vlmexport.exporter.graphs.hollow import signature
+from vlmexport.exporter.graphs import traced_module
 from vlmexport.exporter.graphs.hooks import ATTENTION
-from vlmexport.exporter.graphs.template import Template, TraceInput
+from vlmexport.exporter.graphs.meta_model import signature
+from vlmexport.exporter.graphs.traced_module import Template, TraceInput
 
-_trace = template.trace
+_trace = traced_module.trace
 _kept: dict[Any, Template] = {}
 _anew = False
 

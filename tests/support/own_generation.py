@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlmexport.exporter.build.generation import describe_generation, generation_config
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.parity.generation import NEAR_TIE, first_difference
+from vlmexport.exporter.pipeline.generation import describe_generation, generation_config
 from vlmexport.runtime.bundle.checksum import manifest_text
 
 

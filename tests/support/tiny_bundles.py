@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlmexport.exporter.build import BuildRequest, build_bundle
 from vlmexport.exporter.checkpoint import Checkpoint, fingerprint, open_checkpoint
-from vlmexport.exporter.drafts.draft_and_verify import DraftAndVerify
-from vlmexport.exporter.drafts.eagle import EagleDraft
-from vlmexport.exporter.drafts.eagle3 import Eagle3Draft
-from vlmexport.exporter.drafts.eagle3_network import Eagle3Config, Eagle3Network
-from vlmexport.exporter.drafts.eagle_network import EagleConfig, EagleNetwork
-from vlmexport.exporter.drafts.imitation import ImitationDraft, ImitationNetwork
-from vlmexport.exporter.drafts.medusa import MedusaDraft
-from vlmexport.exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
-from vlmexport.exporter.drafts.trained import TrainedDraft
-from vlmexport.exporter.drafts.vispec import VispecDraft
-from vlmexport.exporter.drafts.vispec_network import VispecConfig, VispecNetwork
+from vlmexport.exporter.drafts.common.trained import TrainedDraft
+from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
+from vlmexport.exporter.drafts.eagle.eagle3 import Eagle3Draft
+from vlmexport.exporter.drafts.eagle.eagle3_network import Eagle3Config, Eagle3Network
+from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
+from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
+from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
+from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
+from vlmexport.exporter.drafts.layer_skip import DraftAndVerify
+from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
+from vlmexport.exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
+from vlmexport.exporter.families.common.layer_skip import Sublayers
 from vlmexport.exporter.families.registry import family_for
-from vlmexport.exporter.families.skipping import Sublayers
+from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 
 from tests.support import kept_traces, tiny_models

@@ -17,7 +17,7 @@ from vlmexport.calibration.data.records import Record
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
 from vlmexport.calibration.training.options import LoopOptions
-from vlmexport.exporter.families.reference import collate
+from vlmexport.exporter.families.common.reference import collate
 
 from tests.support import tiny_models
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from ....exporter.drafts.base import Draft
-from ....exporter.families.base import DecoderShape, Family
+from ....exporter.drafts.common.base import Draft
+from ....exporter.families.common.base import DecoderShape, Family
 from ...targets.changing import ChangingDecoder
 from ...targets.target import Rows
 from ..features import FeatureSource

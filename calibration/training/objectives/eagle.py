@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....exporter.drafts.eagle import EagleDraft
-from ....exporter.drafts.eagle_network import EagleConfig, EagleNetwork
+from ....exporter.drafts.eagle.eagle import EagleDraft
+from ....exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
 from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted

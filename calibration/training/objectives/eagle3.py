@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....exporter.drafts.eagle3 import Eagle3Draft
-from ....exporter.drafts.eagle3_network import Eagle3Config, Eagle3Network
+from ....exporter.drafts.eagle.eagle3 import Eagle3Draft
+from ....exporter.drafts.eagle.eagle3_network import Eagle3Config, Eagle3Network
 from ...targets.target import Texts
 from .. import losses
 from ..sight import shifted

@@ -37,7 +37,7 @@ class Eagle3Options(LayerOptions):
                 )
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        from ....exporter.drafts.eagle3_network import default_taps
+        from ....exporter.drafts.eagle.eagle3_network import default_taps
 
         if self.tap_layers is None:
             return default_taps(num_layers)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....exporter.drafts.imitation import ImitationDraft, ImitationNetwork
+from ....exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork
 from ...targets.target import FUSED, Rows, Texts
 from .. import losses
 from ..fusion import fusion_for

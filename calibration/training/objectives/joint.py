@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ....exporter.drafts.base import Draft
-from ....exporter.drafts.files import MODEL
-from ....exporter.drafts.trained import TrainedDraft
+from ....exporter.drafts.common.base import Draft
+from ....exporter.drafts.common.files import MODEL
+from ....exporter.drafts.common.trained import TrainedDraft
 from ..options import Options
 from .base import Counts, LearnedTarget, Objective
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from ....exporter.drafts.eagle_network import EagleConfig
-from ....exporter.drafts.layer import LayerDraft
+from ....exporter.drafts.eagle.eagle_network import EagleConfig
+from ....exporter.drafts.eagle.layer_draft import LayerDraft
 from ....runtime.common.errors import OptionError
 from .. import losses
 from .base import Counts, LearnedTarget, Objective

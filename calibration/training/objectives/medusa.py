@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....exporter.drafts.base import Draft
-from ....exporter.drafts.medusa import RANKS, MedusaDraft
-from ....exporter.drafts.medusa_network import MedusaConfig, MedusaHeads
+from ....exporter.drafts.common.base import Draft
+from ....exporter.drafts.medusa.medusa import RANKS, MedusaDraft
+from ....exporter.drafts.medusa.medusa_network import MedusaConfig, MedusaHeads
 from ...targets.target import Rows
 from .. import losses
 from ..features import FeatureSource, in_batches

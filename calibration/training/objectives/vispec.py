@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ....exporter.drafts import open_draft
-from ....exporter.drafts.eagle import EagleDraft
-from ....exporter.drafts.eagle_network import EagleConfig
-from ....exporter.drafts.vispec import VispecDraft, check_family
-from ....exporter.drafts.vispec_network import VispecConfig, VispecNetwork
+from ....exporter.drafts.eagle.eagle import EagleDraft
+from ....exporter.drafts.eagle.eagle_network import EagleConfig
+from ....exporter.drafts.eagle.vispec import VispecDraft, check_family
+from ....exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork
 from ....runtime.common.errors import ExportError, OptionError
 from ...targets.target import Texts
 from .. import losses

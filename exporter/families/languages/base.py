@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from ...checkpoint.load import Checkpoint
-from ...graphs.hollow import hollow_model, signature
 from ...graphs.hooks import ATTENTION, export_hooks
+from ...graphs.meta_model import hollow_model, signature
 from ...graphs.retype import WIDE_RESIDUAL
-from ...graphs.template import Template, TraceInput, trace
+from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..base import DecoderShape, GraphSpec, Parts, check_common
-from ..frames import (
+from ..common.base import DecoderShape, GraphSpec, Parts, check_common
+from ..common.decoder_graphs import (
     FinalNorm,
     Named,
     Prologue,
@@ -30,8 +30,8 @@ from ..frames import (
     build_skipped,
     layer_inputs,
 )
-from ..skipping import Sublayers, left_out
-from ..tables import embedding_tensor, head_tensor
+from ..common.embedding_names import embedding_tensor, head_tensor
+from ..common.layer_skip import Sublayers, left_out
 
 SEGMENT_OUTPUTS = ("hidden_out", "updated_key_cache", "updated_value_cache")
 

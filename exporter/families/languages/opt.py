@@ -13,8 +13,8 @@ from transformers import OPTForCausalLM
 from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import LayerCache
-from ...graphs.template import TraceInput, trace
-from ..frames import Prologue
+from ...graphs.traced_module import TraceInput, trace
+from ..common.decoder_graphs import Prologue
 from .base import Language, learned_positions
 
 

@@ -12,8 +12,8 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
-from ...graphs.hollow import hollow_model
 from ...graphs.hooks import ATTENTION
+from ...graphs.meta_model import hollow_model
 from .llama import LlamaLanguage
 
 

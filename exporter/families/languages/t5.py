@@ -19,13 +19,13 @@ from transformers.models.t5 import modeling_t5
 from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
 from ...graphs.caches import CrossedLayerCache, LayerCache
-from ...graphs.compose import Composer
+from ...graphs.composer import Composer
 from ...graphs.hooks import export_hooks
-from ...graphs.template import Template, TraceInput, trace
+from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightRef, WeightStore
-from ..base import DecoderShape, GraphSpec
-from ..frames import build_cross_kv
-from ..tables import shared_tensor
+from ..common.base import DecoderShape, GraphSpec
+from ..common.decoder_graphs import build_cross_kv
+from ..common.embedding_names import shared_tensor
 from .base import Language, per_layer
 
 TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

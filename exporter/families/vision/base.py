@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from ...checkpoint.load import Checkpoint
-from ...graphs.compose import Composer
-from ...graphs.hollow import hollow_model, signature
+from ...graphs.composer import Composer
 from ...graphs.hooks import ATTENTION
-from ...graphs.template import Template, TraceInput, trace
+from ...graphs.meta_model import hollow_model, signature
+from ...graphs.traced_module import Template, TraceInput, trace
 from ...graphs.weights import WeightStore
-from ..base import GraphSpec, single_layer
+from ..common.base import GraphSpec, single_layer
 
 
 class Vision:

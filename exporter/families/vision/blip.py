@@ -11,8 +11,8 @@ from transformers.models.blip.image_processing_pil_blip import BlipImageProcesso
 
 from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
-from ..base import check_common
-from ..images import square_image
+from ..common.base import check_common
+from ..common.images import square_image
 from .base import Calls, Vision, pair
 
 

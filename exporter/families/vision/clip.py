@@ -12,8 +12,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from ....runtime.common.errors import UnsupportedModelError
 from ...checkpoint.load import Checkpoint
-from ..base import check_common
-from ..images import cropped_image
+from ..common.base import check_common
+from ..common.images import cropped_image
 from .base import Calls, Vision, pair
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from ...checkpoint.load import Checkpoint
-from ..base import check_common
-from ..images import square_image
+from ..common.base import check_common
+from ..common.images import square_image
 from .base import Calls, Vision, pair
 
 

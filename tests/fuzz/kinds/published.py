@@ -68,7 +68,7 @@ class Seeds:
 
 def build(model: Path, output: Path) -> None:
     """A bundle of the folder. VlmexportError where it is refused."""
-    from vlmexport.exporter.build import BuildRequest, build_bundle
+    from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
     build_bundle(BuildRequest(model=str(model), output=output, parity=False, precision="float32"))
 

@@ -125,7 +125,7 @@ def _change_numbers(path: Path, rng: random.Random) -> None:
 
 def _own(folder: Path, tiny_models: Any, tiny_bundles: Any) -> list[Path]:
     """Folders of `vlmexport train`, and checkpoints that `vlmexport export-draft` makes of them."""
-    from vlmexport.exporter.drafts.export import export_draft
+    from vlmexport.exporter.pipeline.export_draft import export_draft
 
     model = folder / "target"
     if not model.is_dir():
