@@ -15,9 +15,9 @@ from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.scenes.reading import check_told_plan
 from vlmexport.calibration.data.scenes.scene import HELDOUT, VALIDATION, sample_scene
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives.medusa import measure_hits
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives.medusa import measure_hits
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.common.files import MODEL
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle

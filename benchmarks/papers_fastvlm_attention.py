@@ -10,8 +10,8 @@ held-out captions. Counts only, no clock. Writes results/papers-fastvlm-attentio
 from __future__ import annotations
 
 from vlmexport.calibration.evaluation.run import evaluate_drafts
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 

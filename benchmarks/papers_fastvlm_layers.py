@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from vlmexport.calibration.search.weights import Weights
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.targets.layer_weights import Weights
 
 from benchmarks.machine import save
 from benchmarks.papers_bounds import kept

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 from vlmexport.calibration.data import load_records
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
 from vlmexport.calibration.data.scenes import answer_value, ask, score_told, tell
 from vlmexport.calibration.data.scenes.film import sample_film
 from vlmexport.calibration.data.scenes.film_story import score_story, tell_film, total_story
@@ -36,7 +36,7 @@ from vlmexport.calibration.data.scenes.scene import HELDOUT, sample_scene
 from vlmexport.calibration.data.scenes.score import total_accuracy
 from vlmexport.calibration.evaluation.quality.captions import score
 from vlmexport.calibration.evaluation.quality.told import Told
-from vlmexport.calibration.search.weights import Weights
+from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.exporter.drafts import shipped_drafts
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft

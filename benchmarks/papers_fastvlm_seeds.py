@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlmexport.calibration.search.weights import Weights
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
 from benchmarks.intervals import between

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.evaluation.plot import plot_by_position
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 
 from benchmarks.machine import save
 from recipes.smollm2_draft import reopen

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.objectives import options_of
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.objectives import options_of
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 
 from benchmarks.own_answers import own_answers

@@ -11,8 +11,8 @@ from ..runtime.bundle.combined_drafts import FIRST, SIGN
 from ..runtime.commands import options
 from ..runtime.speedup.predict import LEAST
 from ..runtime.tuning.survey import MINUTES
-from . import forms
-from .processes import run_alone
+from .common import help_texts
+from .common.processes import run_alone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +30,11 @@ def calibrate(
     bundle: options.Bundle,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help=f"Requests as they will come: {forms.DATA}. Repeatable. Default: what was observed before."),
+        typer.Option("--data", help=f"Requests as they will come: {help_texts.DATA}. Repeatable. Default: what was observed before."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first so many.")] = LIMIT,
-    prompt: Annotated[str, typer.Option("--prompt", help=forms.PROMPT)] = "",
-    inside: Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=forms.INSIDE)] = None,
+    prompt: Annotated[str, typer.Option("--prompt", help=help_texts.PROMPT)] = "",
+    inside: Annotated[Path | None, typer.Option("--inside", metavar="FOLDER", help=help_texts.INSIDE)] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Stop after this many tokens.")] = 96,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Decode a short request so often in a row; the last time counts.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..exporter.drafts.common.base import Draft
 from ..exporter.drafts.common.files import MODEL, read_document
-from .data.records import RecordSet
+from .data.reading.records import RecordSet
 from .generation.answers import Answers
 from .generation.generate import Generated
 from .targets.target import Target

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.objectives.training_options import LoopOptions, Options
+from vlmexport.calibration.objectives.vispec_options import VispecOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.training.options import LoopOptions, Options
 from vlmexport.calibration.training.run import train_draft
 
 from .workshop import Answers, Workshop

@@ -28,10 +28,10 @@ from vlmexport.calibration.evaluation.acceptance import Acceptance
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.generate import generate_data
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.atomic_files import replacing

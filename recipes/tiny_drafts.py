@@ -27,11 +27,11 @@ from vlmexport.calibration.evaluation.run import evaluate_drafts
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.engine import open_answers
 from vlmexport.calibration.generation.generate import generate_data
+from vlmexport.calibration.objectives import options_of
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.objectives import options_of
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.common.trained import TrainedDraft

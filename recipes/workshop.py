@@ -13,12 +13,12 @@ from torch import nn
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import Acceptance, measure
 from vlmexport.calibration.evaluation.run import MeasuredHeads
+from vlmexport.calibration.features.features import CachedFeatures, build_cache, in_batches
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.features import CachedFeatures, build_cache, in_batches
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.common.base import Draft

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...runtime.families.base import image_list
 from ...runtime.images.video import Video
-from .records import Record
+from .reading.records import Record
 
 _NAMES = {"user": "Question", "assistant": "Answer"}
 

@@ -22,14 +22,14 @@ from pathlib import Path
 from ...runtime.common.errors import OptionError
 from ...runtime.common.foreign_errors import raise_if_foreign
 from ...runtime.common.paths import shown
-from .. import forms
-from .arguments import read_arguments
+from ..common import help_texts
 from .formats import names, open_format
 from .formats.images import folder_of_pictures
 from .generated import META, load_generated
 from .jsonl import load_jsonl
-from .places import folder_to_stay_in, is_file
-from .records import Problems, Record, RecordSet
+from .reading.arguments import read_arguments
+from .reading.places import folder_to_stay_in, is_file
+from .reading.records import Problems, Record, RecordSet
 from .scenes.load import FORMS as SCENE_FORMS
 from .scenes.load import TASKS, load_scenes
 
@@ -62,7 +62,7 @@ def load_records(
     sets = [data] if isinstance(data, str) else list(data)
     check_named(sets)
     if not sets:
-        raise OptionError(f"no --data; give {forms.DATA}")
+        raise OptionError(f"no --data; give {help_texts.DATA}")
     place = folder_to_stay_in(inside)
     joined = sets[0] if len(sets) == 1 else " + ".join(sets)
     found = RecordSet(joined, [])
@@ -94,7 +94,7 @@ def check_named(sets: Sequence[str]) -> None:
             if (folder := folder_of_pictures(Path(data))) is not None:
                 raise OptionError(f"--data {data!r} is given as images:{folder}")
             raise OptionError(
-                f"--data {shown(repr(data))} names no data; give {forms.DATA}. Names: {', '.join(names())}"
+                f"--data {shown(repr(data))} names no data; give {help_texts.DATA}. Names: {', '.join(names())}"
             )
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ...runtime.speedup.stats import Stats
+from ..features.features import FeatureSource, in_batches
+from ..objectives.losses import agreement, overlap
 from ..targets.target import Rows
-from ..training.features import FeatureSource, in_batches
-from ..training.losses import agreement, overlap
 
 RANKS = 8
 """Proposals of a head that are looked at."""

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from ...runtime.speedup.stats import Stats
+from ..objectives.losses import overlap
 from ..targets.target import Rows
-from ..training.losses import overlap
 from .acceptance import Counted, chain_cycles
 
 

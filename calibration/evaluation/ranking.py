@@ -15,7 +15,7 @@ from transformers import Cache, DynamicLayer, EncoderDecoderCache
 
 from ...exporter.families.common.reference import collate, decoder_prefix, padded
 from ...exporter.parity.capture import caches
-from ..data.records import Record
+from ..data.reading.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target
 

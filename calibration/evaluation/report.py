@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runtime.commands.table import Table
 from ...runtime.common.atomic_files import replacing
-from ..data.records import RecordSet
+from ..data.reading.records import RecordSet
 from .acceptance import Acceptance
 from .run import Evaluation
 

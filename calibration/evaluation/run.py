@@ -20,15 +20,15 @@ from ...exporter.drafts.medusa.medusa import MedusaDraft
 from ...exporter.families.common.layer_skip import Sublayers
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.speedup.stats import Stats
-from ..data.records import Record, RecordSet
+from ..data.reading.records import Record, RecordSet
+from ..features.full_sequences import rows_of
 from ..generation.answers import GenerationOptions
 from ..generation.torch_answers import TorchAnswers
-from ..search.weights import Weights
+from ..objectives.medusa import ahead
 from ..targets.batches import Batches
+from ..targets.layer_weights import Weights
 from ..targets.target import Rows, Target, Texts
-from ..training.objectives.medusa import ahead
 from ..training.run import check_writer
-from ..training.texts import rows_of
 from .acceptance import Acceptance, Count, likeliest
 from .heads import HeadCount
 from .layers import LayerCount

@@ -22,10 +22,10 @@ from ...exporter.parity.capture import caches
 from ...runtime.policy.base import DraftPolicy
 from ...runtime.sampling.verify import Verdict
 from ...runtime.speedup.stats import Stats
-from ..data.records import Record
+from ..data.reading.records import Record
+from ..objectives.losses import overlap
 from ..targets.batches import Batches
 from ..targets.target import Target
-from ..training.losses import overlap
 from .acceptance import Counted, chain_cycles, likeliest
 
 TOGETHER = 64

@@ -8,7 +8,7 @@ from statistics import median
 
 from ...runtime.common.errors import OptionError
 from ...runtime.common.optional_deps import need_extra
-from ..data.records import Record, RecordSet
+from ..data.reading.records import Record, RecordSet
 from .quality import names, open_task
 
 PEOPLE = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...runtime.common.errors import InputError, OptionError
-from ..data.records import Record
+from ..data.reading.records import Record
 
 Found = list[tuple[int, ...]] | InputError
 """Answers to one record, or why it cannot be answered."""

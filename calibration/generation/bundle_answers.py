@@ -16,7 +16,7 @@ from ...runtime.common.cpu_count import cores
 from ...runtime.common.errors import InputError, NumericsError, OptionError
 from ...runtime.engines.onnxruntime import SINGLE_THREAD_BYTES
 from ...runtime.measure.inspection import cross_kv_bytes_per_row, kv_bytes_per_sequence
-from ..data.records import Record
+from ..data.reading.records import Record
 from .answers import Found, GenerationOptions
 from .decoding import Decoding, Outcome
 from .messages import LOGGER, Start

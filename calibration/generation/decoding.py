@@ -10,7 +10,7 @@ from ...runtime.common.errors import InputError, NumericsError
 from ...runtime.session.result import Result
 from ...runtime.session.session import Session
 from ..data.layout import asked
-from ..data.records import Record
+from ..data.reading.records import Record
 from .answers import GenerationOptions, stream_seed
 
 Ask = tuple[Record, int]

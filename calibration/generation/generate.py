@@ -19,9 +19,9 @@ from ...exporter.common.disk_full import full_disk_in
 from ...runtime.common.atomic_files import replacing
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.common.locks import only_one
+from ..common.provenance import provenance
 from ..data.generated import META, read_meta, shard_name
-from ..data.records import Problems, Record, RecordSet
-from ..training.provenance import provenance
+from ..data.reading.records import Problems, Record, RecordSet
 from .answers import Answers, GenerationOptions
 
 LOCK = ".lock"

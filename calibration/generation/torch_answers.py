@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ...runtime.common.errors import InputError
-from ..data.records import Record
+from ..data.reading.records import Record
 from ..targets.batches import Batches
 from ..targets.target import Target
 from .answers import Found, GenerationOptions, stream_seed

@@ -20,11 +20,11 @@ from ...exporter.families.common.layer_skip import Sublayers
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.policy.confidence import FIRST, KEPT, LONGEST, STEP, AdaptiveThreshold
 from ...runtime.speedup.stats import Stats
-from ..data.records import RecordSet
+from ..common.provenance import provenance
+from ..data.reading.records import RecordSet
 from ..evaluation.skipped import Known, chains, known, replay, side_by_side
+from ..targets.layer_weights import Weights
 from ..targets.target import Target
-from ..training.provenance import provenance
-from .weights import Weights
 
 SHORTEST_ANSWER = 2
 """Tokens: prefill gives the first, a draft may propose from the second on."""

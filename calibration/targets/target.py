@@ -22,9 +22,9 @@ from ...exporter.pipeline.generation import describe_generation
 from ...exporter.pipeline.text import end_tokens
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
+from ..common.processes import join_processes, launched_processes
 from ..data.layout import asked
-from ..data.records import Record
-from ..processes import join_processes, launched_processes
+from ..data.reading.records import Record
 from .changing import ChangingDecoder
 
 FUSED = 4  # how many last residuals FastVLM fuses

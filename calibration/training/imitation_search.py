@@ -24,13 +24,13 @@ from ...exporter.common.disk_full import full_disk_in
 from ...exporter.drafts.imitation.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
 from ...runtime.common.atomic_files import replacing
 from ...runtime.common.errors import OptionError
-from ..data.records import RecordSet
+from ..common.provenance import provenance
+from ..data.reading.records import RecordSet
+from ..features.features import FeatureSource, in_batches
+from ..objectives import losses
+from ..objectives.imitation_options import ImitationOptions
+from ..objectives.training_options import LoopOptions, flag_of
 from ..targets.target import Target
-from . import losses
-from .features import FeatureSource, in_batches
-from .objectives.imitation_options import ImitationOptions
-from .options import LoopOptions, flag_of
-from .provenance import provenance
 from .run import feature_source, train_draft, usable_records
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from ...exporter.output.leftovers import remove_leftovers
 from ...runtime.common.atomic_files import replacing
 from ...runtime.common.errors import DivergedError
 from ...runtime.common.locks import only_one
-from ..processes import all_summed, check_shared, join_processes, wait_for_all
-from .features import Source, in_batches
-from .objectives.base import LearnedTarget, Objective
-from .options import LoopOptions
-from .provenance import provenance
+from ..common.processes import all_summed, check_shared, join_processes, wait_for_all
+from ..common.provenance import provenance
+from ..features.features import Source, in_batches
+from ..objectives.base import LearnedTarget, Objective
+from ..objectives.training_options import LoopOptions
 from .state import forget_state, load_state, save_state
 
 LOCK = "lock"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from vlmexport.calibration.data.scenes.parts import PARTS, parts_of
 from vlmexport.calibration.evaluation.acceptance import Acceptance, Count
+from vlmexport.calibration.objectives.losses import agreement
 from vlmexport.calibration.targets.target import Rows
-from vlmexport.calibration.training.losses import agreement
 from vlmexport.exporter.drafts.common.base import SelfDraft
 from vlmexport.exporter.drafts.early_exit import EarlyExit
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from vlmexport.calibration.data import files, load_records
-from vlmexport.calibration.data.field_maps import LARGEST_ROW
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.data.reading import files
+from vlmexport.calibration.data.reading.field_maps import LARGEST_ROW
 from vlmexport.runtime.common import bounded_files
 from vlmexport.runtime.common.errors import OptionError, VlmexportError
 
@@ -104,7 +105,7 @@ def test_files_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_row_of_a_table_is_bounded_over_all_its_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlmexport.calibration.data import field_maps
+    from vlmexport.calibration.data.reading import field_maps
 
     assert LARGEST_ROW == 64 << 20
     monkeypatch.setattr(field_maps, "LARGEST_ROW", 1000)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
-from vlmexport.calibration.data import places as data_places
 from vlmexport.calibration.data.formats import names, open_format
 from vlmexport.calibration.data.layout import asked
+from vlmexport.calibration.data.reading import places as data_places
 from vlmexport.runtime.common.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
 
@@ -787,7 +787,9 @@ def test_a_form_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source += (
         "def load(arguments, prompt, problems):\n    return [Record('k', w) for w in arguments.places]\n"
     )
-    document(tmp_path / "my_form.py", source.replace("..records", "vlmexport.calibration.data.records"))
+    document(
+        tmp_path / "my_form.py", source.replace("..records", "vlmexport.calibration.data.reading.records")
+    )
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     assert "my-form" in names()
     assert load_records("my-form:hello").records == [Record("k", "hello")]

@@ -14,8 +14,8 @@ from vlmexport.calibration.evaluation import plot
 from vlmexport.calibration.evaluation.acceptance import Acceptance, greedy_cycles, measure
 from vlmexport.calibration.evaluation.plot import plot_by_position
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.features import LiveFeatures
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.runtime.common.errors import OptionError

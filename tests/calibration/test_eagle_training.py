@@ -9,13 +9,13 @@ import torch
 from vlmexport.calibration.data import RecordSet
 from vlmexport.calibration.evaluation.acceptance import chain_cycles
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.full_sequences import unrolled
+from vlmexport.calibration.features.vispec_masks import shifted
+from vlmexport.calibration.objectives import objective_for, options_of
+from vlmexport.calibration.objectives.eagle_options import EagleOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.objectives import objective_for, options_of
-from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import token_counts, train_draft
-from vlmexport.calibration.training.sight import shifted
-from vlmexport.calibration.training.texts import unrolled
 from vlmexport.exporter.drafts.eagle.eagle import EagleDraft
 from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig, EagleNetwork
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle

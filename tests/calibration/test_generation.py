@@ -12,7 +12,7 @@ import pytest
 import torch
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.data.generated import shard_name
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
 from vlmexport.calibration.generation import engine
 from vlmexport.calibration.generation.answers import Answers, GenerationOptions
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from vlmexport.calibration.data.records import ImageRef, Record
+from vlmexport.calibration.data.reading.records import ImageRef, Record
 from vlmexport.calibration.generation import worker
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.bundle_answers import BundleAnswers, _waves

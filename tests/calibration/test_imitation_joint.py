@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives import losses, objective_for
+from vlmexport.calibration.objectives.imitation_joint import JointImitationObjective
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import load_target
-from vlmexport.calibration.training import losses
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.imitation_joint import JointImitationObjective
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft

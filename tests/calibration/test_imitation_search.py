@@ -13,9 +13,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from vlmexport.calibration import cli as training_cli
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
 from vlmexport.calibration.training import imitation_search
-from vlmexport.calibration.training.features import LiveFeatures
 from vlmexport.calibration.training.imitation_search import (
     SPACE,
     Trial,
@@ -26,8 +28,6 @@ from vlmexport.calibration.training.imitation_search import (
     shapes,
     told,
 )
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.drafts.imitation.imitation import ImitationConfig, ImitationDraft, ImitationNetwork
 from vlmexport.exporter.drafts.imitation.imitation_network import SEEN
 from vlmexport.runtime import cli

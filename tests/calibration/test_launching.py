@@ -24,8 +24,7 @@ import typer
 from accelerate import PartialState
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
-from vlmexport.calibration.data import load_records
-from vlmexport.calibration.processes import (
+from vlmexport.calibration.common.processes import (
     RANKS,
     SIZES,
     check_shared,
@@ -35,8 +34,9 @@ from vlmexport.calibration.processes import (
     said_once,
     together,
 )
+from vlmexport.calibration.data import load_records
+from vlmexport.calibration.objectives import objective_for
 from vlmexport.calibration.targets.target import find_device
-from vlmexport.calibration.training.objectives import objective_for
 from vlmexport.calibration.training.run import source_for, train_draft
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from vlmexport.calibration import cli as training_cli
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.medusa import ahead, measure_hits
+from vlmexport.calibration.objectives.medusa_joint import JointMedusaObjective
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.medusa import ahead, measure_hits
-from vlmexport.calibration.training.objectives.medusa_joint import JointMedusaObjective
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
 from vlmexport.exporter.checkpoint import changed, fingerprint, open_checkpoint
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft

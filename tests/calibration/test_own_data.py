@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
 from vlmexport.runtime.common.errors import InputError, OptionError
 
 ASKED = [{"role": "user", "content": "What is it?"}]

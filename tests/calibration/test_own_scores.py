@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 from vlmexport.calibration.cli import register
 from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
 from vlmexport.calibration.evaluation.task import chosen_task, fitting_task
 from vlmexport.calibration.targets.threads import with_threads
 from vlmexport.runtime.common.errors import OptionError

@@ -13,12 +13,12 @@ import typer
 from typer.testing import CliRunner
 from vlmexport.calibration import cli
 from vlmexport.calibration import search as searches
-from vlmexport.calibration.data.records import RecordSet
+from vlmexport.calibration.data.reading.records import RecordSet
 from vlmexport.calibration.evaluation import run
 from vlmexport.calibration.evaluation.run import answered, evaluate_drafts
 from vlmexport.calibration.evaluation.skipped import Chains, chains, known, replay
 from vlmexport.calibration.search.draft_and_verify import Answers, SearchOptions, best_set, search, starts
-from vlmexport.calibration.search.weights import Weights
+from vlmexport.calibration.targets.layer_weights import Weights
 from vlmexport.calibration.targets.target import Target
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.drafts.layer_skip import DraftAndVerify

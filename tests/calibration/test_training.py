@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from vlmexport.calibration import objectives
 from vlmexport.calibration.data import RecordSet
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
+from vlmexport.calibration.features.features import CachedFeatures, LiveFeatures, build_cache
+from vlmexport.calibration.objectives import losses, objective_for, options_of
+from vlmexport.calibration.objectives.imitation import ImitationObjective
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.medusa_options import MedusaOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training import losses, objectives
-from vlmexport.calibration.training.features import CachedFeatures, LiveFeatures, build_cache
-from vlmexport.calibration.training.objectives import objective_for, options_of
-from vlmexport.calibration.training.objectives.imitation import ImitationObjective
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.objectives.medusa_options import MedusaOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import few_validation, train_draft
 from vlmexport.calibration.training.trainer import Trainer, batch_indices, learning_rate
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft, ImitationNetwork

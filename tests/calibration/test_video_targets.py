@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.text_cache import CachedTexts, build_text_cache
+from vlmexport.calibration.features.vispec_masks import sight_of
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.calibration.generation.torch_answers import TorchAnswers
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.objectives.vispec_options import VispecOptions
 from vlmexport.calibration.targets.target import Target, Texts
-from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.sight import sight_of
-from vlmexport.calibration.training.text_cache import CachedTexts, build_text_cache
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.manifest import VideoInfo
 from vlmexport.runtime.common.errors import InputError

@@ -10,14 +10,14 @@ import pytest
 import torch
 from vlmexport.calibration.data import RecordSet, load_records
 from vlmexport.calibration.evaluation.run import evaluate_drafts
+from vlmexport.calibration.features.full_sequences import drafting
+from vlmexport.calibration.features.vispec_masks import sight_of
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.eagle_options import EagleOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
+from vlmexport.calibration.objectives.vispec_options import VispecOptions
 from vlmexport.calibration.targets.target import Target, Texts
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.objectives.eagle_options import EagleOptions
-from vlmexport.calibration.training.objectives.vispec_options import VispecOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import train_draft
-from vlmexport.calibration.training.sight import sight_of
-from vlmexport.calibration.training.texts import drafting
 from vlmexport.exporter.drafts.eagle.eagle_network import EagleConfig
 from vlmexport.exporter.drafts.eagle.vispec import VispecDraft
 from vlmexport.exporter.drafts.eagle.vispec_network import VispecConfig, VispecNetwork

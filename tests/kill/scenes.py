@@ -273,9 +273,9 @@ def _small_batches() -> None:
     """A cache notes after 8 batches how far it is: of two records each, so that few records do."""
     from functools import partial
 
+    from vlmexport.calibration.features.features import build_cache
+    from vlmexport.calibration.features.text_cache import build_text_cache
     from vlmexport.calibration.training import run as training
-    from vlmexport.calibration.training.features import build_cache
-    from vlmexport.calibration.training.text_cache import build_text_cache
 
     training.build_cache = partial(build_cache, batch_size=2)  # type: ignore[assignment]
     training.build_text_cache = partial(build_text_cache, batch_size=2)  # type: ignore[assignment]

@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from vlmexport.calibration import search
-from vlmexport.calibration.training import objectives
+from vlmexport.calibration import objectives, search
 from vlmexport.exporter import drafts
 from vlmexport.exporter.families import registry
 from vlmexport.runtime import drafts as proposers

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.features.features import LiveFeatures
+from vlmexport.calibration.objectives import objective_for
+from vlmexport.calibration.objectives.training_options import LoopOptions, Options
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.features import LiveFeatures
-from vlmexport.calibration.training.objectives import objective_for
-from vlmexport.calibration.training.options import LoopOptions, Options
 from vlmexport.calibration.training.trainer import Trainer
 
 from tests.support import tiny_models

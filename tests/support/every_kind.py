@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from vlmexport.calibration.data import RecordSet
+from vlmexport.calibration.objectives import objective_for, options_of
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target
-from vlmexport.calibration.training.objectives import objective_for, options_of
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.calibration.training.run import source_for
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts import open_draft

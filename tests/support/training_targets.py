@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from PIL import Image
 from vlmexport.calibration.data import RecordSet, load_records
-from vlmexport.calibration.data.records import Record
+from vlmexport.calibration.data.reading.records import Record
+from vlmexport.calibration.objectives.imitation_options import ImitationOptions
+from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
-from vlmexport.calibration.training.objectives.imitation_options import ImitationOptions
-from vlmexport.calibration.training.options import LoopOptions
 from vlmexport.exporter.families.common.reference import collate
 
 from tests.support import tiny_models

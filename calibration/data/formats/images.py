@@ -8,10 +8,10 @@ from pathlib import Path
 from ....runtime.common.errors import OptionError
 from ....runtime.common.paths import is_folder
 from ....runtime.images.endings import is_picture
-from ..arguments import Arguments
-from ..entries import gather
-from ..places import is_file, picture
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.entries import gather
+from ..reading.places import is_file, picture
+from ..reading.records import Problems, Record
 
 USAGE = "FOLDER"
 TASK = None

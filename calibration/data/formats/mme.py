@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ....runtime.common.errors import OptionError
 from ....runtime.common.paths import is_folder
-from ..arguments import Arguments
-from ..entries import gather, text
-from ..files import read_lines
-from ..places import is_file, picture
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.entries import gather, text
+from ..reading.files import read_lines
+from ..reading.places import is_file, picture
+from ..reading.records import Problems, Record
 
 USAGE = "FOLDER[,CATEGORY]"
 TASK = "yes-no"

@@ -12,11 +12,11 @@ from typing import Any
 
 from ....runtime.common.errors import OptionError
 from ....runtime.common.paths import is_folder
-from ..arguments import Arguments
-from ..entries import collect, identifier, text
-from ..files import read_json, read_lines
-from ..places import video_file
-from ..records import Problems, Record
+from ..reading.arguments import Arguments
+from ..reading.entries import collect, identifier, text
+from ..reading.files import read_json, read_lines
+from ..reading.places import video_file
+from ..reading.records import Problems, Record
 
 USAGE = "QUESTIONS.json,VIDEOS[,MAPPING.txt][,frames=N]"
 TASK = "exact"

@@ -10,8 +10,8 @@ from PIL import Image
 
 from ....runtime.common.errors import OptionError
 from ....runtime.images.video import Video
-from ... import forms
-from ..records import ImageRef, Record
+from ...common import help_texts
+from ..reading.records import ImageRef, Record
 from .asking import DESCRIBE, Asked, ask
 from .caption import tell
 from .dataset import PICTURE
@@ -48,7 +48,7 @@ def load_scenes(text: str, form: str = "scenes") -> list[Record]:
         if not part and place == 0:  # `scenes:train:` has always meant the default
             continue
         if name not in found or not value.isdecimal() or len(value) > 9:
-            raise OptionError(f"scenes:{text}: {part!r} is no part of scenes:{forms.SCENES}")
+            raise OptionError(f"scenes:{text}: {part!r} is no part of scenes:{help_texts.SCENES}")
         if found[name] is not None:
             raise OptionError(f"scenes:{text}: {name} is given twice")
         found[name] = int(value)
