@@ -215,7 +215,7 @@ def write_hole(shapes: dict[str, list[int]], path: Path) -> None:
 
 
 def traced(alias: str) -> dict[str, Any]:
-    """What `exporter/shapes.py` reads."""
+    """What `exporter/common/published_shapes.py` reads."""
     from vlmexport.exporter.common.aliases import find_alias
     from vlmexport.exporter.pipeline.export import export
     from vlmexport.exporter.pipeline.prepare import prepare

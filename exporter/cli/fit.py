@@ -68,7 +68,7 @@ def _manifest(
 ) -> tuple[Manifest, int | None]:
     """Of a bundle; of a model, as a build would write it. And the most tokens that a sequence can have."""
     from ...runtime.bundle.folder import MANIFEST, Bundle
-    from ..shapes import planned, published
+    from ..common.published_shapes import planned, published
 
     if (Path(what) / MANIFEST).is_file():
         if draft_layer is not None:

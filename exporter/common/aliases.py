@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...runtime.common.errors import OptionError
 from ...runtime.common.paths import exists, is_folder
-from ..tiny_models import find_tiny_models, tiny_model
+from .tiny_models import find_tiny_models, tiny_model
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ..checkpoint.load import Checkpoint
-from ..tiny_models import tiny_model
+from ..common.tiny_models import tiny_model
 
 EXAMPLE_FILE = "example.png"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vlmexport.exporter.tiny_models import tiny_model
+from vlmexport.exporter.common.tiny_models import tiny_model
 
 from ..common.command import device_options, finish, is_stopped, parsed, recipe_parser
 from .average import save_mean

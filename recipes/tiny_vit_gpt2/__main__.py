@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlmexport.exporter.tiny_models import tiny_model
+from vlmexport.exporter.common.tiny_models import tiny_model
 
 from ..common.command import finish, parsed, recipe_parser
 from .captioner import ViTGPT2

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from vlmexport.exporter.cli.fit import rough
 from vlmexport.exporter.common.aliases import ALIASES
+from vlmexport.exporter.common.published_shapes import cut, planned, published
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
-from vlmexport.exporter.shapes import cut, planned, published
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import BundleError, OptionError

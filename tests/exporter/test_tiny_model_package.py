@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter import tiny_models
+from vlmexport.exporter.common import tiny_models
 from vlmexport.exporter.common.aliases import find_alias
-from vlmexport.exporter.tiny_models import command_for, find_tiny_models
+from vlmexport.exporter.common.tiny_models import command_for, find_tiny_models
 from vlmexport.runtime.cli import main
 
 
@@ -90,7 +90,7 @@ def test_models_are_listed_without_the_package(missing: None, capsys: pytest.Cap
 
 def test_finding_them_imports_nothing() -> None:
     code = (
-        "import sys; from vlmexport.exporter.tiny_models import tiny_model;"
+        "import sys; from vlmexport.exporter.common.tiny_models import tiny_model;"
         "assert (tiny_model('tiny-vit-gpt2') / 'config.json').is_file();"
         "print([n for n in ('vlmexport_tiny_models', 'torch', 'transformers') if n in sys.modules])"
     )

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from vlmexport.exporter.tiny_models import tiny_model
+from vlmexport.exporter.common.tiny_models import tiny_model
 
 from benchmarks import draft_figures as script
 

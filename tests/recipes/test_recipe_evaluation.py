@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from vlmexport.exporter.common.tiny_models import tiny_model
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.drafts.imitation.imitation_network import ImitationNetwork
-from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime.common.errors import ExportError, OptionError
 
 from recipes import evaluate as command

@@ -20,8 +20,8 @@ from vlmexport.calibration.data import load_records
 from vlmexport.calibration.data.scenes import HELDOUT, TRAIN, VALIDATION, ask, sample_scene, tell
 from vlmexport.calibration.data.scenes.parts import parts_of
 from vlmexport.calibration.data.scenes.plan import split_plan
+from vlmexport.exporter.common.tiny_models import tiny_model
 from vlmexport.exporter.drafts.early_exit import EarlyExit
-from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime.common.errors import OptionError
 
 from recipes.common import long_run

@@ -26,10 +26,10 @@ from vlmexport.calibration.data.scenes.pair import ask_pair, sample_pair
 from vlmexport.calibration.data.scenes.words import KINDS, LANES, NUMBERS, SIZES, meanings
 from vlmexport.calibration.generation.answers import GenerationOptions
 from vlmexport.exporter.checkpoint import open_checkpoint
+from vlmexport.exporter.common.tiny_models import tiny_model
 from vlmexport.exporter.drafts import open_draft
 from vlmexport.exporter.families.registry import family_for
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
-from vlmexport.exporter.tiny_models import tiny_model
 from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.images.video import Video

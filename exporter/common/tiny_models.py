@@ -10,8 +10,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..runtime.common.errors import OptionError
-from ..runtime.common.optional_deps import PACKAGE, folder_of, origin
+from ...runtime.common.errors import OptionError
+from ...runtime.common.optional_deps import PACKAGE, folder_of, origin
 
 DISTRIBUTION = f"{PACKAGE}-tiny-models"
 _MODULE = DISTRIBUTION.replace("-", "_")

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..runtime.bundle.manifest import GraphInfo, Manifest
-from ..runtime.common.errors import OptionError
-from .common.lengths import check_length
+from ...runtime.bundle.manifest import GraphInfo, Manifest
+from ...runtime.common.errors import OptionError
+from .lengths import check_length
 
-FOLDER = Path(__file__).parent / "published_shapes"
+FOLDER = Path(__file__).parents[1] / "published_shapes"
 
 
 @dataclass(frozen=True)
