@@ -343,7 +343,10 @@ def test_a_fusion_begins_as_the_average_and_is_no_part_of_the_draft(
 def test_the_loop_knows_no_draft_kind():
     """What a kind is called, and which options it has, stand in its own files and its registry line."""
     room = Path(objectives.__file__).parents[1]
-    for name in ("trainer.py", "run.py", "options.py", "features.py", "state.py"):
+    for name in (
+        "training/trainer.py", "training/run.py", "training/state.py", "features/features.py",
+        "objectives/training_options.py",
+    ):  # fmt: skip
         text = (room / name).read_text("utf-8").lower()
         assert "imitation" not in text.replace("the imitation network is stateless", ""), name
 

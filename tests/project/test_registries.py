@@ -141,7 +141,7 @@ def test_whatever_is_registered_is_proven() -> None:
 
 def test_a_new_draft_kind_without_rows_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(complaints())
-    monkeypatch.setitem(drafts.KINDS, "phantom", ("imitation", "ImitationKind"))
+    monkeypatch.setitem(drafts.KINDS, "phantom", ("imitation.imitation", "ImitationKind"))
     found = set(complaints()) - before
     assert found == {f"phantom is not in {table}" for table in DRAFTED}
     monkeypatch.setattr(drafts.draft_kind("imitation").__class__, "name", "phantom")

@@ -66,7 +66,7 @@ def test_who_waits_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(locks, "PATIENCE", 0.01)
-    with other("locks", "alone", tmp_path / "lock") as process:
+    with other("common.locks", "alone", tmp_path / "lock") as process:
         threading.Timer(0.3, process.communicate).start()
         with alone(tmp_path / "lock"):
             assert process.wait(10) == 0, "it was inside the block, too"
@@ -79,7 +79,7 @@ def test_who_waits_says_so_once(
 
 
 def test_the_second_one_is_refused_and_a_killed_one_is_forgotten(tmp_path: Path) -> None:
-    with other("locks", "only_one", tmp_path / "lock") as process:
+    with other("common.locks", "only_one", tmp_path / "lock") as process:
         with (
             pytest.raises(
                 OptionError, match=f"another process writes to {tmp_path}: wait for it, or .*; do this"
