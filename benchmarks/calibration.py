@@ -37,7 +37,7 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import StoredChoice, default_costs
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable
-from vlmexport.runtime.speedup.predict import Observed, choose, predictions
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, predictions
 from vlmexport.runtime.speedup.stats import Stats
 from vlmexport.runtime.tuning.ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from vlmexport.runtime.tuning.bootstrap import interval
@@ -304,7 +304,7 @@ def rounded(between: Sequence[float] | None) -> list[float] | None:
     return None if between is None else [round(value, 3) for value in between]
 
 
-def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[Observed]:
+def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[AcceptanceCounts]:
     """What every draft accepts under every budget that `calibrate` tries."""
     found = []
     for draft in session.bundle.manifest.drafts:
@@ -315,7 +315,7 @@ def observe(session: Session, requests: Requests, max_new_tokens: int) -> list[O
     return found
 
 
-def counted(table: CostTable, seen: list[Observed], unseen: list[Observed]) -> dict[str, Any]:
+def counted(table: CostTable, seen: list[AcceptanceCounts], unseen: list[AcceptanceCounts]) -> dict[str, Any]:
     """The choice by what was `seen`, as the table predicts it there and as it is by what was `unseen`; `of_best` is its
     speed there over that of the best choice. Plain decoding is a choice, too."""
     chosen = choose(table, seen)

@@ -18,7 +18,7 @@ def main() -> None:
     from vlmexport.calibration.data.scenes import HELDOUT, render, sample_scene
     from vlmexport.runtime import Session
     from vlmexport.runtime.drafts import create
-    from vlmexport.runtime.drafts.combined import Combined
+    from vlmexport.runtime.drafts.combined import FallbackProposer
     from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -40,7 +40,7 @@ def main() -> None:
     for arm, shortest in ((options.draft, 0), ("prompt-lookup", 0), *((name, n) for n in (1, 2, 3))):
         if shortest:
             first = PromptLookup(draft, session.decoder, shortest=shortest)
-            session.replace_proposer(name, Combined(name, first, second))
+            session.replace_proposer(name, FallbackProposer(name, first, second))
         label = f"{arm}, {shortest} or more tokens" if shortest else arm
         cycles = accepted = 0
         for picture, wanted in zip(pictures, plain, strict=True):

@@ -32,7 +32,7 @@ from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, defau
 from vlmexport.runtime.measure.virtual_clock import decoding
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve
-from vlmexport.runtime.speedup.predict import Observed, choose, choose_by_reward, predictions
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, choose, choose_by_reward, predictions
 from vlmexport.runtime.speedup.stats import Stats
 
 from benchmarks.intervals import between
@@ -95,7 +95,7 @@ class Measured:
     """What every policy did with the drafts of a bundle whose decoder has `depth` layers."""
 
     rows: list[dict[str, Any]]
-    observed: list[Observed]
+    observed: list[AcceptanceCounts]
     """Of the chains that lengths and layers are chosen by."""
     tables: Mapping[str, CostTable]
     depth: int
@@ -116,7 +116,7 @@ def measured(
                 stats = Stats.total(session.generate(**request, **asked).stats for request in requests)
                 found.rows.append(row(draft, policy, stats, tables))
                 if how.get("draft_length") == CHAIN:
-                    found.observed.append(Observed.of(draft, Budget.chain(CHAIN), stats))
+                    found.observed.append(AcceptanceCounts.of(draft, Budget.chain(CHAIN), stats))
     return found
 
 
@@ -169,7 +169,7 @@ def row(draft: str, policy: str, stats: Stats, tables: Mapping[str, CostTable]) 
 
 
 def chosen(
-    table: CostTable, observed: list[Observed], layers: Mapping[str, int], count: int
+    table: CostTable, observed: list[AcceptanceCounts], layers: Mapping[str, int], count: int
 ) -> dict[str, Any]:
     """The draft by FastVLM's reward for several λ, in a decoder of `count` layers, and by predicted speed-up, each with the chain that is fastest then."""
     found: dict[str, Any] = {"by_reward": {}}

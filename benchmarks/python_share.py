@@ -137,7 +137,7 @@ class Meter:
 def places() -> list[tuple[Any, str, str]]:
     """What is wrapped to measure parts: owner, name and part."""
     from vlmexport.runtime.decoder.forward_pass import Decoder
-    from vlmexport.runtime.decoder.logits import TargetRows
+    from vlmexport.runtime.decoder.logits import TargetLogits
     from vlmexport.runtime.drafts.imitation.self_draft import SelfDraft
     from vlmexport.runtime.engines.onnxruntime import _BoundCall
     from vlmexport.runtime.speculative import cycle
@@ -149,7 +149,7 @@ def places() -> list[tuple[Any, str, str]]:
         (cycle, "draft_on_trunk", "proposing"),
         (SelfDraft, "rows", "proposing"),
         *((Decoder, name, "passes and their lookup") for name in ("begin_cycle", "trunk", "tail", "full", "head_of")),
-        (TargetRows, "run", "passes and their lookup"),
+        (TargetLogits, "run", "passes and their lookup"),
         (Decoder, "_place", "masks, positions, write indices"),
         (Decoder, "_embed_tokens", "embedding"),
         (Sequence, "choose", "choosing drafts"),
@@ -202,9 +202,9 @@ class Bench:
 
     def instructions(self, options: dict[str, Any]) -> float:
         """Bytecode instructions per cycle: the same on a busy machine, for one version of Python."""
-        from vlmexport.runtime.session.active_request import Running
+        from vlmexport.runtime.session.active_request import ActiveRequest
 
-        count, start = 0, Running.start
+        count, start = 0, ActiveRequest.start
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
             nonlocal count
@@ -216,12 +216,12 @@ class Bench:
             sys.settrace(trace)
             return start(running)
 
-        Running.start = started  # type: ignore[method-assign]
+        ActiveRequest.start = started  # type: ignore[method-assign]
         try:
             cycles = self.request_once(options)
         finally:
             sys.settrace(None)
-            Running.start = start  # type: ignore[method-assign]
+            ActiveRequest.start = start  # type: ignore[method-assign]
         return count / cycles
 
     def run(self, options: dict[str, Any], rounds: int) -> dict[str, Any]:

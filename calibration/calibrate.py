@@ -9,7 +9,7 @@ import typer
 
 from ..runtime.bundle.combined_drafts import FIRST, SIGN
 from ..runtime.commands import options
-from ..runtime.speedup.predict import LEAST
+from ..runtime.speedup.predict import MIN_SPEEDUP
 from ..runtime.tuning.survey import MINUTES
 from .common import help_texts
 from .common.processes import run_alone
@@ -46,7 +46,7 @@ def calibrate(
     ] = MINUTES,
     least: Annotated[
         float, typer.Option("--least", min=0.0, help="Speculate from this predicted speed-up on.")
-    ] = LEAST,
+    ] = MIN_SPEEDUP,
     by: Annotated[
         str, typer.Option("--by", help="speedup, or reward: FastVLM's C - weight x layer, with acceptance for C.")
     ] = "speedup",

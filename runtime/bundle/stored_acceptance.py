@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..speedup.budget import Budget
-from ..speedup.predict import Observed, Seen, Tree
+from ..speedup.predict import AcceptanceCounts, ChainCounts, TreeGain
 from .schema import Part, checked, integer, list_of, string
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class StoredAcceptance(Part):
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, seen: Observed, requests: int, data: str, date: str) -> StoredAcceptance:
+    def of(cls, seen: AcceptanceCounts, requests: int, data: str, date: str) -> StoredAcceptance:
         """An entry from what was observed."""
         shapes = [[*shape, count] for shape, count in sorted(seen.shapes.items())]
         nodes, depth = seen.budget.nodes, seen.budget.depth
@@ -51,12 +51,12 @@ class StoredAcceptance(Part):
         )  # fmt: skip
 
     @property
-    def observed(self) -> Observed:
+    def observed(self) -> AcceptanceCounts:
         """The counters without their provenance."""
         shapes = {(nodes, depth): count for nodes, depth, count in self.shapes}
         ranks = [[(right, judged) for right, judged in of_depth] for of_depth in self.ranks]
         budget = Budget(self.nodes, self.depth)
-        return Observed(self.draft, budget, shapes, self.accepted, self.discarded, ranks)
+        return AcceptanceCounts(self.draft, budget, shapes, self.accepted, self.discarded, ranks)
 
 
 def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
@@ -67,21 +67,21 @@ def stored_acceptance(manifest: Manifest) -> list[StoredAcceptance]:
     return [entry for entry in found if manifest.draft(entry.draft) is not None]
 
 
-def measured_chains(manifest: Manifest) -> dict[str, Seen]:
+def measured_chains(manifest: Manifest) -> dict[str, ChainCounts]:
     """By draft, what its longest measured chain accepted, for the controller. Raises `BundleError`."""
     observed = [entry.observed for entry in stored_acceptance(manifest)]
     return {
-        name: Seen(seen.accepted, seen.evaluated, sum(n for (nodes, _), n in seen.shapes.items() if nodes) / seen.cycles)
+        name: ChainCounts(seen.accepted, seen.evaluated, sum(n for (nodes, _), n in seen.shapes.items() if nodes) / seen.cycles)
         for name, seen in _longest_chains(observed).items()
     }  # fmt: skip
 
 
-def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
+def measured_trees(manifest: Manifest) -> dict[str, list[TreeGain]]:
     """By draft, the trees that were measured beside a chain as deep, for the controller. Raises `BundleError`."""
     observed = [seen for entry in stored_acceptance(manifest) if (seen := entry.observed).cycles]
     chains = _longest_chains(observed)
     widest = manifest.widest_tree - 1
-    trees: dict[str, list[Tree]] = {}
+    trees: dict[str, list[TreeGain]] = {}
     for seen in observed:
         chain, depth = chains.get(seen.draft), seen.budget.depth
         if seen.is_chain or chain is None or depth > chain.budget.depth or seen.budget.nodes > widest:
@@ -89,13 +89,13 @@ def measured_trees(manifest: Manifest) -> dict[str, list[Tree]]:
         kept = chain.tokens_per_cycle(depth) - 1
         if kept > 0:
             trees.setdefault(seen.draft, []).append(
-                Tree(seen.budget, (seen.tokens_per_cycle(depth) - 1) / kept)
+                TreeGain(seen.budget, (seen.tokens_per_cycle(depth) - 1) / kept)
             )
     return trees
 
 
-def _longest_chains(observed: Iterable[Observed]) -> dict[str, Observed]:
-    chains: dict[str, Observed] = {}
+def _longest_chains(observed: Iterable[AcceptanceCounts]) -> dict[str, AcceptanceCounts]:
+    chains: dict[str, AcceptanceCounts] = {}
     for seen in observed:
         if seen.is_chain and seen.cycles:
             chains[seen.draft] = max(chains.get(seen.draft, seen), seen, key=lambda each: each.budget.depth)

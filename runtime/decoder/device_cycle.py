@@ -18,14 +18,14 @@ import numpy as np
 from ..bundle.interfaces import CHANGING
 from ..engines.base import DTYPES, Call, Engine, Program, View, dtype_name
 from .device.draft_chain import DeviceChain, Sent
-from .device.logits_processors import Changes, Processing
+from .device.logits_processors import DeviceLogitsProcessors, LogitsChanges
 from .device.packed_buffers import FLAG, FLOAT, INT, Fields, HostFields
 from .logits import not_finite
 from .masks import relations
 from .token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from .forward_pass import Decoder, Pass
+    from .forward_pass import Decoder, ForwardPass
 
 INT64 = DTYPES["int64"]
 
@@ -53,7 +53,7 @@ def offered(engine: Engine) -> bool:
     return {"best", "finite"} <= {value.name for value in engine.interface("head").outputs}
 
 
-class Answers:
+class ArgmaxResult:
     """What the target says after the nodes of a pass: their best tokens, without logits."""
 
     def __init__(self, best: np.ndarray, finite: np.ndarray):
@@ -72,7 +72,7 @@ class Drafted:
     from are all finite."""
 
     tree: TokenTree
-    answers: Answers
+    answers: ArgmaxResult
     finite: bool = True
 
 
@@ -116,7 +116,9 @@ class _Cycle:
     """One program, and where its fields lie in what goes up and comes down. `steps`: passes that begin at a slot of their own,
     less one."""
 
-    def __init__(self, program: Program, passes: list[Pass], width: int, transfers: _Transfers, steps: int):
+    def __init__(
+        self, program: Program, passes: list[ForwardPass], width: int, transfers: _Transfers, steps: int
+    ):
         self.program, self.passes, self.width = program, passes, width
         self._up = HostFields(transfers.up, program.upload)
         self._down = HostFields(transfers.down, program.download)
@@ -161,14 +163,14 @@ class OnDevice:
         self._bias: View | None = None
         self._chains: dict[int, tuple[View, View]] = {}
         self._lines: dict[int, tuple[View, View]] = {}
-        self._processing: Processing | None = None
+        self._processing: DeviceLogitsProcessors | None = None
         self._offered = frozenset(CHANGING) & set(decoder.engine.graphs)
 
-    def offers(self, changes: Changes) -> bool:
+    def offers(self, changes: LogitsChanges) -> bool:
         """Whether the bundle has the graph that a request's logits pass."""
         return changes.graph in self._offered
 
-    def verify(self, tree: TokenTree, start: int, changes: Changes | None = None) -> Drafted:
+    def verify(self, tree: TokenTree, start: int, changes: LogitsChanges | None = None) -> Drafted:
         """All segments over a tree that the host knows, whose root takes slot `start`."""
         width, graph = self._decoder.padded(len(tree)), changes and changes.graph
         cycle = self._cycle(
@@ -189,7 +191,7 @@ class OnDevice:
         count: int,
         token: int,
         start: int,
-        changes: Changes | None = None,
+        changes: LogitsChanges | None = None,
     ) -> Drafted:
         """`count` tokens, drafted on the trunk of `cut` segments behind the pending `token`, which takes slot `start`, and
         verified by the tail."""
@@ -204,11 +206,11 @@ class OnDevice:
     def draft_apart(
         self,
         draft: DraftsOnDevice,
-        bind: Callable[[], Pass],
+        bind: Callable[[], ForwardPass],
         count: int,
         token: int,
         start: int,
-        changes: Changes | None = None,
+        changes: LogitsChanges | None = None,
     ) -> Drafted:
         """`count` tokens, drafted by a pass of its own for each (`Decoder.apart`, which `bind` asks for) behind the pending
         `token`, which takes slot `start`, and verified by all segments, which write the rows of those passes anew."""
@@ -220,7 +222,7 @@ class OnDevice:
         return self._drafted(cycle, token, start, changes)
 
     def verify_drafted(
-        self, chain: DeviceChain, token: int, start: int, changes: Changes | None = None
+        self, chain: DeviceChain, token: int, start: int, changes: LogitsChanges | None = None
     ) -> Drafted:
         """A chain that is drafted behind the pending `token` by calls of its own, and verified by all segments; the root
         takes slot `start`."""
@@ -233,7 +235,7 @@ class OnDevice:
         finite = bool(np.isfinite(cycle.came("scores", "float32")).all())
         return Drafted(TokenTree.chain([token, *tokens]), self._answers(cycle), finite)
 
-    def _drafted(self, cycle: _Cycle, token: int, start: int, changes: Changes | None) -> Drafted:
+    def _drafted(self, cycle: _Cycle, token: int, start: int, changes: LogitsChanges | None) -> Drafted:
         """Outcome of a cycle that begins with the pending token in every place, and drafts its own."""
         cycle.send("tokens", token)
         self._launch(cycle, start, changes)
@@ -243,7 +245,7 @@ class OnDevice:
 
     # --- one launch ---
 
-    def _launch(self, cycle: _Cycle, start: int, changes: Changes | None) -> None:
+    def _launch(self, cycle: _Cycle, start: int, changes: LogitsChanges | None) -> None:
         decoder = self._decoder
         if changes is not None:
             for name, values in self._process().begin(changes).items():
@@ -257,8 +259,8 @@ class OnDevice:
             self._process().done(changes)
         decoder.passed(cycle.passes[-1])
 
-    def _answers(self, cycle: _Cycle) -> Answers:
-        return Answers(cycle.came("best"), cycle.came("finite", "bool").copy())
+    def _answers(self, cycle: _Cycle) -> ArgmaxResult:
+        return ArgmaxResult(cycle.came("best"), cycle.came("finite", "bool").copy())
 
     # --- programs ---
 
@@ -296,7 +298,7 @@ class OnDevice:
         )
 
     def _done(
-        self, calls: list[Call], passes: list[Pass], width: int, transfers: _Transfers, steps: int = 0
+        self, calls: list[Call], passes: list[ForwardPass], width: int, transfers: _Transfers, steps: int = 0
     ) -> _Cycle:
         up, down = transfers.up.whole, transfers.down.whole
         return _Cycle(self._engine.program(calls, up, down), passes, width, transfers, steps)
@@ -349,7 +351,7 @@ class OnDevice:
         calls += self._judge(run, width, transfers, between.view("all", width), self._chain(width))
         return self._done(calls, [*passes, run], width, transfers, steps)
 
-    def _apart(self, draft: DraftsOnDevice, drafting: Pass, count: int, graph: str | None) -> _Cycle:
+    def _apart(self, draft: DraftsOnDevice, drafting: ForwardPass, count: int, graph: str | None) -> _Cycle:
         decoder, engine, width = self._decoder, self._engine, self._decoder.padded(count + 1)
         transfers, between = self._of_drafting(width, width, count, graph, count - 1)
         up = transfers.up
@@ -433,7 +435,7 @@ class OnDevice:
         calls += self._judge(run, width, transfers, tokens, self._chain(width))
         return self._done(calls, [run], width, transfers)
 
-    def _pass(self, run: Pass, up: Fields, number: int, related: tuple[View, View]) -> list[Call]:
+    def _pass(self, run: ForwardPass, up: Fields, number: int, related: tuple[View, View]) -> list[Call]:
         """A pass that begins at `start.number`, with its mask and positions."""
         start = up.view(f"start.{number}", 1)
         mask, positions, indices = self._decoder.places(run)
@@ -452,7 +454,7 @@ class OnDevice:
         return [self._engine.bind("mask", inputs, outputs), self._engine.copy(indices, start), *run.calls]
 
     def _judge(
-        self, run: Pass, width: int, transfers: _Transfers, tokens: View, related: tuple[View, View]
+        self, run: ForwardPass, width: int, transfers: _Transfers, tokens: View, related: tuple[View, View]
     ) -> list[Call]:
         """What the target says of the nodes `tokens` of a pass, and the last calls of a program."""
         best = transfers.down.view("best", width)
@@ -506,12 +508,12 @@ class OnDevice:
             )
         return self._lines[span]
 
-    def _process(self) -> Processing:
+    def _process(self) -> DeviceLogitsProcessors:
         """The graphs that change logits, which few requests ask for."""
         if self._processing is None:
             decoder = self._decoder
             vocabulary = decoder.manifest.tensors["embedding_table"].shape[0]
-            self._processing = Processing(self._engine, decoder.manifest.limits, vocabulary)
+            self._processing = DeviceLogitsProcessors(self._engine, decoder.manifest.limits, vocabulary)
         return self._processing
 
     def _numbers(self) -> View:

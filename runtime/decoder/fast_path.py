@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .embedding import Embedding
     from .encoder import Encoder
-    from .forward_pass import Pass
+    from .forward_pass import ForwardPass
     from .masks import CausalMask
 
 ChainStep = Callable[[Sequence[int] | None, int], None]
@@ -35,7 +35,7 @@ def row_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]
 
 
 def chain_step(
-    run: Pass,
+    run: ForwardPass,
     masks: CausalMask,
     encoder: Encoder | None,
     fill: Callable[[Sequence[int]], None] | None,

@@ -21,7 +21,7 @@ from .embedding import Embedding
 from .encoder import Encoder
 from .fast_path import ChainStep, chain_step, row_writer
 from .kv_cache import BATCH_BUCKET, BUCKET, KVArena
-from .logits import TargetRows
+from .logits import TargetLogits
 from .masks import CausalMask
 from .positions import next_position
 from .token_tree import TokenTree
@@ -48,7 +48,7 @@ def _tapped(manifest: Manifest) -> set[int]:
     }
 
 
-class Pass:
+class ForwardPass:
     """A prepared run of segments over [batch, width] rows. Host arrays are None where not needed."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Pass:
         self.sources = -1
         """The encoder's `version` for which the cross-attention mask was written."""
         self.calls: list[Call] = []
-        self.heads: dict[int, TargetRows] = {}
+        self.heads: dict[int, TargetLogits] = {}
         """The head over the first rows of the result, by their number."""
         self.pushes: list[tuple[HostBuffer, tuple[int, ...]]] = []
         self.hidden: np.ndarray | None = None
@@ -185,14 +185,14 @@ class Decoder:
         self.embedding = Embedding(
             engine, tensor("embedding_table"), self._work[0], rows, min(rows, PREFILL_WIDTH, capacity)
         )
-        self._passes: dict[tuple[object, ...], Pass] = {}
-        self._heads: dict[tuple[object, ...], TargetRows] = {}
+        self._passes: dict[tuple[object, ...], ForwardPass] = {}
+        self._heads: dict[tuple[object, ...], TargetLogits] = {}
         self._commits: dict[tuple[int, int], Call] = {}
         """What moves [batch, width] rows of all layers."""
         self._head_buffers: dict[str, Buffer] = {}
         self._bound: object = None
         self._direct = engine.host_memory
-        self._last: Pass
+        self._last: ForwardPass
         self._moved = True
         self.exit_count = 0
         """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
@@ -292,7 +292,7 @@ class Decoder:
         row: int = 0,
         positions: np.ndarray | None = None,
         on_rows: OnRows | None = None,
-    ) -> TargetRows:
+    ) -> TargetLogits:
         """Run all segments over prompt rows [n, E] of sequence `row`, behind those that it has (`resume`); what the target
         says after the last one.
 
@@ -401,13 +401,13 @@ class Decoder:
         run = self._passes.get((0, end, width, 0, 0, batch)) or self.prepared(0, end, width, 0)
         self._pass(run, tokens, trees)
 
-    def head(self, rows: int, first: int = 0) -> TargetRows:
+    def head(self, rows: int, first: int = 0) -> TargetLogits:
         """What the target says after rows first.. of the last pass; valid until the next `head`."""
         if first == 0:
             return (self._last.heads.get(rows) or self._head_over_first(rows)).run()
         return self._head_over(range(first, first + rows)).run()
 
-    def head_of(self, trees: Sequence[TokenTree]) -> TargetRows:
+    def head_of(self, trees: Sequence[TokenTree]) -> TargetLogits:
         """What the target says after the nodes of `trees`, one tree after the other, after `full` or `tail`."""
         width, rows = self._last.width, 0
         for tree in trees:
@@ -422,19 +422,19 @@ class Decoder:
             places += places[-1:] * (most - rows)
         return self._head_over(places).run()
 
-    def _head_over_first(self, rows: int) -> TargetRows:
+    def _head_over_first(self, rows: int) -> TargetLogits:
         """The head over the first `rows` rows of the last pass; nothing is written for it."""
         head = self._last.heads[rows] = self._bound_head(self._in_order.view((rows,)))
         return head
 
-    def _head_over(self, places: Sequence[int]) -> TargetRows:
+    def _head_over(self, places: Sequence[int]) -> TargetLogits:
         """The head over some rows of the last pass, which the row index names."""
         shape = (len(places),)
         self._row_index.host(shape)[:] = places
         self._row_index.push(shape)
         return self._bound_head(self._row_index.view(shape))
 
-    def _bound_head(self, index: View) -> TargetRows:
+    def _bound_head(self, index: View) -> TargetLogits:
         """The head over the result of the last pass; passes with the same result share it."""
         result = self._last.result
         key = (result.address, result.shape, index.address, index.shape)
@@ -445,12 +445,12 @@ class Decoder:
 
     def bind_head(
         self, hidden: View, index: View, rows: int, purpose: str = "", graph: str = "head"
-    ) -> TargetRows:
+    ) -> TargetLogits:
         """`head` over rows of `hidden` [batch, width, E] that `index` int64 [rows] names; heads of one `purpose`
         share their outputs. `graph` made the rows: it is named where they are not finite."""
         outputs = self._head_outputs(purpose, rows)
         call = self.engine.bind("head", {"hidden": hidden, "row_index": index}, outputs)
-        return TargetRows(self.engine, call, outputs, graph)
+        return TargetLogits(self.engine, call, outputs, graph)
 
     def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
         """Make the root and the nodes of `path` of sequence `row` valid; everything else of it is forgotten."""
@@ -553,7 +553,7 @@ class Decoder:
 
     def prepared(
         self, first: int, end: int, width: int, step: int, row: int = 0, batch: int | None = None
-    ) -> Pass:
+    ) -> ForwardPass:
         """Bind segments first..end−1 over [batch, width] rows of sequences row..: from `hidden.0`, or from the exit
         rows where they lie as the tail needs them; into the exit rows of `step` when the run ends before the last
         segment."""
@@ -591,10 +591,10 @@ class Decoder:
                 run.calls += self._node_copies(number + 1, step, target)
         return self._keep(key, run, source)
 
-    def _new_pass(self, count: int, width: int, row: int) -> tuple[Pass, dict[str, View]]:
+    def _new_pass(self, count: int, width: int, row: int) -> tuple[ForwardPass, dict[str, View]]:
         """A pass without calls, and what all of its graphs are told of where its rows stand."""
         mask_shape = (count, self._info.mask_heads, width, self.arena.rows)
-        run = Pass(count, width, row)
+        run = ForwardPass(count, width, row)
         run.mask = self._mask.host(mask_shape)
         run.indices = self._indices.host((count,))
         run.pushes = [(self._mask, mask_shape), (self._indices, (count,))]
@@ -603,14 +603,14 @@ class Decoder:
             "write_indices": self._indices.view((count,)),
         }
 
-    def _enters(self, run: Pass) -> View:
+    def _enters(self, run: ForwardPass) -> View:
         """Where the rows of tokens enter a pass."""
         shape = (run.batch, run.width, self._size)
         run.hidden = self._work[0].host(shape)
         run.embedded = run.hidden.reshape(run.batch * run.width, self._size)
         return self._work[0].view(shape)
 
-    def _keep(self, key: tuple[object, ...], run: Pass, result: View) -> Pass:
+    def _keep(self, key: tuple[object, ...], run: ForwardPass, result: View) -> ForwardPass:
         """A pass that is whole, to be found again by `key`."""
         run.result = result
         if self._direct and run.row == 0 and run.batch == self.arena.batch == 1 and self.embedding.lookup:
@@ -618,7 +618,7 @@ class Decoder:
         self._passes[key] = run
         return run
 
-    def apart(self, graph: str, attention: Sequence[int]) -> Pass:
+    def apart(self, graph: str, attention: Sequence[int]) -> ForwardPass:
         """Bind `graph`, a decoder that has the attention of these layers only, over one row of every sequence: from
         `hidden.0` to `hidden.1`, beside the rows that `prepared` passes leave. It reads and writes their keys and values."""
         batch = self.arena.batch
@@ -640,12 +640,12 @@ class Decoder:
         run.calls.append(self.engine.bind(graph, inputs, outputs))
         return self._keep(key, run, result)
 
-    def ahead(self, run: Pass, tokens: Sequence[int], step: int) -> None:
+    def ahead(self, run: ForwardPass, tokens: Sequence[int], step: int) -> None:
         """Run a pass of `apart` over the next token of every sequence, `step` rows behind what is valid of it. What it
         writes is scratch: a pass over all segments must follow that writes these rows of every layer anew."""
         self._pass(run, tokens, None, step)
 
-    def _chain_step(self, run: Pass) -> ChainStep:
+    def _chain_step(self, run: ForwardPass) -> ChainStep:
         """What `_embed_tokens`, `_place` and `_run` do for a chain of one sequence."""
         fill = positions = None
         if run.hidden is not None:
@@ -655,7 +655,7 @@ class Decoder:
             positions = lambda start: self._place_chain(places, 0, start, width)  # noqa: E731
         return chain_step(run, self.masks, self._encoder, fill, positions)
 
-    def _positions_for(self, first_layer: int, run: Pass) -> View | None:
+    def _positions_for(self, first_layer: int, run: ForwardPass) -> View | None:
         """The view of `positions` that a segment takes, whose host side the pass then fills; None if it takes none."""
         wanted = positions_shape(self._info.position, first_layer)
         if wanted is None:
@@ -672,7 +672,7 @@ class Decoder:
         most = self._info.max_positions
         return positions if most is None else np.minimum(positions, most - 1)
 
-    def _place(self, run: Pass, trees: Sequence[TokenTree] | None, step: int | None = None) -> None:
+    def _place(self, run: ForwardPass, trees: Sequence[TokenTree] | None, step: int | None = None) -> None:
         """Write indices, masks and positions of a pass over whole trees, or over their nodes of number `step`. Without
         `trees`, and beyond a tree's end, every token follows the one before."""
         lengths, ahead = self.arena.lengths, step or 0
@@ -698,7 +698,7 @@ class Decoder:
         else:
             positions[row] = self._numbers[start : start + width]
 
-    def _place_nodes(self, run: Pass, row: int, depths: Sequence[int]) -> None:
+    def _place_nodes(self, run: ForwardPass, row: int, depths: Sequence[int]) -> None:
         """Positions of nodes of a tree in sequence `row`, padding like the root."""
         if run.positions is not None:
             padded = np.zeros(run.width, np.int64)
@@ -707,7 +707,7 @@ class Decoder:
 
     def _pass(
         self,
-        run: Pass,
+        run: ForwardPass,
         tokens: Sequence[int] | None,
         trees: Sequence[TokenTree] | None,
         step: int | None = None,
@@ -723,7 +723,7 @@ class Decoder:
         self._place(run, trees, step)
         self._run(run)
 
-    def _run(self, run: Pass) -> None:
+    def _run(self, run: ForwardPass) -> None:
         self.refresh(run)
         if not self._direct:
             for buffer, shape in run.pushes:
@@ -738,7 +738,7 @@ class Decoder:
     _embedded = False
     """The rows of the next pass are on the engine's side already."""
 
-    def _embed_tokens(self, run: Pass, tokens: Sequence[int]) -> None:
+    def _embed_tokens(self, run: ForwardPass, tokens: Sequence[int]) -> None:
         """Rows of `tokens` [batch × width]."""
         if self.embedding.lookup:
             self.embedding.fill(run.embedded, tokens)
@@ -746,7 +746,7 @@ class Decoder:
             self.embedding.run(tokens, (run.batch, run.width))
             self._embedded = True
 
-    def _gather_exits(self, run: Pass, cut: int, count: int) -> None:
+    def _gather_exits(self, run: ForwardPass, cut: int, count: int) -> None:
         """Exit rows, step after step, into [batch, width, E]; rows beyond `count` repeat the last one."""
         assert run.hidden is not None
         batch, size = run.batch, self._size
@@ -772,7 +772,7 @@ class Decoder:
         """Where caches lie: passes are prepared anew when it changes."""
         return self.arena.rows, None if self._encoder is None else self._encoder.rows
 
-    def places(self, run: Pass) -> tuple[View, View | None, View]:
+    def places(self, run: ForwardPass) -> tuple[View, View | None, View]:
         """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first rows."""
         mask = self._mask.view((run.batch, self._info.mask_heads, run.width, self.arena.rows))
         positions = None
@@ -781,7 +781,7 @@ class Decoder:
             positions = self._positions.view((*axes, run.batch, run.width))
         return mask, positions, self._indices.view((run.batch,))
 
-    def exit_copies(self, run: Pass, cut: int, count: int) -> list[Call]:
+    def exit_copies(self, run: ForwardPass, cut: int, count: int) -> list[Call]:
         """What brings the first `count` exit rows of every sequence to where the tail `run` reads them, rows beyond them
         repeating the last one; nothing where it reads them in place."""
         if run.hidden is None:
@@ -847,12 +847,12 @@ class Decoder:
         """Position of the row in `slot` of a sequence whose prompt lies before it."""
         return slot + self._shift[row]
 
-    def refresh(self, run: Pass) -> None:
+    def refresh(self, run: ForwardPass) -> None:
         """Show a pass what cross-attention may see now."""
         if self._encoder is not None and run.sources != self._encoder.version:
             run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
 
-    def passed(self, run: Pass) -> None:
+    def passed(self, run: ForwardPass) -> None:
         """`run` was the last pass."""
         self._last = run
         self._due = None

@@ -11,7 +11,7 @@ from ..common.errors import NumericsError
 from ..engines.base import DTYPES, Call, Engine, View
 
 
-class TargetRows:
+class TargetLogits:
     """The target's norm and LM head bound to rows at fixed places. Results are valid until a head that shares its
     outputs runs.
 
@@ -39,7 +39,7 @@ class TargetRows:
         self._answers: dict[str, np.ndarray] | None = None
         """What else the head offers, once it is read."""
 
-    def run(self) -> TargetRows:
+    def run(self) -> TargetLogits:
         """Run the head over what the rows hold now, and forget what was read. Returns itself."""
         self._call.run()
         if not self._host:

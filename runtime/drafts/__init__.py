@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..speculative.proposer import Proposer
 
 KINDS = {
-    "draft-and-verify": ("layer_skip", "SkippedLayers"),
+    "draft-and-verify": ("layer_skip", "LayerSkip"),
     "eagle": ("eagle.eagle", "Eagle"),
     "eagle3": ("eagle.eagle3", "Eagle3"),
     "early-exit": ("imitation.self_draft", "SelfDraft"),
@@ -30,11 +30,11 @@ def create(draft: DraftInfo, decoder: Decoder) -> Proposer:
     """The proposer of a draft, or of a combination. Raises `BundleError` for a kind that this version does not know."""
     if second_of(decoder.manifest.drafts, draft.name) is None:
         return _create(draft, decoder)
-    from .combined import SHORTEST, Combined
+    from .combined import SHORTEST, FallbackProposer
     from .prompt_lookup.prompt_lookup import PromptLookup
 
     first = PromptLookup(draft, decoder, shortest=SHORTEST)
-    return Combined(draft.name, first, _create(draft, decoder))
+    return FallbackProposer(draft.name, first, _create(draft, decoder))
 
 
 def _create(draft: DraftInfo, decoder: Decoder) -> Proposer:

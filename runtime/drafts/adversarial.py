@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..decoder.logits import TargetRows
+from ..decoder.logits import TargetLogits
 from ..decoder.token_tree import TokenTree
 from ..sampling.verify import Verdict
 from ..speculative.proposer import Picture, Proposer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 
-class Wrong(Proposer):
+class AdversarialProposer(Proposer):
     """Any proposer with its choices turned round: on the trunk the least likely token, elsewhere another id."""
 
     def __init__(self, inner: Any, vocabulary: int):
@@ -28,11 +28,11 @@ class Wrong(Proposer):
     def cut(self) -> int | None:
         return self._inner.cut
 
-    def rows(self, step: int) -> TargetRows:
+    def rows(self, step: int) -> TargetLogits:
         """As the inner proposer's."""
         return self._inner.rows(step)
 
-    def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
         """The least likely token."""
         return int(rows.logits(row).argmin())
 
@@ -94,7 +94,7 @@ class Wrong(Proposer):
 def always_wrong(session: Session, draft: str) -> Iterator[None]:
     """While active, `draft` of `session` proposes wrong tokens."""
     proposer = session.proposer(draft)
-    session.replace_proposer(draft, Wrong(proposer, session.bundle.manifest.text.vocab_size))
+    session.replace_proposer(draft, AdversarialProposer(proposer, session.bundle.manifest.text.vocab_size))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ SHORTEST = 2
 """Tokens that must have stood before. After a single one a trained draft is right more often: `benchmarks/combination.py`."""
 
 
-class Combined(Proposer):
+class FallbackProposer(Proposer):
     """Proposes what `first` does, and for sequences of which that knows nothing what `second` does. Both are told
     everything; neither drafts on the target's own layers."""
 

@@ -20,14 +20,14 @@ from ..speculative.proposer import Proposer
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
-    from ..decoder.forward_pass import Decoder, Pass
-    from ..decoder.logits import TargetRows
+    from ..decoder.forward_pass import Decoder, ForwardPass
+    from ..decoder.logits import TargetLogits
     from ..engines.base import Call, View
     from ..speculative.sequence import Sequence
     from ..speedup.budget import Budget
 
 
-class SkippedLayers(Proposer):
+class LayerSkip(Proposer):
     """The draft kind `draft-and-verify`: chains, one pass of the graph `skipped` and the target's head for every token,
     for all sequences in step. It keeps nothing of a sequence.
 
@@ -48,7 +48,7 @@ class SkippedLayers(Proposer):
         self.name = draft.name
         self.draft_graph = graph
         self._decoder, self._attention = decoder, kept_attention(decoder.manifest)
-        self._heads: dict[int, TargetRows] = {}
+        self._heads: dict[int, TargetLogits] = {}
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """Chains of the likeliest tokens, or of drawn ones (`Sequence.propose`). Places of sequences that are not asked
@@ -79,7 +79,7 @@ class SkippedLayers(Proposer):
                     drafting.remove(sequence)
         return [sequence.drafted(chains[sequence]) for sequence in sequences]
 
-    def pass_apart(self) -> Pass:
+    def pass_apart(self) -> ForwardPass:
         return self._decoder.apart(self.draft_graph, self._attention)
 
     def draft_step(
@@ -88,7 +88,7 @@ class SkippedLayers(Proposer):
         inputs = {"hidden": hidden, "row_index": self._decoder.rows_in_order(1)}
         return [self._decoder.engine.bind("head", inputs, outputs)]
 
-    def _head(self) -> TargetRows:
+    def _head(self) -> TargetLogits:
         """The target's head over the draft's row of every sequence."""
         decoder, batch = self._decoder, self._decoder.batch
         found = self._heads.get(batch)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..drafts.medusa.static_tree import grow, within
 from ..speedup.budget import Budget
 from ..speedup.cost_model import CostTable
-from ..speedup.predict import Observed, Prediction
+from ..speedup.predict import AcceptanceCounts, Prediction
 
 if TYPE_CHECKING:
     from ..bundle.manifest import DraftInfo
@@ -34,7 +34,7 @@ Rates = Sequence[Sequence[float]]
 """By depth, then by rank: chance that this child is right where its parent is."""
 
 
-def rates(observed: Iterable[Observed]) -> list[list[float]]:
+def rates(observed: Iterable[AcceptanceCounts]) -> list[list[float]]:
     """Of the trees of one draft together. A rank is never likelier than the one before it; what no tree had is not in."""
     counts: dict[tuple[int, int], tuple[int, int]] = {}
     for seen in observed:
@@ -103,7 +103,7 @@ class Trees:
         return grow(scores[: budget.depth], budget.nodes)
 
 
-def observed_trees(drafts: Iterable[DraftInfo], observed: Sequence[Observed]) -> Mapping[str, Trees]:
+def observed_trees(drafts: Iterable[DraftInfo], observed: Sequence[AcceptanceCounts]) -> Mapping[str, Trees]:
     """By draft, what its decoded trees tell of others; without those that had none with counted ranks."""
     found: dict[str, Trees] = {}
     for draft in drafts:

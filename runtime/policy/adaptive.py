@@ -28,7 +28,7 @@ from ..common.errors import OptionError
 from ..sampling.verify import Verdict
 from ..speedup.budget import NOTHING, Budget
 from ..speedup.cost_model import CostTable
-from ..speedup.predict import Seen, Tree
+from ..speedup.predict import ChainCounts, TreeGain
 from .base import sure_enough
 
 LOSS = 0.03
@@ -80,7 +80,7 @@ class Drafting(Protocol):
 class Acceptance:
     """Accepted and evaluated tokens by depth, fading with every drafted cycle."""
 
-    def __init__(self, memory: float, seen: Seen | None = None):
+    def __init__(self, memory: float, seen: ChainCounts | None = None):
         """`seen` counts as `SEEN_WEIGHT` tokens at most, so that other requests than those are soon believed."""
         self._keep = 1 - 1 / memory
         self._accepted: list[float] = []
@@ -222,8 +222,8 @@ class Adaptive:
         most: Budget,
         learn: str = "session",
         confidence_threshold: float | None = None,
-        trees: Mapping[str, Items[Tree]] | None = None,
-        seen: Mapping[str, Seen] | None = None,
+        trees: Mapping[str, Items[TreeGain]] | None = None,
+        seen: Mapping[str, ChainCounts] | None = None,
         untrained: Collection[str] = (),
         depths: Mapping[str, int] | None = None,
     ):
@@ -238,7 +238,7 @@ class Adaptive:
         self._requests: WeakKeyDictionary[Any, _Request] = WeakKeyDictionary()
         self._cycle: dict[str, list[_Outcome]] = {}
         self._seconds: dict[tuple[str, int], list[float]] = {}
-        self._of_trees: dict[tuple[str, int], list[tuple[Tree, float]]] = {}
+        self._of_trees: dict[tuple[str, int], list[tuple[TreeGain, float]]] = {}
         self._chains = [Budget.chain(length) for length in range(most.depth + 1)]
 
     def keep_drafting(self, confidence: float) -> bool:
@@ -312,7 +312,7 @@ class Adaptive:
             self._seconds[name, batch] = found
         return found
 
-    def _tree_seconds(self, name: str, batch: int) -> list[tuple[Tree, float]]:
+    def _tree_seconds(self, name: str, batch: int) -> list[tuple[TreeGain, float]]:
         """The trees that a draft may be given, with the seconds of a cycle over each."""
         found = self._of_trees.get((name, batch))
         if found is None:

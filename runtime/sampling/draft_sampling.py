@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-WAYS = ("match", "drawn", "auto")
+METHODS = ("match", "drawn", "auto")
 """Match the target's draws; draw proposals; whichever accepts more."""
 
 
-class Drawing:
+class DraftSampling:
     """How the chains of one request are proposed, where that is not `match`.
 
     With `auto` both chances of acceptance are added up at every judged token, whichever way it was proposed; the larger

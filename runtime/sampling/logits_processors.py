@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..decoder.device.logits_processors import Changes
+from ..decoder.device.logits_processors import LogitsChanges
 
 if TYPE_CHECKING:
     from ..bundle.manifest import GenerationInfo
@@ -55,7 +55,7 @@ class Processors:
         self._open = 0  # length of the first history that may end
         if ends:
             self._open = max(info.min_length, self._begin + info.min_new_tokens if info.min_new_tokens else 0)
-        changes = Changes(
+        changes = LogitsChanges(
             float(self._penalty), self._always, self._history, self._ends, self._open, self._size, several
         )
         self._changes = changes if changes.fits else None
@@ -80,7 +80,7 @@ class Processors:
         return not lasting and length >= self._open and (length > self._begin or self._at_begin.size == 0)
 
     @property
-    def on_device(self) -> Changes | None:
+    def on_device(self) -> LogitsChanges | None:
         """What is asked for where a device does all of it: not tokens that are suppressed at the beginning, nor n-grams and bad
         words that it has no room for (`Changes.fits`)."""
         begins = len(self._history) == self._begin and self._at_begin.size > 0

@@ -12,7 +12,7 @@ import numpy as np
 from ..common.errors import NumericsError, PromptError
 from ..decoder.forward_pass import Decoder
 from ..families.base import Prepared, View
-from ..sampling.draft_sampling import Drawing
+from ..sampling.draft_sampling import DraftSampling
 from ..sampling.logits_processors import Processors
 from ..speculative.proposer import Picture
 from ..speculative.sequence import Sequence, SequenceLimits
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .request import Settings
 
 
-class Running:
+class ActiveRequest:
     """One request in the decoder's batch; made by prefilling it.
 
     `take` and `last` hand out text, `close` gives the result.
@@ -44,7 +44,7 @@ class Running:
         cancelled: Callable[[], bool],
         streamed: bool = True,
         reused: int = 0,
-        unended: list[Running] | None = None,
+        unended: list[ActiveRequest] | None = None,
     ):
         """Prefill `prepared` in the next place of the batch. `begin` (`time.perf_counter`) is when the request came.
         Not `streamed`: the text is handed out as a whole, by `last`. `reused`: so many of its rows are cached already.
@@ -77,7 +77,7 @@ class Running:
             typical=settings.typical,
             drawing=None
             if settings.draft_sampling == "match"
-            else Drawing(settings.draft_sampling == "auto"),
+            else DraftSampling(settings.draft_sampling == "auto"),
             row=0 if reused else decoder.batch,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)

@@ -11,7 +11,7 @@ from ..common.errors import OptionError
 from ..common.validation import ADAPTIVE, check_colour_order, integer, number
 from ..policy.base import DraftPolicy, FixedLength, LogisticLength, check_policy
 from ..policy.confidence import FIRST, FIRST_SAMPLED, LONGEST, AdaptiveThreshold
-from ..sampling.draft_sampling import WAYS
+from ..sampling.draft_sampling import METHODS
 from ..sampling.sampler import Sampling
 from ..sampling.typical import Typical
 from ..text.stop import LONGEST as LONGEST_STOP
@@ -65,8 +65,10 @@ class RequestOptions:
             found["repetition_penalty"] = number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
         if self.lossy not in (None, *LOSSY):
             raise OptionError(f"lossy: {self.lossy!r:.80} is not one of {', '.join(LOSSY)}")
-        if self.draft_sampling not in (None, *WAYS):
-            raise OptionError(f"draft_sampling: {self.draft_sampling!r:.80} is not one of {', '.join(WAYS)}")
+        if self.draft_sampling not in (None, *METHODS):
+            raise OptionError(
+                f"draft_sampling: {self.draft_sampling!r:.80} is not one of {', '.join(METHODS)}"
+            )
         if self.draft_sampling in ("drawn", "auto") and (self.lossy or self.force_acceptance is not None):
             raise OptionError(
                 f"draft_sampling: {self.draft_sampling} keeps the distribution, lossy and force_acceptance do not; choose one"

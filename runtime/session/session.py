@@ -42,7 +42,7 @@ from ..speculative.proposer import Proposer
 from ..speculative.sequence import Sequence as Request
 from ..speedup.budget import Budget
 from ..speedup.stats import Stats
-from .active_request import Running, rows_of
+from .active_request import ActiveRequest, rows_of
 from .conversation import Conversation
 from .inputs import NAMES, asked
 from .prefix_cache import Prefix, kept, outside, shared
@@ -140,7 +140,7 @@ class Session:
         given back without a call, behind which a handler could run."""
         self._cancelled = threading.Event()
         self._closed = False
-        self._unended: list[Running] = []
+        self._unended: list[ActiveRequest] = []
         """Requests that a draft knows of; one is left here whose end a signal handler's exception interrupted."""
 
     @classmethod
@@ -545,7 +545,7 @@ class Session:
 
     def _start(
         self, prepared: Prepared, settings: Settings, begin: float, streamed: bool = True, alone: bool = False
-    ) -> Running:
+    ) -> ActiveRequest:
         proposer = None if settings.draft is None else self.proposer(settings.draft.name)
         reused, prefix = 0, self._prefix
         self._prefix = None
@@ -554,7 +554,7 @@ class Session:
                 reused = self._resumed(shared(prefix, prepared), prepared, proposer)
             if not reused:
                 self.decoder.reset(0)
-        return Running(
+        return ActiveRequest(
             self.bundle, self.decoder, prepared, settings, proposer, begin, self._cancelled.is_set, streamed,
             reused, self._unended,
         )  # fmt: skip
@@ -608,7 +608,7 @@ class Session:
         self._prefix = None
         self.decoder.reset(0)
         cycle = Cycle(self.decoder)
-        active: dict[Request, tuple[int, Running]] = {}
+        active: dict[Request, tuple[int, ActiveRequest]] = {}
 
         def let_go(sequence: Request) -> tuple[int, _Outcome]:
             number, running = active.pop(sequence)

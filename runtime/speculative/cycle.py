@@ -17,7 +17,7 @@ import numpy as np
 
 from ..common.errors import NumericsError
 from ..decoder.forward_pass import Decoder
-from ..decoder.logits import TargetRows, not_finite
+from ..decoder.logits import TargetLogits, not_finite
 from ..decoder.token_tree import TokenTree
 from ..policy.base import allotted
 from ..sampling.verify import Verdict, ranks
@@ -26,7 +26,7 @@ from .self_drafting import draft_on_trunk
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decoder.device_cycle import Answers
+    from ..decoder.device_cycle import ArgmaxResult
     from ..policy.base import DraftPolicy
     from .proposer import Proposer
 
@@ -99,7 +99,9 @@ class Cycle:
             sequence.stats.count_inside(inside)
         return emitted
 
-    def _judge(self, sequence: Sequence, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:
+    def _judge(
+        self, sequence: Sequence, tree: TokenTree, rows: TargetLogits | ArgmaxResult, first: int
+    ) -> Verdict:
         """The sequence's verdict. Numbers that are not finite show in its first row already: what is masked is
         multiplied by zero, and 0 × NaN is NaN."""
         if sequence.error is None:
@@ -148,7 +150,7 @@ class Cycle:
             return True  # it knows itself what the host must see
         return proposer.drafts_on_device and not asks
 
-    def _on_device(self, budget: Budget) -> tuple[list[TokenTree], Answers]:
+    def _on_device(self, budget: Budget) -> tuple[list[TokenTree], ArgmaxResult]:
         """A cycle of the only sequence: its tree, and what the target says of it."""
         decoder, (sequence,) = self.decoder, self.sequences
         proposer, device = sequence.proposer, decoder.on_device

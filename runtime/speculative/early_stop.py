@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..decoder.logits import TargetRows
+    from ..decoder.logits import TargetLogits
     from .sequence import Sequence
 
 
-def ending(sequence: Sequence) -> Callable[[TargetRows, int, int], bool]:
+def ending(sequence: Sequence) -> Callable[[TargetLogits, int, int], bool]:
     """`ends(rows, row, token)`: whether drafting stops after `token`, which was chosen from that row: an end token, or
     one that is less likely than the policy asks for."""
     eos, policy = sequence.limits.eos_token_ids, sequence.policy

@@ -18,7 +18,7 @@ from ..speedup.budget import Budget
 
 if TYPE_CHECKING:
     from ..decoder.device.draft_chain import DeviceChain
-    from ..decoder.forward_pass import Pass
+    from ..decoder.forward_pass import ForwardPass
     from ..engines.base import Call, View
     from .sequence import Sequence
 
@@ -87,7 +87,7 @@ class Proposer:
         """
         return [self.propose_one(*pair) for pair in zip(sequences, budgets, strict=True)]
 
-    def pass_apart(self) -> Pass:
+    def pass_apart(self) -> ForwardPass:
         """Proposers that draft on a device without a `cut`: the pass over one token of every sequence that they draft
         with (`Decoder.apart`)."""
         raise NotImplementedError

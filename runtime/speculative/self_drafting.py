@@ -18,7 +18,7 @@ from .sequence import Sequence
 
 if TYPE_CHECKING:
     from ..decoder.forward_pass import Decoder
-    from ..decoder.logits import TargetRows
+    from ..decoder.logits import TargetLogits
 
 
 class TrunkProposer(Protocol):
@@ -27,11 +27,11 @@ class TrunkProposer(Protocol):
     @property
     def cut(self) -> int | None: ...
 
-    def rows(self, step: int) -> TargetRows:
+    def rows(self, step: int) -> TargetLogits:
         """Draft logits after the exit rows of `step`; row b is of sequence b."""
         ...
 
-    def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
         """The token to draft after the emitted tokens and `after`, which is the caller's and grows."""
         ...
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..common.errors import NumericsError
-from ..decoder.device_cycle import Answers
-from ..decoder.logits import TargetRows
+from ..decoder.device_cycle import ArgmaxResult
+from ..decoder.logits import TargetLogits
 from ..decoder.token_tree import TokenTree
-from ..sampling.draft_sampling import Drawing
+from ..sampling.draft_sampling import DraftSampling
 from ..sampling.sampler import ACCEPTING, DRAWING_AGAIN, FORCING, PROPOSING, Sampling, draw
 from ..sampling.typical import Typical, verify_typical
 from ..sampling.verify import Verdict, verify_draws, verify_forced, verify_sampled
 from ..speedup.stats import Stats
 
 if TYPE_CHECKING:
-    from ..decoder.device.logits_processors import Changes
+    from ..decoder.device.logits_processors import LogitsChanges
     from ..policy.base import DraftPolicy
     from ..sampling.logits_processors import Processors
     from .proposer import Proposer
@@ -55,7 +55,7 @@ class Sequence:
     force_acceptance: float | None = None
     typical: Typical | None = None
     """Accept what is typical: lossy. At temperature 0 that is greedy decoding, as for Medusa's authors."""
-    drawing: Drawing | None = None
+    drawing: DraftSampling | None = None
     """Whether proposals are drawn from the draft's distribution; None: they are matched with the target's draws."""
     q: list[np.ndarray] = field(default_factory=list)
     """What the chain that is drafted on the trunk right now was drawn from."""
@@ -78,7 +78,7 @@ class Sequence:
         )
 
     @property
-    def changes(self) -> Changes | None:
+    def changes(self) -> LogitsChanges | None:
         """What the request changes of logits, as far as a device can do all of it."""
         return None if self.processors is None else self.processors.on_device
 
@@ -135,7 +135,7 @@ class Sequence:
         if whole:
             self.stats.check()
 
-    def choose(self, rows: TargetRows, row: int, after: list[int]) -> int:
+    def choose(self, rows: TargetLogits, row: int, after: list[int]) -> int:
         """The token that follows the emitted tokens and `after`, from the logits of `row`.
 
         Raises `NumericsError` for logits that are not finite.
@@ -144,7 +144,7 @@ class Sequence:
             return rows.best(row)
         return self.sampling.choose(self._logits(rows, row, after), len(self.tokens) + len(after))
 
-    def propose(self, rows: TargetRows, row: int, after: list[int]) -> int:
+    def propose(self, rows: TargetLogits, row: int, after: list[int]) -> int:
         """The token to draft after the emitted tokens and `after`, from draft logits. Matched, it is drawn with the
         uniform that the target will use there: it agrees as often as that makes the two distributions agree. Else it
         is drawn with a uniform of its own, and `q` remembers from what."""
@@ -165,9 +165,9 @@ class Sequence:
             tree.q, self.q = self.q, []
         return tree
 
-    def judge(self, tree: TokenTree, rows: TargetRows | Answers, first: int) -> Verdict:
+    def judge(self, tree: TokenTree, rows: TargetLogits | ArgmaxResult, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
-        if isinstance(rows, Answers):
+        if isinstance(rows, ArgmaxResult):
             return self._accept(tree, lambda node, depth: rows.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0
         if greedy and self.force_acceptance is None and tree.q is None:  # the way of most requests
@@ -202,13 +202,13 @@ class Sequence:
         uniforms = [self.sampling.uniform(index + i, FORCING) for i in range(tree.proposed)]
         return verify_forced(tree, choose, uniforms, self.force_acceptance)
 
-    def _drawn(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
+    def _drawn(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetLogits, first: int) -> Verdict:
         """Acceptance and residual of a chain that was drawn from `q`."""
         return verify_sampled(
             tree, lambda node: self._compared(tree, q, rows, first, node), q, self._uniforms(tree)
         )
 
-    def _matched(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int) -> Verdict:
+    def _matched(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetLogits, first: int) -> Verdict:
         """Draw-and-match of a chain that could have been drawn from `q`."""
 
         def choose(node: int, depth: int) -> int:
@@ -218,7 +218,7 @@ class Sequence:
         return verify_draws(tree, choose)
 
     def _compared(
-        self, tree: TokenTree, q: Items[np.ndarray], rows: TargetRows, first: int, node: int
+        self, tree: TokenTree, q: Items[np.ndarray], rows: TargetLogits, first: int, node: int
     ) -> np.ndarray:
         """p after a node of a chain, noted beside the `q` of the same token."""
         p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
@@ -226,14 +226,14 @@ class Sequence:
             self.drawing.compare(p, q[node])
         return p
 
-    def distribution(self, rows: TargetRows, row: int, after: Items[int]) -> np.ndarray:
+    def distribution(self, rows: TargetLogits, row: int, after: Items[int]) -> np.ndarray:
         """p of the token after the emitted ones and `after`: float64 [V], from the logits of `row`.
 
         Raises `NumericsError` for logits that are not finite.
         """
         return self.sampling.probabilities(self._logits(rows, row, after))
 
-    def _logits(self, rows: TargetRows, row: int, after: Items[int]) -> np.ndarray:
+    def _logits(self, rows: TargetLogits, row: int, after: Items[int]) -> np.ndarray:
         """Logits [V] behind the emitted tokens and `after`, as the processors leave them."""
         rows.check(row)
         logits = rows.logits(row)

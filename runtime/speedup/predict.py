@@ -18,12 +18,12 @@ from .stats import Stats
 if TYPE_CHECKING:
     from ..bundle.manifest import Manifest
 
-LEAST = 1.05
+MIN_SPEEDUP = 1.05
 """Predicted speed-up from which speculation is worth its risk."""
 
 
 @dataclass(frozen=True)
-class Observed:
+class AcceptanceCounts:
     """What a draft did while it always got `budget`.
 
     `shapes`: cycles by (drafted nodes, depth); `accepted[k]`: cycles that accepted at least k + 1 tokens;
@@ -39,7 +39,7 @@ class Observed:
     ranks: Sequence[Sequence[tuple[int, int]]] = ()
 
     @classmethod
-    def of(cls, draft: str, budget: Budget, stats: Stats) -> Observed:
+    def of(cls, draft: str, budget: Budget, stats: Stats) -> AcceptanceCounts:
         """From the counters of requests, see `Stats.total`."""
         accepted = list(stats.accepted_by_depth)
         return cls(draft, budget, dict(stats.shapes), accepted, stats.discarded, _by_rank(stats.ranks))
@@ -111,7 +111,7 @@ class Prediction:
     interval: tuple[float, float] | None = None
 
 
-def predict(table: CostTable, seen: Observed, depth: int | None = None) -> Prediction:
+def predict(table: CostTable, seen: AcceptanceCounts, depth: int | None = None) -> Prediction:
     """Decode speed over plain decoding of one sequence, of the observed budget or, for chains, of `depth` tokens.
 
     Raises `ValueError` without cycles, and for a tree of another depth than was observed.
@@ -127,11 +127,11 @@ def predict(table: CostTable, seen: Observed, depth: int | None = None) -> Predi
     return Prediction(seen.draft, budget, tokens * plain / seconds, tokens, seconds / plain)
 
 
-def predictions(table: CostTable, observed: Iterable[Observed]) -> list[Prediction]:
+def predictions(table: CostTable, observed: Iterable[AcceptanceCounts]) -> list[Prediction]:
     """Every tree, and every length of every chain, fastest first; of equals the one with fewer nodes. A chain is told from
     the shortest one that was observed and is as long: a longer one starts its cycles in other places."""
     found: list[Prediction] = []
-    chains: dict[str, list[Observed]] = {}
+    chains: dict[str, list[AcceptanceCounts]] = {}
     for seen in observed:
         if seen.cycles and seen.is_chain:
             chains.setdefault(seen.draft, []).append(seen)
@@ -146,14 +146,16 @@ def predictions(table: CostTable, observed: Iterable[Observed]) -> list[Predicti
     return sorted(found, key=lambda entry: (-entry.speedup, entry.budget.nodes, entry.draft))
 
 
-def choose(table: CostTable, observed: Iterable[Observed], least: float = LEAST) -> Prediction | None:
+def choose(
+    table: CostTable, observed: Iterable[AcceptanceCounts], least: float = MIN_SPEEDUP
+) -> Prediction | None:
     """The fastest, or None where none reaches `least`."""
     best = next(iter(predictions(table, observed)), None)
     return best if best is not None and best.speedup >= least else None
 
 
 def choose_by_reward(
-    table: CostTable, observed: Sequence[Observed], layers: Mapping[str, int], weight: float
+    table: CostTable, observed: Sequence[AcceptanceCounts], layers: Mapping[str, int], weight: float
 ) -> Prediction | None:
     """FastVLM's choice of a layer (arXiv 2510.22641, section 3.3): the draft with the highest C_l − λ·l, with the
     length that is then fastest; None where no draft branches off after a layer.
@@ -186,7 +188,7 @@ def best_length(table: CostTable, draft: str, alpha: float, longest: int) -> tup
     return max(found, key=lambda each: (each[1], -each[0]))
 
 
-class Tree(NamedTuple):
+class TreeGain(NamedTuple):
     """A tree that a draft may be given in place of a chain."""
 
     budget: Budget
@@ -194,7 +196,7 @@ class Tree(NamedTuple):
     """Accepted tokens per cycle over those of the chain of its depth, as `calibrate` saw them."""
 
 
-class Seen(NamedTuple):
+class ChainCounts(NamedTuple):
     """What `calibrate` saw of a draft's chains."""
 
     accepted: Sequence[int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..speedup.budget import Budget
-from ..speedup.predict import Observed
+from ..speedup.predict import AcceptanceCounts
 from ..speedup.stats import Stats
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ class Arm:
         return len(self._counted)
 
     @property
-    def observed(self) -> Observed:
+    def observed(self) -> AcceptanceCounts:
         """What the draft did, by its counters."""
         assert self.draft is not None and self.budget is not None, "plain decoding observes nothing"
-        return Observed.of(self.draft, self.budget, Stats.total(self._counted))
+        return AcceptanceCounts.of(self.draft, self.budget, Stats.total(self._counted))
 
     @property
     def _counted(self) -> list[Stats]:

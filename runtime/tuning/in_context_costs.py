@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import mean
 
 from ..speedup.cost_model import FREE, CostTable, DraftCosts
-from ..speedup.predict import Observed
+from ..speedup.predict import AcceptanceCounts
 from .ab_runs import Arm
 
 LEAST_SECONDS = 1e-9
@@ -52,7 +52,7 @@ def within_decoding(
     return replace(table, drafts=costs, host=max(0.0, whole - table.token_seconds()))
 
 
-def _share_of_cycles(table: CostTable, costs: DraftCosts, seen: Observed, whole: float) -> float:
+def _share_of_cycles(table: CostTable, costs: DraftCosts, seen: AcceptanceCounts, whole: float) -> float:
     """The share of its passes that a draft ran, by the `whole` seconds of its cycles; 0 to 1."""
     without, always = (
         seen.cycle_seconds(replace(table, drafts={seen.draft: each}), seen.budget.depth)

@@ -33,7 +33,7 @@ from ..measure.pass_costs import runnable
 from ..measure.tree_search import observed_trees
 from ..speedup.budget import Budget
 from ..speedup.cost_model import CostTable
-from ..speedup.predict import LEAST, Observed, Prediction, choose, choose_by_reward, predictions
+from ..speedup.predict import MIN_SPEEDUP, AcceptanceCounts, Prediction, choose, choose_by_reward, predictions
 from ..speedup.stats import Stats
 from .ab_runs import Arm, Turn, by_request, decode, speedup, tokens_per_cycle
 from .bootstrap import interval
@@ -140,7 +140,7 @@ class Calibration:
         *,
         max_new_tokens: int = 96,
         repeats: int = 2,
-        least: float = LEAST,
+        least: float = MIN_SPEEDUP,
         by: str = "speedup",
         reward_weight: float | None = None,
         progress: Progress = lambda what, done, total: None,
@@ -275,7 +275,7 @@ class Calibration:
         table = with_combinations(table, self._drafts)
         return within_decoding(table, self._plain, self._arms, self._combined), rows
 
-    def _known(self, arms: Sequence[Arm]) -> list[Observed]:
+    def _known(self, arms: Sequence[Arm]) -> list[AcceptanceCounts]:
         """What the drafts accept: as these arms show it, or as the bundle has it."""
         if self._data is None:
             return [entry.observed for entry in stored_acceptance(self._session.bundle.manifest)]

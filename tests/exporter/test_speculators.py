@@ -21,7 +21,7 @@ from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.export_draft import export_draft
 from vlmexport.runtime.cli import main
 from vlmexport.runtime.common.errors import ExportError, OptionError
-from vlmexport.runtime.drafts.combined import Combined
+from vlmexport.runtime.drafts.combined import FallbackProposer
 from vlmexport.runtime.session.session import Session
 
 from tests.support import tiny_models
@@ -109,7 +109,7 @@ def check_combination(session: Session) -> None:
             found = session.generate_tokens(ids, max_new_tokens=24, draft=name, **options)
             assert (found.tokens, found.stats.draft) == (wanted, name)
     combined = session.proposer(name)
-    assert isinstance(combined, Combined)
+    assert isinstance(combined, FallbackProposer)
     asked: list[int] = []
     second = combined._second.propose
     combined._second.propose = lambda *given: asked.append(1) or second(*given)  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import pytest
 from vlmexport.runtime.bundle.stored_costs import StoredChoice
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speedup.predict import Observed
+from vlmexport.runtime.speedup.predict import AcceptanceCounts
 from vlmexport.runtime.speedup.stats import Stats
 from vlmexport.runtime.tuning.ab_runs import Arm, Turn
 
@@ -19,10 +19,10 @@ TABLE = CostTable(
 )
 
 
-def seen(draft: str, *accepted: int) -> Observed:
+def seen(draft: str, *accepted: int) -> AcceptanceCounts:
     """A hundred cycles of the longest chain; how many of them accepted the first token, the second …"""
     depth = len(accepted)
-    return Observed(draft, Budget.chain(depth), {(depth, depth): 100}, list(accepted))
+    return AcceptanceCounts(draft, Budget.chain(depth), {(depth, depth): 100}, list(accepted))
 
 
 def test_a_choice_is_judged_where_it_was_not_made() -> None:

@@ -18,7 +18,7 @@ from vlmexport.runtime.bundle.stored_costs import StoredCosts
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speedup.predict import Observed, predict
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, predict
 from vlmexport.runtime.speedup.stats import Stats
 from vlmexport.runtime.tuning import survey as calibration
 from vlmexport.runtime.tuning.ab_runs import WARM, Arm, decode
@@ -275,7 +275,7 @@ def test_a_large_model_decodes_fewer_requests_and_new_ones_first(script: Callabl
 
 def test_requests_that_only_time_the_host_are_decoded_for_a_while(script: Callable[..., Script]) -> None:
     """Without data the choice is by what the bundle knows: there is nothing to look at."""
-    seen = Observed("heads", Budget(3, 3), {(3, 3): 10}, [9, 8, 7])
+    seen = AcceptanceCounts("heads", Budget(3, 3), {(3, 3): 10}, [9, 8, 7])
     known = SimpleNamespace(**vars(SESSION.bundle.manifest))
     known.acceptance, known.draft = [StoredAcceptance.of(seen, 2, "d", "t").to_dict()], lambda name: HEADS
     made = script(lambda *what: 0.05 * steady(*what))

@@ -11,7 +11,7 @@ from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.stored_costs import default_costs, with_combinations
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.drafts.combined import Combined
+from vlmexport.runtime.drafts.combined import FallbackProposer
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative.proposer import Proposer
 from vlmexport.runtime.speedup.budget import Budget
@@ -67,7 +67,7 @@ def of(key: str) -> Any:
 
 def test_the_second_is_asked_once_for_all_that_are_new_to_the_first() -> None:
     first, second = Told("a", {"x": [7, 8]}), Told("b", {"y": [4], "z": [5, 6], "x": [9]})
-    combined = Combined("a+b", first, second)
+    combined = FallbackProposer("a+b", first, second)
     given = [Budget.chain(depth) for depth in (2, 1, 3)]
     trees = combined.propose([of("y"), of("x"), of("z")], given)
     assert [tree.tokens for tree in trees] == [[1, 4], [1, 7, 8], [1, 5, 6]]
@@ -79,7 +79,7 @@ def test_the_second_is_asked_once_for_all_that_are_new_to_the_first() -> None:
 
 def test_both_are_told_everything_that_they_ask_for() -> None:
     first, second = Told("a", {}, resumable=5), Told("b", {}, rows=True, resumable=3)
-    combined = Combined("a+b", first, second)
+    combined = FallbackProposer("a+b", first, second)
     assert (combined.cut, combined.resumable) == (None, 3)
     assert combined.needs_rows and combined.needs_prompt_rows and combined.needs_pictures
     sequence, tree, verdict = of("x"), TokenTree.chain([1, 2]), Verdict([1], 3, 1)
@@ -96,7 +96,7 @@ def test_both_are_told_everything_that_they_ask_for() -> None:
         ("resume", 2), ("on_pictures", sequence, []), ("on_rows", sequence, 0, "chunk"), ("begin", sequence),
         ("advance", "x", [1, 2], "rows"), ("end", sequence),
     ]  # fmt: skip
-    plain = Combined("a+a", Told("a", {}), Told("a", {}))
+    plain = FallbackProposer("a+a", Told("a", {}), Told("a", {}))
     assert not (plain.needs_rows or plain.needs_prompt_rows or plain.needs_pictures)
 
 

@@ -37,7 +37,7 @@ from vlmexport.runtime.measure.profile.report import PER_REQUEST, build_report, 
 from vlmexport.runtime.measure.profile.results import Layer, Timing
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
-from vlmexport.runtime.speedup.predict import Observed, best_length
+from vlmexport.runtime.speedup.predict import AcceptanceCounts, best_length
 
 from tests.support.fake_trtexec import fake_trtexec
 from tests.support.tiny_bundles import TinyBundle
@@ -426,7 +426,7 @@ def test_the_plots_mark_what_was_measured_and_have_true_widths() -> None:
 def test_the_report_predicts_for_the_acceptance_that_calibrate_saw(tiny_bundle: Bundles) -> None:
     manifest = tiny_bundle("t5").bundle.manifest
     chain = StoredAcceptance.of(
-        Observed("imitation@1", Budget.chain(2), {(2, 2): 10}, [8, 6]),
+        AcceptanceCounts("imitation@1", Budget.chain(2), {(2, 2): 10}, [8, 6]),
         3,
         "mine.jsonl",
         "2026-01-01T00:00:00Z",

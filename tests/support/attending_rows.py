@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from vlmexport.runtime import drafts as proposers
-from vlmexport.runtime.decoder.logits import TargetRows
-from vlmexport.runtime.drafts.adversarial import Wrong
+from vlmexport.runtime.decoder.logits import TargetLogits
+from vlmexport.runtime.drafts.adversarial import AdversarialProposer
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speculative.cycle import Cycle
 from vlmexport.runtime.speculative.sequence import Sequence, SequenceLimits
@@ -23,7 +23,7 @@ NAME, GRAPH, LAYER = "imitation@2", "imitation.2", 2
 """The draft with attention in bundles of two cuts."""
 
 
-class Watched(Wrong):
+class Watched(AdversarialProposer):
     """The draft with attention, whose logits are compared wherever it is asked; it drafts what is right, and every fifth
     token of an output what is wrong."""
 
@@ -35,7 +35,7 @@ class Watched(Wrong):
         self._network: Any = rig.tiny.networks()[GRAPH]
         self.requests: dict[Sequence, Request] = {}
 
-    def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
         request, tokens = self.requests[sequence], (*sequence.tokens, *after)
         want = says(self._rig, self._network, request, tokens)
         close(rows.logits(row)[None], want, f"draft of sequence {sequence.row} behind {len(tokens)} tokens")

@@ -12,12 +12,12 @@ from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.bundle.text_layout import CONTEXT
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decoder.device import logits_processors
-from vlmexport.runtime.decoder.device.logits_processors import Processing
-from vlmexport.runtime.decoder.device_cycle import Answers, OnDevice
+from vlmexport.runtime.decoder.device.logits_processors import DeviceLogitsProcessors
+from vlmexport.runtime.decoder.device_cycle import ArgmaxResult, OnDevice
 from vlmexport.runtime.decoder.embedding import Embedding
 from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.kv_cache import KVArena
-from vlmexport.runtime.decoder.logits import TargetRows
+from vlmexport.runtime.decoder.logits import TargetLogits
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.eagle.layer_pass import EaglePass
 from vlmexport.runtime.engines.base import DTYPES, View
@@ -285,12 +285,12 @@ def finite_always_true(patch: Patch) -> None:
 
 def finite_not_asked(patch: Patch) -> None:
     """The runtime takes the device's best token without asking whether it is one."""
-    patch.setattr(TargetRows, "check", lambda self, row: None)
+    patch.setattr(TargetLogits, "check", lambda self, row: None)
 
 
 def finite_not_asked_in_cycles(patch: Patch) -> None:
     """Of a cycle on the device the best tokens are taken without asking whether they are any."""
-    patch.setattr(Answers, "best", lambda self, row: self._best[row])
+    patch.setattr(ArgmaxResult, "best", lambda self, row: self._best[row])
 
 
 def upload_reused(patch: Patch) -> None:
@@ -344,31 +344,33 @@ def positions_count_slots(patch: Patch) -> None:
 
 def text_not_kept(patch: Patch) -> None:
     """A device forgets after every cycle which tokens that one brought."""
-    patch.setattr(Processing, "keep", lambda self: self._engine.copy(self._now, self._kept["said"]))
+    patch.setattr(
+        DeviceLogitsProcessors, "keep", lambda self: self._engine.copy(self._now, self._kept["said"])
+    )
 
 
 def text_of_another_request(patch: Patch) -> None:
     """A request finds the text of the one before it."""
-    begin = Processing.begin
+    begin = DeviceLogitsProcessors.begin
 
     def wrong(self: Any, changes: Any) -> Any:
         if self._known is not None:
             self._known = changes, len(changes.history)
         return begin(self, changes)
 
-    patch.setattr(Processing, "begin", wrong)
+    patch.setattr(DeviceLogitsProcessors, "begin", wrong)
 
 
 def _nodes(patch: Patch, name: str, value: Any) -> None:
     """A graph that changes logits is told `value` of everything that it asks about the nodes by `name`."""
-    call = Processing.call
+    call = DeviceLogitsProcessors.call
 
     def wrong(self: Any, graph: str, sent: Any, nodes: Any, best: View) -> Any:
         right = nodes[name]
         array = np.full(right.shape, value, DTYPES[right.dtype])
         return call(self, graph, sent, nodes | {name: self._engine.constant("wrong", array)}, best)
 
-    patch.setattr(Processing, "call", wrong)
+    patch.setattr(DeviceLogitsProcessors, "call", wrong)
 
 
 def path_without_tokens(patch: Patch) -> None:

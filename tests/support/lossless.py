@@ -13,8 +13,8 @@ from vlmexport.runtime import drafts as proposers
 from vlmexport.runtime.bundle.manifest import GenerationInfo
 from vlmexport.runtime.common.errors import NumericsError
 from vlmexport.runtime.decoder.token_tree import TokenTree
-from vlmexport.runtime.drafts.adversarial import Wrong
-from vlmexport.runtime.drafts.combined import Combined
+from vlmexport.runtime.drafts.adversarial import AdversarialProposer
+from vlmexport.runtime.drafts.combined import FallbackProposer
 from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.policy.base import FixedLength
@@ -140,7 +140,7 @@ def _combined(kind: str) -> Callable[[Rig, Items[int]], Any]:
         draft = rig.manifest.choose_draft(f"prompt-lookup+{kind}")
         assert draft is not None
         second = proposers.create(replace(draft, name=f"{kind} of {draft.name}"), rig.decoder)
-        return Combined(draft.name, PromptLookup(draft, rig.decoder), second)
+        return FallbackProposer(draft.name, PromptLookup(draft, rig.decoder), second)
 
     return make
 
@@ -189,7 +189,7 @@ def runs_on(engine: str, draft: str) -> bool:
 
 
 def _wrong(rig: Rig, truth: Items[int]) -> Any:
-    return Wrong(_early_exit(rig), rig.manifest.text.vocab_size)
+    return AdversarialProposer(_early_exit(rig), rig.manifest.text.vocab_size)
 
 
 def _at(truth: Items[int], index: int) -> int:
@@ -473,11 +473,15 @@ MATRIX_DRAFTS: dict[str, Callable[[Rig, Items[int]], Any]] = {
         "always-wrong",
     )
 } | {
-    "imitation-attending-wrong": lambda rig, truth: Wrong(
+    "imitation-attending-wrong": lambda rig, truth: AdversarialProposer(
         _attending(rig, truth), rig.manifest.text.vocab_size
     ),
-    "eagle-wrong": lambda rig, truth: Wrong(DRAFTS["eagle"](rig, truth), rig.manifest.text.vocab_size),
-    "vispec-wrong": lambda rig, truth: Wrong(DRAFTS["vispec"](rig, truth), rig.manifest.text.vocab_size),
+    "eagle-wrong": lambda rig, truth: AdversarialProposer(
+        DRAFTS["eagle"](rig, truth), rig.manifest.text.vocab_size
+    ),
+    "vispec-wrong": lambda rig, truth: AdversarialProposer(
+        DRAFTS["vispec"](rig, truth), rig.manifest.text.vocab_size
+    ),
     "bushy": lambda rig, truth: Bushy(
         rig, None, lambda i: _at(truth, i) if i % 5 else wrong_token(_at(truth, i))
     ),

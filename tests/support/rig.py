@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from vlmexport.runtime.decoder.forward_pass import Decoder
-from vlmexport.runtime.decoder.logits import TargetRows
+from vlmexport.runtime.decoder.logits import TargetLogits
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.mrope import Span, positions
@@ -193,7 +193,7 @@ class Rig:
             rows = np.concatenate([rows, decoder.embed(np.array(tokens, np.int64))])
         return decoder.prefill(rows, 0, self.positions(request, len(rows))).logits(0)[None].copy()
 
-    def join(self, request: Request, sequence: Any = None) -> TargetRows:
+    def join(self, request: Request, sequence: Any = None) -> TargetLogits:
         """Prefill a further sequence of the batch; its proposer sees the prompt's rows if it wants them."""
         decoder, on_rows = self.decoder, None
         if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_prompt_rows:

@@ -15,7 +15,7 @@ from vlmexport.runtime.drafts.prompt_lookup.prompt_lookup import PromptLookup
 from vlmexport.runtime.policy.adaptive import Adaptive
 from vlmexport.runtime.policy.base import FixedLength
 from vlmexport.runtime.sampling import sampler as sampling_module
-from vlmexport.runtime.sampling.draft_sampling import Drawing
+from vlmexport.runtime.sampling.draft_sampling import DraftSampling
 from vlmexport.runtime.sampling.logits_processors import Processors
 from vlmexport.runtime.sampling.sampler import Sampling
 from vlmexport.runtime.sampling.verify import Verdict
@@ -156,28 +156,31 @@ DRAFTS = {
     "heads, drawn": Case(
         lambda decoder, law: medusa(decoder, 2, 2),
         CHAIN,
-        lambda: {"drawing": Drawing(False)},
+        lambda: {"drawing": DraftSampling(False)},
         same_stream=False,
     ),
     "heads, either": Case(
         lambda decoder, law: medusa(decoder, 2, 2),
         CHAIN,
-        lambda: {"drawing": Drawing(True)},
+        lambda: {"drawing": DraftSampling(True)},
         same_stream=False,
     ),
     "heads, either, tree": Case(
-        lambda decoder, law: medusa(decoder, 2, 2), TREE, lambda: {"drawing": Drawing(True)}, same_stream=True
+        lambda decoder, law: medusa(decoder, 2, 2),
+        TREE,
+        lambda: {"drawing": DraftSampling(True)},
+        same_stream=True,
     ),
     "on-trunk, drawn": Case(
         lambda decoder, law: OnTrunk(law, decoder),
         CHAIN,
-        lambda: {"drawing": Drawing(False)},
+        lambda: {"drawing": DraftSampling(False)},
         same_stream=False,
     ),
     "on-trunk, drawn, confident": Case(
         lambda decoder, law: OnTrunk(law, decoder),
         lambda: Hesitant(3, 0.4),
-        lambda: {"drawing": Drawing(True)},
+        lambda: {"drawing": DraftSampling(True)},
         same_stream=False,
     ),
     "drawn, adaptive": Case(lambda decoder, law: Drawn(law), _eager, same_stream=False),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from vlmexport.runtime.drafts.eagle import vispec
 from vlmexport.runtime.drafts.eagle.vispec import Vispec
-from vlmexport.runtime.drafts.eagle.vispec_embeds import VisualRows
+from vlmexport.runtime.drafts.eagle.vispec_embeds import VisualEmbeds
 from vlmexport.runtime.drafts.eagle.vispec_pairs import Pair
 
 Patch = pytest.MonkeyPatch
@@ -17,8 +17,8 @@ Patch = pytest.MonkeyPatch
 
 def no_global_feature(patch: Patch) -> None:
     """Text behind a picture, drafted text included, does not know it."""
-    know = VisualRows.know
-    patch.setattr(VisualRows, "know", lambda self, place, feature: know(self, place, None))
+    know = VisualEmbeds.know
+    patch.setattr(VisualEmbeds, "know", lambda self, place, feature: know(self, place, None))
 
 
 def no_global_feature_in_prompts(patch: Patch) -> None:
@@ -93,7 +93,7 @@ def gaps_closed(patch: Patch) -> None:
 
 def global_feature_of_another(patch: Patch) -> None:
     """The last sequence takes the place of one that leaves, what it knows of its picture does not."""
-    patch.setattr(VisualRows, "move", lambda self, source, place: None)
+    patch.setattr(VisualEmbeds, "move", lambda self, source, place: None)
 
 
 def stale_picture(patch: Patch) -> None:

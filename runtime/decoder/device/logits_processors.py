@@ -19,7 +19,7 @@ NEVER = CONTEXT + 1
 
 
 @dataclass(frozen=True, eq=False)
-class Changes:
+class LogitsChanges:
     """Of one request; the same object for as long as it runs."""
 
     penalty: float
@@ -48,7 +48,7 @@ class Changes:
         return "repeats" if self.ngram or self.words else "penalties"
 
 
-class Processing:
+class DeviceLogitsProcessors:
     """Both graphs of a decoder, and the text that they read."""
 
     def __init__(self, engine: Engine, limits: Limits, vocabulary: int):
@@ -65,7 +65,7 @@ class Processing:
         self._now = self._allocate("said_now", layout.places)
         self._raw = self._allocate("raw_logits", rows, "float32")
         self._logits = self._allocate("logits", rows, "float32")
-        self._known: tuple[Changes, int] | None = None
+        self._known: tuple[LogitsChanges, int] | None = None
         """Whose text lies there, and how many of its tokens."""
 
     @property
@@ -73,7 +73,7 @@ class Processing:
         """What a cycle brings: int64, so many of each."""
         return {"recent": self._most, "end": 1, "held": 1}
 
-    def begin(self, changes: Changes) -> dict[str, np.ndarray]:
+    def begin(self, changes: LogitsChanges) -> dict[str, np.ndarray]:
         """What the next cycle of a request brings (`sent`); what else the graphs read of it is written where another's lies."""
         known, self._known = self._known, None
         if known is None or known[0] is not changes or len(changes.history) - known[1] > self._most:
@@ -81,7 +81,7 @@ class Processing:
                 self._engine.write(self._kept[name], values)
         return of_cycle(changes, self._layout, self._vocabulary, self._most)
 
-    def done(self, changes: Changes) -> None:
+    def done(self, changes: LogitsChanges) -> None:
         """The cycle that brought the tokens has run: the text has them."""
         self._known = changes, len(changes.history)
 
@@ -108,7 +108,7 @@ class Processing:
         return self._engine.allocate(f"process.{name}", nbytes).view((count,), dtype)
 
 
-def of_request(changes: Changes, layout: TextLayout, vocabulary: int) -> dict[str, np.ndarray]:
+def of_request(changes: LogitsChanges, layout: TextLayout, vocabulary: int) -> dict[str, np.ndarray]:
     """What the graphs read of a request, with the text as it is now."""
     said = np.full(layout.places, NOTHING, np.int64)
     said[layout.lead : layout.lead + len(changes.history)] = told(changes.history, vocabulary)
@@ -127,7 +127,7 @@ def of_request(changes: Changes, layout: TextLayout, vocabulary: int) -> dict[st
     return {"said": said, "needed": needed, "penalty": penalty, "banned": banned, "ends": ends}
 
 
-def of_cycle(changes: Changes, layout: TextLayout, vocabulary: int, most: int) -> dict[str, np.ndarray]:
+def of_cycle(changes: LogitsChanges, layout: TextLayout, vocabulary: int, most: int) -> dict[str, np.ndarray]:
     """What they read of one cycle: its `most` last tokens, where the last one lies, and how far behind it no text ends."""
     last = told(changes.history[-most:], vocabulary)
     recent = np.full(most, NOTHING, np.int64)

@@ -16,7 +16,7 @@ from ...common.errors import BundleError
 from ...decoder.vision import Vision
 from ...speculative.proposer import Picture
 from .eagle import Eagle
-from .vispec_embeds import VisualRows
+from .vispec_embeds import VisualEmbeds
 from .vispec_pairs import Pair, Seen, pairs_of, slots_before
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Vispec(Eagle):
     def _beside(self, graph: str, decoder: Decoder) -> Beside | None:
         batch = decoder.arena.max_batch
         places = max(self._widest, batch * decoder.max_width)
-        self._visual = VisualRows(self.name, decoder.engine, graph, self._size, batch, self._widest, places)
+        self._visual = VisualEmbeds(self.name, decoder.engine, graph, self._size, batch, self._widest, places)
         return self._visual
 
     def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:

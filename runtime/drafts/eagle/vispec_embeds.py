@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .vispec_pairs import Pair
 
 
-class VisualRows:
+class VisualEmbeds:
     """Inputs `visual`, `visual_index` and `compressed` of the graph `vispec`.
 
     The table's first `batch` rows are the global features that sequences know, by place: they are what every place of a

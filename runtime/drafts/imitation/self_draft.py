@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...bundle.manifest import DraftInfo
 from ...common.errors import BundleError
 from ...decoder.forward_pass import Decoder
-from ...decoder.logits import TargetRows
+from ...decoder.logits import TargetLogits
 from ...engines.base import DTYPES, Call, View
 from ...engines.buffers import HostBuffer
 from ...speculative.proposer import Proposer
@@ -37,14 +37,14 @@ class SelfDraft(Proposer):
         self._out = None
         if self._graph is not None:
             self._out = engine.allocate(f"{draft.name}.rows", batch * self._size * item)
-        self._steps: dict[tuple[int, int], tuple[Call | None, TargetRows]] = {}
+        self._steps: dict[tuple[int, int], tuple[Call | None, TargetLogits]] = {}
         self._arena = decoder.arena
 
     @property
     def cut(self) -> int:
         return self._cut
 
-    def rows(self, step: int) -> TargetRows:
+    def rows(self, step: int) -> TargetLogits:
         """Draft logits after the exit rows of `step`; row b is of sequence b."""
         arena = self._arena
         call, head = self._steps.get((arena.batch, step)) or self._bind(arena.batch, step)
@@ -52,7 +52,7 @@ class SelfDraft(Proposer):
             call.run()
         return head.run()
 
-    def choose(self, sequence: Sequence, rows: TargetRows, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
         """The token of the draft logits; at a temperature drawn, with the target's uniform or from q
         (`Sequence.propose`)."""
         return sequence.propose(rows, row, after)
@@ -65,7 +65,7 @@ class SelfDraft(Proposer):
         head = self._decoder.engine.bind("head", inputs, outputs)
         return [head] if call is None else [call, head]
 
-    def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetRows]:
+    def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetLogits]:
         decoder = self._decoder
         call, hidden = self._corrected(decoder.exit_rows(self._cut, step), batch)
         head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)

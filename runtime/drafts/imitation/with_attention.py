@@ -18,7 +18,7 @@ import numpy as np
 from ...bundle.manifest import DraftInfo
 from ...decoder.device.draft_chain import Sent
 from ...decoder.forward_pass import PREFILL_WIDTH, Decoder
-from ...decoder.logits import TargetRows
+from ...decoder.logits import TargetLogits
 from ...decoder.masks import CausalMask
 from ...engines.base import Call, View
 from ...engines.buffers import HostBuffer
@@ -61,7 +61,7 @@ class Attending(SelfDraft):
         """All rows that the decoder holds of a request that this draft served have passed the network."""
         return self._arena.lengths[0]
 
-    def rows(self, step: int) -> TargetRows:
+    def rows(self, step: int) -> TargetLogits:
         self._drafted = True
         self._place_step(step)
         return super().rows(step)

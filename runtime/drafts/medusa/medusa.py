@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...bundle.manifest import DraftInfo
     from ...decoder.device.draft_chain import Keep
     from ...decoder.forward_pass import Decoder
-    from ...sampling.draft_sampling import Drawing
+    from ...sampling.draft_sampling import DraftSampling
     from ...sampling.verify import Verdict
     from ...speculative.sequence import Sequence
 
@@ -167,7 +167,7 @@ class Medusa(Proposer):
             raise BundleError(f"draft {self.name!r}: {error}; build the bundle again") from error
 
     def _drawn(
-        self, sequence: Sequence, drawing: Drawing, tokens: np.ndarray, scores: np.ndarray, most: int
+        self, sequence: Sequence, drawing: DraftSampling, tokens: np.ndarray, scores: np.ndarray, most: int
     ) -> TokenTree:
         """A chain with what it is drawn from: of head k the softmax over its ranks alone, after the request's temperature
         and the like. Any q is one; that of a head need not know what the heads before it drew."""
