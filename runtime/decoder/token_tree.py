@@ -15,9 +15,9 @@ class TokenTree:
     the root. Children of one node carry distinct tokens. Raises `ValueError` for anything else.
     """
 
-    q: Sequence[np.ndarray] | None = None
+    draft_probs: Sequence[np.ndarray] | None = None
     """For a chain whose tokens were drawn: `q[i]` [V], the distribution that token i + 1 came from."""
-    rival: Sequence[np.ndarray] | None = None
+    unused_draft_probs: Sequence[np.ndarray] | None = None
     """For a chain of likeliest tokens: `rival[i]` [V], what token i + 1 could have been drawn from instead."""
 
     __slots__ = ("__dict__", "is_chain", "tokens")

@@ -42,7 +42,7 @@ UNTRAINED_FLOOR = 10
 """The same of a draft that was not trained (prompt lookup, early exit): whether it helps is another question in each
 request, so each begins with chains that even a short answer can pay for."""
 
-BORROWED = 3.0
+MAX_SHARED = 3.0
 """Mistakes that a request may make on what the session has gained by a trained draft. Where the least draft is dear, as
 with heads and a slow host, two mistakes at its beginning would leave a request without a draft that is as good in all."""
 
@@ -125,12 +125,12 @@ class _Learned:
     """Share of the cycles with a budget in which the draft proposed anything."""
     floor: int = FLOOR
     """Tokens of a request that its share is taken of until it is longer."""
-    lends: bool = False
+    shares_session_gain: bool = False
     """Whether a request may borrow what others gained."""
     gained: float = 0.0
     """Seconds gained against plain decoding in all requests, negative when lost; with an advance on a draft that
     `calibrate` saw."""
-    credit: float = 0.0
+    probe_budget: float = 0.0
     """Seconds saved up for the next probe."""
     again: bool = False
     """The last drafted cycle gained: the next probe needs no credit."""
@@ -178,12 +178,14 @@ class _Request:
             self._survival = self.learned.cycles, survival
         return survival
 
-    def purse(self, unit: float, mistake: float) -> float:
+    def loss_budget(self, unit: float, worst_case_loss: float) -> float:
         """Seconds that may still be lost. `unit`: the time of one plain token; `mistake`: see `_mistake`."""
-        return self.balance + LOSS * max(min(self.learned.floor * unit, mistake / LOSS), self.tokens * unit)
+        return self.balance + LOSS * max(
+            min(self.learned.floor * unit, worst_case_loss / LOSS), self.tokens * unit
+        )
 
 
-def _mistake(seconds: Items[float]) -> float:
+def _worst_case_loss(seconds: Items[float]) -> float:
     """What a rejected chain of the most costs, and one of the least after it. `seconds`: of a cycle, by length from 0."""
     return seconds[-1] + seconds[1] - 2 * seconds[0]
 
@@ -294,8 +296,8 @@ class Adaptive:
             return _Learned(prior, acceptance, found, UNTRAINED_FLOOR)
         if self._learn == "request":
             return _Learned(prior, acceptance, found)
-        advance = 0.0 if seen is None else BORROWED * _mistake(self._cycle_seconds(name, 1))
-        return _Learned(prior, acceptance, found, lends=True, gained=advance)
+        advance = 0.0 if seen is None else MAX_SHARED * _worst_case_loss(self._cycle_seconds(name, 1))
+        return _Learned(prior, acceptance, found, shares_session_gain=True, gained=advance)
 
     def _longest(self, name: str) -> int:
         """Length of the longest chain that this draft can propose."""
@@ -342,7 +344,7 @@ class Adaptive:
             if any(outcome.proposed for outcome in outcomes):
                 learned.again = gained > 0
             if all(outcome.allotted.empty for outcome in outcomes):
-                learned.credit += PROBES * plain
+                learned.probe_budget += PROBES * plain
         self._cycle.clear()
 
     def _taken(self, name: str, allotted: Budget, proposed: int, batch: int) -> float:
@@ -356,11 +358,11 @@ class Adaptive:
         batch, learned = len(group), group[0].learned
         seconds = self._cycle_seconds(name, batch)
         plain = seconds[0]
-        mistake = _mistake(seconds) / batch
-        purse = sum(request.purse(plain / batch, mistake) for request in group)
-        if learned.lends:
+        worst_case_loss = _worst_case_loss(seconds) / batch
+        loss_budget = sum(request.loss_budget(plain / batch, worst_case_loss) for request in group)
+        if learned.shares_session_gain:
             others = learned.gained - sum(request.balance for request in group)
-            purse += min(max(0.0, others), BORROWED * mistake * batch)
+            loss_budget += min(max(0.0, others), MAX_SHARED * worst_case_loss * batch)
         found = learned.found
         some = found if batch == 1 else 1 - (1 - found) ** batch
         survival = [request.survival() for request in group]
@@ -369,14 +371,14 @@ class Adaptive:
         for depth, tokens in enumerate(reached, 1):
             expected += found * tokens
             cost = seconds[depth]
-            if cost - plain > (RISK if depth > 1 else 1.0) * purse:
+            if cost - plain > (RISK if depth > 1 else 1.0) * loss_budget:
                 break
             now = expected / (some * cost + (1 - some) * plain)
             if now > speed:
                 longest, speed = depth, now
         best = None
         for (tree, gain), cost in self._tree_seconds(name, batch):
-            if cost - plain > RISK * purse:
+            if cost - plain > RISK * loss_budget:
                 continue
             expected = batch + found * gain * sum(reached[: tree.depth])
             now = expected / (some * cost + (1 - some) * plain)
@@ -384,9 +386,9 @@ class Adaptive:
                 best, speed = tree, now
         if best is not None:
             return best
-        return self._chains[longest or self._probe(learned, seconds, batch, purse)]
+        return self._chains[longest or self._probe(learned, seconds, batch, loss_budget)]
 
-    def _probe(self, learned: _Learned, seconds: list[float], batch: int, purse: float) -> int:
+    def _probe(self, learned: _Learned, seconds: list[float], batch: int, loss_budget: float) -> int:
         """Length of a probe, 0 for none: the cheapest chain that would gain if all of it were accepted."""
         plain = seconds[0]
         unit = plain / batch
@@ -394,12 +396,12 @@ class Adaptive:
             loss = seconds[depth] - plain
             if depth * batch * unit <= loss:
                 continue
-            if loss > purse:
+            if loss > loss_budget:
                 return 0
             if learned.again:
                 return depth
-            if learned.credit < loss:
+            if learned.probe_budget < loss:
                 return 0
-            learned.credit -= loss
+            learned.probe_budget -= loss
             return depth
         return 0

@@ -162,7 +162,7 @@ class Sequence:
         """The chain of the pending token and what `propose` drafted after it."""
         tree = TokenTree.chain(tokens)
         if self.q:
-            tree.q, self.q = self.q, []
+            tree.draft_probs, self.q = self.q, []
         return tree
 
     def judge(self, tree: TokenTree, rows: TargetLogits | ArgmaxResult, first: int) -> Verdict:
@@ -170,7 +170,7 @@ class Sequence:
         if isinstance(rows, ArgmaxResult):
             return self._accept(tree, lambda node, depth: rows.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0
-        if greedy and self.force_acceptance is None and tree.q is None:  # the way of most requests
+        if greedy and self.force_acceptance is None and tree.draft_probs is None:  # the way of most requests
             return verify_draws(tree, lambda node, depth: rows.best(first + node))
         walked: list[int] = []
 
@@ -188,10 +188,10 @@ class Sequence:
                 lambda node, after: self.choose(rows, first + node, list(after)),
                 self.typical,
             )
-        if tree.q is not None:
-            return self._drawn(tree, tree.q, rows, first)
-        if tree.rival is not None:
-            return self._matched(tree, tree.rival, rows, first)
+        if tree.draft_probs is not None:
+            return self._drawn(tree, tree.draft_probs, rows, first)
+        if tree.unused_draft_probs is not None:
+            return self._matched(tree, tree.unused_draft_probs, rows, first)
         return verify_draws(tree, choose)
 
     def _accept(self, tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:

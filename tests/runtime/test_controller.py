@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vlmexport.runtime.bundle.stored_costs import FROM_CACHE, FROM_MEMORY, StoredCosts
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.measure.virtual_clock import Outcome, Reading, Simulated, play
-from vlmexport.runtime.policy.adaptive import BORROWED, LOSS, UNTRAINED_FLOOR, Acceptance, Adaptive
+from vlmexport.runtime.policy.adaptive import LOSS, MAX_SHARED, UNTRAINED_FLOOR, Acceptance, Adaptive
 from vlmexport.runtime.policy.base import FixedLength, LogisticLength
 from vlmexport.runtime.sampling.verify import Verdict
 from vlmexport.runtime.speedup.budget import NOTHING, Budget
@@ -167,7 +167,7 @@ def test_no_workload_is_slower_and_no_request_by_more_than_it_may_borrow(
     for runs, longer in workload:
         outcome = certain(lambda at, r=runs: r[at % len(r)])
         reading = play(policy, [Simulated(outcome, shortest(table) + longer, DRAFT)], table)
-        assert loss(table, reading) <= BORROWED
+        assert loss(table, reading) <= MAX_SHARED
         so_far += reading
         assert so_far.speedup >= LEAST
 
@@ -227,7 +227,7 @@ def test_a_draft_that_turns_bad_and_good_again(name: str):
         outcomes = lambda: [drawn(lambda at: alpha, 100 * phase + seed) for seed in range(30)]  # noqa: B023, E731
         found = run(policy, table, outcomes())
         assert total(found).speedup >= 0.92 * best_fixed(table, outcomes)
-        assert max(loss(table, reading) for reading in found) <= BORROWED
+        assert max(loss(table, reading) for reading in found) <= MAX_SHARED
 
 
 @EVERY
@@ -499,7 +499,7 @@ def test_what_calibrate_saw_may_be_wrong_here(name: str) -> None:
     alone = run(Adaptive(table, MOST, "request", seen={"draft": GOOD}), table, wrong, 60)
     assert min(reading.speedup for reading in alone) >= LEAST
     together = run(Adaptive(table, MOST, seen={"draft": GOOD}), table, wrong, 60)
-    assert sum(max(0.0, loss(table, reading)) for reading in together) <= BORROWED
+    assert sum(max(0.0, loss(table, reading)) for reading in together) <= MAX_SHARED
     assert total(together).speedup >= LEAST and together[-1].speedup > 0.985
 
 

@@ -97,7 +97,7 @@ def test_acceptance_and_residual_have_exactly_the_law_of_p(p: int) -> None:
             request = Sampling(1.0)
             drafted = [sampler.draw(drafts[at], request.uniform(at, 7)) for at in range(2)]
             tree = TokenTree.chain([0, *drafted])
-            tree.q = drafts
+            tree.draft_probs = drafts
             third = QUARTERS[(p + drafted[0] + 2 * drafted[1]) % len(QUARTERS)]
             uniforms = [(request.uniform(at, 1), request.uniform(at, 2)) for at in range(3)]
             verdict = verify_sampled(tree, [first, laws[drafted[0]], third].__getitem__, drafts, uniforms)  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ class Drawn(Scripted):
             q.append(weights / weights.sum())
             tokens.append(draw(q[-1], counter_uniform(17, index + i)))
         tree = TokenTree.chain(tokens)
-        tree.q = q
+        tree.draft_probs = q
         return tree
 
 

@@ -105,7 +105,7 @@ class Drawn(Likeliest):
             q.append(sequence.sampling.probabilities(self.law([*PROMPT, *sequence.tokens, *tokens[1:]])))
             tokens.append(sampling_module.draw(q[-1], sequence.proposing(depth)))
         tree = TokenTree.chain(tokens)
-        tree.q = q
+        tree.draft_probs = q
         return tree
 
 

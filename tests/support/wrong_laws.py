@@ -27,7 +27,7 @@ class SoftmaxOfArgmax(Likeliest):
         prefixes = [
             [*sequence.prompt_ids, *sequence.tokens, *tree.tokens[1 : at + 1]] for at in range(tree.proposed)
         ]
-        tree.q = [sequence.sampling.probabilities(self.law(prefix)) for prefix in prefixes]
+        tree.draft_probs = [sequence.sampling.probabilities(self.law(prefix)) for prefix in prefixes]
         return tree
 
 

@@ -183,9 +183,9 @@ class Medusa(Proposer):
             chain.append(int(ids[rank]))
         tree = TokenTree.chain(chain)
         if drawing.draws:
-            tree.q = q
+            tree.draft_probs = q
         else:
-            tree.rival = q
+            tree.unused_draft_probs = q
         return tree
 
     def _keep(self, sequence: Sequence, rows: View, row: int) -> None:
