@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.interfaces import CHANGING, DRAFT_LAYERS
 from vlmexport.runtime.bundle.manifest import GenerationInfo, GraphInfo, Manifest
@@ -214,7 +214,7 @@ class BareProvider(OnnxRuntimeCuda):
 
 def engines(bundle: Bundle) -> dict[str, Engine]:
     """By name, as the module lists them."""
-    manifest: Manifest = widened(bundle.manifest)
+    manifest: Manifest = as_float32(bundle.manifest)
     return {
         "none": NoDevice(manifest.graphs),
         "DeviceEngine": BareDevice(manifest.graphs, NoCuda()),  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ def read_requests(
         ]
     from ..runtime.common.errors import OptionError
     from .data import load_records
-    from .data.layout import asked
+    from .data.layout import prompt_of
 
     records = load_records(data, False, prompt, limit, inside)
     if not len(records):
@@ -214,7 +214,7 @@ def read_requests(
     requests: list[dict[str, Any]] = []
     for record in records:
         image = None if record.image is None else record.image.load()
-        words = asked(record, image, bool(manifest.text.chat_template), manifest.image is not None)
+        words = prompt_of(record, image, bool(manifest.text.chat_template), manifest.image is not None)
         requests.append({"image": image, "prompt": words or None})
     return requests
 

@@ -34,7 +34,7 @@ from vlmexport.calibration.objectives.training_options import LoopOptions
 from vlmexport.calibration.targets.target import Target, load_target
 from vlmexport.calibration.training.trainer import Trainer
 from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
-from vlmexport.runtime.common.atomic_files import replacing
+from vlmexport.runtime.common.atomic_files import atomic_write
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.hardware.machine import cores
 
@@ -103,7 +103,7 @@ class Progress:
         if self.read_only:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as out:
+        with atomic_write(self.path) as out:
             out.write((json.dumps(self.found, indent=1) + "\n").encode())
 
     @property

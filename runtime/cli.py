@@ -22,7 +22,7 @@ import typer
 from .commands.suggestions import suggestion
 from .commands.verbosity import Quiet, Verbose, choose, printable, saying, with_verbosity
 from .common.errors import NO_ONNX_RUNTIME, OptionError, VlmexportError
-from .common.paths import shown
+from .common.paths import path_text
 from .images.quiet import quiet_log
 
 RUNTIME_COMMANDS = {
@@ -328,7 +328,7 @@ def _fail(error: Exception, command: str | None) -> int:
         reason = f" ({error})" if str(error) else ""
         return _complain(f"not enough memory{reason}; use a smaller model or smaller limits")
     if isinstance(error, OSError) and error.strerror:  # a full disk, a file that may not be written, …
-        return _complain(f"{shown(error.filename) if error.filename else 'the output'}: {error.strerror}")
+        return _complain(f"{path_text(error.filename) if error.filename else 'the output'}: {error.strerror}")
     # Errors of use (unknown option, missing argument) know how to show themselves.
     show = getattr(error, "show", None)
     if show is None:

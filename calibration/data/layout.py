@@ -11,7 +11,7 @@ from .reading.records import Record
 _NAMES = {"user": "Question", "assistant": "Answer"}
 
 
-def asked(record: Record, image: Any, template: bool, vision: bool) -> str | list[dict[str, Any]]:
+def prompt_of(record: Record, image: Any, template: bool, vision: bool) -> str | list[dict[str, Any]]:
     """The prompt of a model that has a chat `template` or none, and reads pictures (`vision`) or text only; `image` is
     what is given beside it: a picture, a `Video`, a list of them, or None.
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...runtime.common.errors import OptionError
 from ...runtime.common.foreign_errors import raise_if_foreign
-from ...runtime.common.paths import shown
+from ...runtime.common.paths import path_text
 from ..common import help_texts
 from .formats import names, open_format
 from .formats.images import folder_of_pictures
@@ -94,7 +94,7 @@ def check_named(sets: Sequence[str]) -> None:
             if (folder := folder_of_pictures(Path(data))) is not None:
                 raise OptionError(f"--data {data!r} is given as images:{folder}")
             raise OptionError(
-                f"--data {shown(repr(data))} names no data; give {help_texts.DATA}. Names: {', '.join(names())}"
+                f"--data {path_text(repr(data))} names no data; give {help_texts.DATA}. Names: {', '.join(names())}"
             )
 
 
@@ -122,7 +122,7 @@ def _load(data: str, strict: bool, prompt: str, limit: int | None, inside: Path 
     except OSError as error:
         raise_if_foreign(error)
         raise OptionError(
-            f"--data {shown(data)}: {shown(error.filename or head)}: {error.strerror}"
+            f"--data {path_text(data)}: {path_text(error.filename or head)}: {error.strerror}"
         ) from error
     if limit is not None:
         records = records[:limit]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...runtime.common.atomic_files import replacing
+from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
 from ...runtime.common.locks import alone
 from ..data.reading.records import RecordSet
@@ -60,7 +60,7 @@ def read_progress(place: Path, names: Sequence[str]) -> dict[str, Any]:
 
 def save_progress(place: Path, names: Sequence[str], records: int, **further: Any) -> None:
     """From here a later process goes on with the files ``NAME.partial``, which are on the disk so far."""
-    with replacing(place / PROGRESS) as out:
+    with atomic_write(place / PROGRESS) as out:
         out.write(json.dumps({"files": list(names), "records": records, **further}).encode())
 
 
@@ -81,7 +81,7 @@ def _forget_finished(place: Path) -> None:
 def write_meta(place: Path, target: Target, records: RecordSet, dtype: str, **further: int) -> None:
     """What a cache is of, for people and for those who read it."""
     known = {"target": target.name, "fingerprint": target.fingerprint, "data": records.name, "dtype": dtype}
-    with replacing(place / "cache.json") as out:
+    with atomic_write(place / "cache.json") as out:
         out.write(json.dumps({**known, "hidden_size": target.hidden_size, **further}).encode() + b"\n")
 
 

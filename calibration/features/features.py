@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...runtime.common.atomic_files import replacing
+from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
 from ..data.reading.records import RecordSet
 from ..targets.target import FUSED, Rows, Target
@@ -165,7 +165,7 @@ def _build(
     if not (place / "cache.json").exists():
         tokens = np.array([t for a in answers for t in a[1:]], np.int32)
         for name, values in (("offsets", offsets), ("tokens", tokens)):
-            with replacing(place / f"{name}.npy") as out:
+            with atomic_write(place / f"{name}.npy") as out:
                 np.save(out, values)
         write_meta(place, target, records, dtype, fused=fused)
     start = read_progress(place, names).get("records", 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...exporter.common.disk_full import full_disk_in
-from ...runtime.common.atomic_files import replacing
+from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.common.locks import only_one
 from ..common.provenance import provenance
@@ -176,5 +176,5 @@ def _line(answers: Answers, record: Record, sample: int, answer: tuple[int, ...]
 
 
 def _write(path: Path, text: str) -> None:
-    with replacing(path) as out:
+    with atomic_write(path) as out:
         out.write(text.encode())

@@ -23,7 +23,7 @@ from ...exporter.pipeline.text import end_tokens
 from ...runtime.common.errors import InputError, OptionError
 from ...runtime.images.video import Video
 from ..common.processes import join_processes, launched_processes
-from ..data.layout import asked
+from ..data.layout import prompt_of
 from ..data.reading.records import Record
 from .changing import ChangingDecoder
 
@@ -356,7 +356,7 @@ class Target:
             )
         template, vision = bool(self.family.chat_template), self.family.vision is not None
         try:
-            return self.family.reference_prompt(image, asked(record, image, template, vision))
+            return self.family.reference_prompt(image, prompt_of(record, image, template, vision))
         except InputError as error:
             raise InputError(f"record {record.key}: {error}") from error
 

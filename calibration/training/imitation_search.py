@@ -22,7 +22,7 @@ from accelerate import PartialState
 
 from ...exporter.common.disk_full import full_disk_in
 from ...exporter.drafts.imitation.imitation_network import ACTIVATIONS, NORMS, ImitationConfig
-from ...runtime.common.atomic_files import replacing
+from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import OptionError
 from ..common.provenance import provenance
 from ..data.reading.records import RecordSet
@@ -189,7 +189,7 @@ def search_shapes(
         while True:
             document = _document(target, identity, exit_, found)
             if PartialState().is_main_process:
-                with replacing(out / FILE) as file:
+                with atomic_write(out / FILE) as file:
                     file.write((json.dumps(document, indent=1) + "\n").encode())
             shape = propose(found, fixed, loop.seed) if len(found) < trials else None
             if shape is None:

@@ -22,7 +22,7 @@ from ...exporter.drafts import open_draft
 from ...exporter.drafts.common.base import Draft
 from ...exporter.output import whole_folder
 from ...exporter.output.leftovers import remove_leftovers
-from ...runtime.common.atomic_files import replacing
+from ...runtime.common.atomic_files import atomic_write
 from ...runtime.common.errors import DivergedError
 from ...runtime.common.locks import only_one
 from ..common.processes import all_summed, check_shared, join_processes, wait_for_all
@@ -196,7 +196,7 @@ class Trainer:
         log = self.out / LOG
         if log.exists():
             kept = lines_until(log.read_bytes(), self.step)
-            with replacing(log) as out:
+            with atomic_write(log) as out:
                 out.write(kept)
 
     def _write(self, draft: Draft, name: str) -> None:

@@ -92,7 +92,7 @@ class RecordedMemory:
             2 * sum(inputs),
         )
 
-    def beside(self, module: int, graphs: int) -> int:
+    def other_bytes(self, module: int, graphs: int) -> int:
         """The peak of all three, with the largest `module` and what running the `graphs` takes."""
         return LEFTOVER_BYTES + max(self.module + module, self.passed, self.graphs + graphs)
 
@@ -104,7 +104,7 @@ def whole_parity_bytes(
     with what was `recorded` of it beside one module of it in float64 or sessions for all graphs."""
     graphs = list(graphs)
     sessions = sum(g.weights for g in graphs) + max((g.largest for g in graphs), default=0)
-    return model.float32 + max(model.stored, recorded.beside(model.widened, sessions))
+    return model.float32 + max(model.stored, recorded.other_bytes(model.widened, sessions))
 
 
 def streamed_parity_bytes(
@@ -112,7 +112,7 @@ def streamed_parity_bytes(
 ) -> int:
     """Comparing layer by layer: what was `recorded` beside one module of the reference in float64, or beside one piece
     of a graph."""
-    return recorded.beside(model.widened, max((g.piece for g in graphs), default=0))
+    return recorded.other_bytes(model.widened, max((g.piece for g in graphs), default=0))
 
 
 def fits_whole(needed: int, limit: int | None, weights: int) -> bool:

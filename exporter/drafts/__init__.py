@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.common.errors import ExportError
-from ...runtime.common.paths import is_folder, shown
+from ...runtime.common.paths import is_folder, path_text
 
 if TYPE_CHECKING:
     from ..common.aliases import Alias
@@ -53,7 +53,7 @@ def open_draft(folder: Path) -> Draft:
     from .named import check_folder
 
     if not is_folder(folder):
-        raise ExportError(f"{shown(folder)} is not a draft folder: there is no such folder")
+        raise ExportError(f"{path_text(folder)} is not a draft folder: there is no such folder")
     for found in draft_kinds():
         if found.recognises(folder):
             return found.load(folder)

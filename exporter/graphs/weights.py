@@ -16,7 +16,7 @@ from typing import Protocol
 import onnx_ir as ir
 import torch
 
-from ...runtime.bundle.float32_view import widened
+from ...runtime.bundle.float32_view import as_float32
 from ...runtime.bundle.interfaces import Values, interface
 from ...runtime.bundle.manifest import FLOATS, Manifest
 from ...runtime.common.errors import ExportError
@@ -84,7 +84,7 @@ class WeightStore:
         self, role: str, layers: Sequence[int] | None = None, name: str | None = None
     ) -> tuple[Values, Values]:
         """(inputs, outputs) of the graph `name` of `role`, as it is composed: in float32."""
-        return interface(widened(self._manifest), role, layers, name)
+        return interface(as_float32(self._manifest), role, layers, name)
 
     def add_reader(self, reader: TensorReader, quantized: Mapping[str, str] | None = None) -> None:
         """Adds a further source of tensors (a draft). `quantized`: its matrices that are stored as integers → their type;

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runtime.common.locks import hold, release
+from ...runtime.common.locks import release, try_lock
 from ..common.disk_full import FULL
 from .leftovers import new_folder, remove_leftovers
 
@@ -64,7 +64,7 @@ def _rename_twice(work: Path, output: Path) -> None:
     old = work.with_name(work.name.replace(".building-", ".old-"))
     lock = None
     with contextlib.suppress(BlockingIOError):
-        lock = hold(output)
+        lock = try_lock(output)
     try:
         output.rename(old)
         work.rename(output)

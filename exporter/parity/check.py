@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...runtime.bundle.float32_view import widened
+from ...runtime.bundle.float32_view import as_float32
 from ...runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.common.errors import ExportError
@@ -56,7 +56,7 @@ def check_parity(
     if isinstance(bundle, Path):
         bundle = Bundle(bundle, Manifest.from_dict(read_manifest(bundle / MANIFEST)))
     bundle = Bundle(
-        bundle.path, widened(bundle.manifest)
+        bundle.path, as_float32(bundle.manifest)
     )  # the graphs that compute in float32, as PyTorch does here
     manifest, family = bundle.manifest, family_for(checkpoint)
     drafts = [draft.with_precision(_precision(manifest, draft)) for draft in drafts]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlmexport.runtime.common.atomic_files import cache_folder, replacing
+from vlmexport.runtime.common.atomic_files import atomic_write, cache_folder
 from vlmexport.runtime.common.errors import OptionError
 from vlmexport.runtime.common.locks import only_one
 
@@ -78,7 +78,7 @@ class LongRun:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the state; a stop in the middle, also a power cut, leaves the old one whole."""
-        with replacing(self.path) as out:
+        with atomic_write(self.path) as out:
             torch.save(state | {"settings": self.settings}, out)
         self._saved = time.monotonic()
 

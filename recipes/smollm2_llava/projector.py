@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from vlmexport.calibration.data.scenes.scene import TRAIN, sample_scene
-from vlmexport.runtime.common.atomic_files import replacing
+from vlmexport.runtime.common.atomic_files import atomic_write
 
 from ..common.labels import scene_labels
 from ..common.optimizer import schedule
@@ -67,7 +67,7 @@ def fit_projector(
         optimizer.step()
         optimizer.zero_grad()
     projector.requires_grad_(False)
-    with replacing(path) as out:
+    with atomic_write(path) as out:
         torch.save(projector.state_dict(), out)
     return missed.item()
 

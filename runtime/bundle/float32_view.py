@@ -14,7 +14,7 @@ WIDE = "float32"
 NARROW = ("float16", "bfloat16")
 
 
-def widened(manifest: Manifest) -> Manifest:
+def as_float32(manifest: Manifest) -> Manifest:
     """The manifest with every graph replaced by the one in its `float32` file, which casts its weights while it is
     loaded: rows between graphs, masks and caches are float32, weights and `tensors` stay as they are stored.
 

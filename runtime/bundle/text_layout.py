@@ -59,7 +59,7 @@ class TextLayout:
         return self.lead + self.room
 
 
-def told(tokens: Sequence[int], vocabulary: int) -> np.ndarray:
+def valid_ids(tokens: Sequence[int], vocabulary: int) -> np.ndarray:
     """int64 [n]: tokens as they lie there."""
     ids = np.asarray(tokens, np.int64)
     return np.where(ids < vocabulary, ids, NOTHING - ids)

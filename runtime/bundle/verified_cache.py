@@ -18,7 +18,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ..common.atomic_files import cache_folder, replacing
+from ..common.atomic_files import atomic_write, cache_folder
 from ..common.errors import OptionError
 from ..common.foreign_errors import raise_if_foreign
 
@@ -72,7 +72,7 @@ def write_record(path: Path, bundle: Path, files: dict[str, Mark]) -> None:
     text = json.dumps({"bundle": str(bundle.resolve()), "files": files}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as out:
+        with atomic_write(path) as out:
             out.write(text.encode(errors="replace"))
     except OSError as error:
         raise_if_foreign(error)

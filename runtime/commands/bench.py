@@ -69,7 +69,7 @@ def bench(
     from .plot import check_plot, write_plot
     from .progress import showing
     from .requests import check_lossy, draft_options, tell_idle
-    from .verbose import tell_bundle, tell_draft, tell_request, tell_session
+    from .verbose import log_bundle, log_draft, log_request, log_session
 
     if draft == "none":
         raise OptionError("--draft none: bench compares a draft with plain decoding; name a draft")
@@ -90,7 +90,7 @@ def bench(
         check_folder("--report", report_file)
     begin = time.perf_counter()
     opened = Bundle.open(bundle)
-    tell_bundle(opened, "size", time.perf_counter() - begin)
+    log_bundle(opened, "size", time.perf_counter() - begin)
     if verify_width is not None:
         opened = opened.with_verify_width(verify_width)
     if save:
@@ -98,15 +98,15 @@ def bench(
     requests = make_requests(opened.manifest, image, prompt, raw)
     for request in requests:  # refused before a large model is loaded for nothing
         prepared = get_family(opened.manifest.model.family).prepare(opened, request.image, request.prompt)
-        tell_request(prepared)
+        log_request(prepared)
     asked = draft_options(opened.manifest, draft, draft_length, draft_nodes)
-    tell_draft(opened.manifest, asked)
+    log_draft(opened.manifest, asked)
     begin = time.perf_counter()
     with (
         Session.load(opened, device, threads=threads, kernel_cache=kernel_cache) as session,
         showing(as_json) as progress,
     ):
-        tell_session(session, time.perf_counter() - begin)
+        log_session(session, time.perf_counter() - begin)
         report = measure(
             session,
             requests,

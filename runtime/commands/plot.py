@@ -27,7 +27,7 @@ def check_plot(path: Path) -> None:
 
 def write_plot(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `benchmark.measure` into `path`, as a whole or not at all."""
-    save_figure(drawn(report), path, 150)
+    save_figure(draw_benchmark(report), path, 150)
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
@@ -37,7 +37,7 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
     write_file(path, content.getvalue())
 
 
-def drawn(report: dict[str, Any]) -> Any:
+def draw_benchmark(report: dict[str, Any]) -> Any:
     """The figure (`matplotlib.figure.Figure`) of a report."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

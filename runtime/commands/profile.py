@@ -91,7 +91,7 @@ def profile(
         opened, target, backend, trtexec, engine or device != "cpu", wanted, iterations, import_results
     )
     report = (
-        _here(opened, wanted, device, threads, found, reported, as_json)
+        _measure_here(opened, wanted, device, threads, found, reported, as_json)
         if isinstance(found, list)
         else reported(*found)
     )
@@ -189,7 +189,7 @@ def _by_trtexec(
     return []
 
 
-def _here(
+def _measure_here(
     bundle: Bundle,
     widths: Sequence[int],
     device: str,

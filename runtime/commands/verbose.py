@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def tell_bundle(bundle: Bundle, check: Check, seconds: float) -> None:
+def log_bundle(bundle: Bundle, check: Check, seconds: float) -> None:
     """What is in a bundle that was opened, and what of it was compared."""
     if not log.isEnabledFor(logging.DEBUG):
         return
@@ -44,7 +44,7 @@ def tell_bundle(bundle: Bundle, check: Check, seconds: float) -> None:
     log.debug("compared: %sthe sizes of %d files, %s", sealed, len(files), sums[check])
 
 
-def tell_request(prepared: Prepared, images: Sequence[Any] = (), seconds: float | None = None) -> None:
+def log_request(prepared: Prepared, images: Sequence[Any] = (), seconds: float | None = None) -> None:
     """How large a request is; `images` are the pictures that were read in `seconds`, all together."""
     for image in images:
         took = "" if seconds is None else f", read in {seconds:.2f} s"
@@ -58,7 +58,7 @@ def tell_request(prepared: Prepared, images: Sequence[Any] = (), seconds: float 
     )
 
 
-def tell_draft(manifest: Manifest, asked: dict[str, Any]) -> None:
+def log_draft(manifest: Manifest, asked: dict[str, Any]) -> None:
     """Which draft serves a request with the options `asked`, and who decides how many tokens it drafts."""
     chosen = manifest.choose_draft(asked.get("draft"))
     if chosen is None:
@@ -77,7 +77,7 @@ def tell_draft(manifest: Manifest, asked: dict[str, Any]) -> None:
     )
 
 
-def tell_session(session: Session, seconds: float) -> None:
+def log_session(session: Session, seconds: float) -> None:
     """What a session computes with, and the memory that it took."""
     if not log.isEnabledFor(logging.DEBUG):
         return
@@ -105,7 +105,7 @@ def tell_session(session: Session, seconds: float) -> None:
     )
 
 
-def tell_result(result: Result) -> None:
+def log_result(result: Result) -> None:
     """Where the time of a request went, and what became of its drafts."""
     stats: Stats = result.stats
     phases = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in stats.seconds.to_dict().items())

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import OptionError
-from .locks import hold, is_still, release, taken_over
+from .locks import is_still, release, taken_over, try_lock
 from .paths import look_at
 
 _SUFFIX = ".new"
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path`, synced, when the block ends without an exception; else nothing is left of
     it. A kill leaves the old file or the new one, and perhaps a scratch file beside it, which the next writer of the same
     file removes. Several may write at once: each has a scratch file of its own, and the last one's file stays.
@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_scratch(name: str, file: str) -> bool:
-    """Whether `name` is that of a scratch file of `replacing` for the file called `file`."""
+    """Whether `name` is that of a scratch file of `atomic_write` for the file called `file`."""
     middle = name.removeprefix(_prefix(file)).removesuffix(_SUFFIX)
     return name == f"{_prefix(file)}{middle}{_SUFFIX}" and re.fullmatch("[0-9a-f]{8}", middle) is not None
 
@@ -69,7 +69,7 @@ def _new_scratch(path: Path) -> tuple[Path, BinaryIO, int | None]:
         scratch = path.with_name(f"{_prefix(path.name)}{secrets.token_hex(4)}{_SUFFIX}")
         out = scratch.open("xb")
         try:
-            lock = hold(scratch)
+            lock = try_lock(scratch)
             if lock is None or is_still(scratch, lock):
                 return scratch, out, lock
             release(lock)
@@ -86,7 +86,7 @@ def _prefix(file: str) -> str:
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a whole file (text: UTF-8, `?` for what it cannot hold), or leave what was there; a link stays one. Raises
     `OSError` naming `path`."""
-    with replacing(path.resolve()) as out:
+    with atomic_write(path.resolve()) as out:
         out.write(content.encode(errors="replace") if isinstance(content, str) else content)
 
 

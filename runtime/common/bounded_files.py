@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from .errors import VlmexportError
 from .foreign_errors import raise_if_foreign
-from .paths import shown
+from .paths import path_text
 
 PIPE_WAIT = 2.0
 """Seconds that a pipe is waited for which nobody has opened to write."""
@@ -61,7 +61,7 @@ def read_whole(path: Path, most: int, failure: type[VlmexportError], pipes: bool
 
 def too_long(path: Path, most: int) -> str:
     """The line that refuses a file of more than `most` bytes."""
-    return f"{shown(path)} has more than {_size(most)}; no such file is so long"
+    return f"{path_text(path)} has more than {_size(most)}; no such file is so long"
 
 
 def read_json(path: Path, most: int, failure: type[VlmexportError]) -> Any:
@@ -71,7 +71,7 @@ def read_json(path: Path, most: int, failure: type[VlmexportError]) -> Any:
         return parse_json(data)
     except ValueError as error:
         raise_if_foreign(error)
-        raise failure(f"{shown(path)} is not JSON: {error}") from error
+        raise failure(f"{path_text(path)} is not JSON: {error}") from error
 
 
 def parse_json(data: bytes | bytearray) -> Any:
@@ -148,10 +148,10 @@ def _told(path: Path, failure: type[VlmexportError]) -> Iterator[None]:
     try:
         yield
     except _Unfit as error:
-        raise failure(f"{shown(path)} {error}") from None
+        raise failure(f"{path_text(path)} {error}") from None
     except OSError as error:
         raise_if_foreign(error)
-        raise failure(f"{shown(path)} cannot be read: {error.strerror}") from error
+        raise failure(f"{path_text(path)} cannot be read: {error.strerror}") from error
 
 
 def _descriptor(path: Path, pipes: bool) -> int:

@@ -112,7 +112,7 @@ def _acquired(lock: Any, timeout: float) -> bool:
 # --- whether the maker of a file or folder lives: a lock on the thing itself ---
 
 
-def hold(path: Path) -> int | None:
+def try_lock(path: Path) -> int | None:
     """A lock on the file or folder `path`, for `release`; None where there are no locks. Raises `BlockingIOError` where
     another process holds it."""
     if fcntl is None:
@@ -139,7 +139,7 @@ def taken_over(path: Path) -> Iterator[bool]:
     """Whether who made the file or folder `path` is dead: nobody holds it, and it is held meanwhile. False where there are no
     locks."""
     try:
-        lock = hold(path)
+        lock = try_lock(path)
     except BlockingIOError:
         lock = None
     try:

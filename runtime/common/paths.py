@@ -32,14 +32,14 @@ def look_at(path: Any, error: type[VlmexportError], what: str) -> tuple[Path, Fo
         if found.is_dir():
             return found, "folder"
         # `is_file` answers for a NUL or a character that cannot be written, `stat` says what is wrong.
-        return found, "device" if _there(found) else "nothing"
+        return found, "device" if _exists(found) else "nothing"
     except (OSError, TypeError, ValueError) as cause:
         raise_if_foreign(cause)
         reason = getattr(cause, "strerror", None) or str(cause)
-        raise error(f"{what}: {shown(path)} is not a path ({reason})") from cause
+        raise error(f"{what}: {path_text(path)} is not a path ({reason})") from cause
 
 
-def shown(path: Any) -> str:
+def path_text(path: Any) -> str:
     """A path in a message, in one line that is not long; what is no path as Python writes it."""
     text = str(path) if isinstance(path, str | os.PathLike) else repr(path)
     text = text if text.isprintable() else repr(text)[1:-1]
@@ -61,7 +61,7 @@ def exists(path: str | Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -45,7 +45,7 @@ class DraftsOnDevice(Protocol):
     def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]: ...
 
 
-def offered(engine: Engine) -> bool:
+def is_supported(engine: Engine) -> bool:
     """Whether an engine can do whole cycles: it is not in host memory, its bundle has the graph `mask`, and its head
     names the best token and whether it is finite."""
     if engine.host_memory or "mask" not in engine.graphs:
@@ -257,7 +257,7 @@ class OnDevice:
         cycle.program.wait()
         if changes is not None:
             self._process().done(changes)
-        decoder.passed(cycle.passes[-1])
+        decoder.set_last_pass(cycle.passes[-1])
 
     def _answers(self, cycle: _Cycle) -> ArgmaxResult:
         return ArgmaxResult(cycle.came("best"), cycle.came("finite", "bool").copy())

@@ -16,7 +16,7 @@ from ..bundle.manifest import Manifest
 from ..common.errors import CapacityError, OptionError, PromptError
 from ..engines.base import DTYPES, Buffer, Call, Engine, View
 from ..engines.buffers import HostBuffer
-from .device_cycle import OnDevice, offered
+from .device_cycle import OnDevice, is_supported
 from .embedding import Embedding
 from .encoder import Encoder
 from .fast_path import ChainStep, chain_step, row_writer
@@ -198,7 +198,7 @@ class Decoder:
         """Steps of the trunk saved in this cycle: the pending tokens and the drafts that followed them."""
         self._passed: list[list[int]] = []
         """With a `verify_width`: what passed the trunk in this cycle, by sequence."""
-        self.on_device = OnDevice(self) if offered(engine) else None
+        self.on_device = OnDevice(self) if is_supported(engine) else None
         """Whole cycles of a single sequence without the host, where the engine offers them."""
 
     # --- the sequences ---
@@ -618,7 +618,7 @@ class Decoder:
         self._passes[key] = run
         return run
 
-    def apart(self, graph: str, attention: Sequence[int]) -> ForwardPass:
+    def bind_partial(self, graph: str, attention: Sequence[int]) -> ForwardPass:
         """Bind `graph`, a decoder that has the attention of these layers only, over one row of every sequence: from
         `hidden.0` to `hidden.1`, beside the rows that `prepared` passes leave. It reads and writes their keys and values."""
         batch = self.arena.batch
@@ -640,7 +640,7 @@ class Decoder:
         run.calls.append(self.engine.bind(graph, inputs, outputs))
         return self._keep(key, run, result)
 
-    def ahead(self, run: ForwardPass, tokens: Sequence[int], step: int) -> None:
+    def run_partial(self, run: ForwardPass, tokens: Sequence[int], step: int) -> None:
         """Run a pass of `apart` over the next token of every sequence, `step` rows behind what is valid of it. What it
         writes is scratch: a pass over all segments must follow that writes these rows of every layer anew."""
         self._pass(run, tokens, None, step)
@@ -716,7 +716,7 @@ class Decoder:
         them."""
         if run.step is not None and (trees is None or trees[0].is_chain):
             run.step(tokens, self.arena.lengths[0] + (step or 0))
-            self.passed(run)
+            self.set_last_pass(run)
             return
         if tokens is not None:
             self._embed_tokens(run, tokens)
@@ -733,7 +733,7 @@ class Decoder:
             self._embedded = False
         for call in run.calls:
             call.run()
-        self.passed(run)
+        self.set_last_pass(run)
 
     _embedded = False
     """The rows of the next pass are on the engine's side already."""
@@ -813,7 +813,7 @@ class Decoder:
             for row in range(batch)
         ]
 
-    def tapped(self, layer: int) -> View:
+    def hidden_after(self, layer: int) -> View:
         """Rows [batch, width, E] of the last pass after `layer` layers, one of the drafts' `taps` or the layer of one that
         attends."""
         if self._due is not None:
@@ -831,7 +831,7 @@ class Decoder:
         """The first sequence of the last pass."""
         return self._last.row
 
-    def beside(self, draft: str) -> int:
+    def draft_layer_index(self, draft: str) -> int:
         """The layer of the arena where a draft that attends keeps its keys and values."""
         return self._info.num_layers + list(self.manifest.attending).index(draft)
 
@@ -852,7 +852,7 @@ class Decoder:
         if self._encoder is not None and run.sources != self._encoder.version:
             run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
 
-    def passed(self, run: ForwardPass) -> None:
+    def set_last_pass(self, run: ForwardPass) -> None:
         """`run` was the last pass."""
         self._last = run
         self._due = None

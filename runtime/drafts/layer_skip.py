@@ -63,7 +63,7 @@ class LayerSkip(Proposer):
         while drafting:
             for sequence in sequences:
                 tokens[sequence.row] = chains[sequence][-1]
-            decoder.ahead(run, tokens, step)
+            decoder.run_partial(run, tokens, step)
             rows = head.run()
             step += 1
             for sequence in list(drafting):
@@ -80,7 +80,7 @@ class LayerSkip(Proposer):
         return [sequence.drafted(chains[sequence]) for sequence in sequences]
 
     def pass_apart(self) -> ForwardPass:
-        return self._decoder.apart(self.draft_graph, self._attention)
+        return self._decoder.bind_partial(self.draft_graph, self._attention)
 
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from ..bundle.float32_view import widened
+from ..bundle.float32_view import as_float32
 from ..bundle.operators import refuse
 from ..common.cpu_count import cores
 from ..common.errors import BundleError, CapacityError, OptionError
@@ -121,7 +121,7 @@ class OnnxRuntimeCpu(Engine):
     def __init__(
         self, folder: Path, manifest: Manifest, threads: int | None = None, reading: Reading = unwatched
     ):
-        super().__init__(widened(manifest).graphs)
+        super().__init__(as_float32(manifest).graphs)
         self._folder, self._reading = Path(folder), reading
         self._weights = (manifest.weights.file, *manifest.weights.linked)
         if manifest.weights_dtype != "float32":

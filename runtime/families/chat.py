@@ -120,7 +120,7 @@ class Layout:
     starts: tuple[int, ...]
 
 
-def laid_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media) -> Layout:
+def lay_out(bundle: Source, prompt: Prompt, views: Sequence[View], media: Media) -> Layout:
     """The prompt with its pictures and videos in place; of several of a kind, the first mark is the first one's.
 
     Raises `PromptError` as `media_ids`, and for more rows than the bundle's `max_length`.

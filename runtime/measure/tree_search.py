@@ -51,7 +51,7 @@ def rates(observed: Iterable[AcceptanceCounts]) -> list[list[float]]:
     return found
 
 
-def kept(chances: Rates, order: Sequence[int], budget: Budget) -> tuple[float, Budget]:
+def expected_kept(chances: Rates, order: Sequence[int], budget: Budget) -> tuple[float, Budget]:
     """(tokens that a cycle keeps, bonus included, what the tree really has) of the first nodes of an order of growth
     (`rank_tree.Parents`) that a budget has room for."""
     parents, depths, ranks = within(order, budget)
@@ -78,7 +78,7 @@ class Trees:
     def predict(self, table: CostTable, budget: Budget) -> Prediction | None:
         """Decode speed over plain decoding of the tree that a budget becomes, which may be smaller than that; None without
         one."""
-        tokens, real = kept(self.chances, self._order(budget), budget)
+        tokens, real = expected_kept(self.chances, self._order(budget), budget)
         if real.empty:
             return None
         tokens = 1 + self.factor * (tokens - 1)
@@ -112,7 +112,7 @@ def observed_trees(drafts: Iterable[DraftInfo], observed: Sequence[AcceptanceCou
             continue
         widest = max(mine, key=lambda seen: seen.budget.nodes)
         plain = Trees(draft.name, rates(mine), draft.tree, 1.0)
-        tokens, _ = kept(plain.chances, plain._order(widest.budget), widest.budget)
+        tokens, _ = expected_kept(plain.chances, plain._order(widest.budget), widest.budget)
         beyond = widest.tokens_per_cycle(widest.budget.depth) - 1
         factor = beyond / (tokens - 1) if tokens > 1 else 1.0
         found[draft.name] = Trees(draft.name, plain.chances, draft.tree, factor)

@@ -29,7 +29,7 @@ from ..sampling.verify import Verdict
 from ..speedup.budget import NOTHING, Budget
 from ..speedup.cost_model import CostTable
 from ..speedup.predict import ChainCounts, TreeGain
-from .base import sure_enough
+from .base import is_confident
 
 LOSS = 0.03
 """Most time that a request may lose against plain decoding, as a share of it."""
@@ -244,7 +244,7 @@ class Adaptive:
         self._chains = [Budget.chain(length) for length in range(most.depth + 1)]
 
     def keep_drafting(self, confidence: float) -> bool:
-        return sure_enough(confidence, self.confidence_threshold)
+        return is_confident(confidence, self.confidence_threshold)
 
     def allot(self, sequences: Items[Drafting]) -> list[Budget]:
         """Budgets for the next cycle of these sequences; those with the same draft are one batch."""

@@ -39,7 +39,7 @@ class DraftPolicy(Protocol):
         ...
 
 
-def sure_enough(confidence: float, threshold: float | None) -> bool:
+def is_confident(confidence: float, threshold: float | None) -> bool:
     """Whether a token's draft probability reaches the threshold, where there is one."""
     return threshold is None or confidence >= threshold
 
@@ -54,7 +54,7 @@ def check_policy(policy: object) -> None:
         raise OptionError(f"policy: {policy!r:.80} is not a DraftPolicy: it has no {', '.join(lacks)}")
 
 
-def allotted(policy: DraftPolicy, sequences: Items[Sequence]) -> list[Budget]:
+def allot_batch(policy: DraftPolicy, sequences: Items[Sequence]) -> list[Budget]:
     """What `policy` allots. Raises `OptionError` that names it where that is no `Budget` for each sequence."""
     found: object = policy.allot(sequences)
     if (
@@ -93,7 +93,7 @@ class FixedLength:
         return [self.budget] * len(sequences)
 
     def keep_drafting(self, confidence: float) -> bool:
-        return sure_enough(confidence, self.confidence_threshold)
+        return is_confident(confidence, self.confidence_threshold)
 
     def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
         """The length does not depend on the outcome."""
@@ -133,7 +133,7 @@ class LogisticLength:
         return self.shortest + math.floor((self.longest - self.shortest) / (1 + math.exp(-exponent)))
 
     def keep_drafting(self, confidence: float) -> bool:
-        return sure_enough(confidence, self.confidence_threshold)
+        return is_confident(confidence, self.confidence_threshold)
 
     def observe(self, sequence: Sequence, proposed: int, verdict: Verdict) -> None:
         """The length does not depend on the outcome."""

@@ -150,7 +150,7 @@ class ActiveRequest:
             ends = np.cumsum([view.rows for view in views])
             views = [view for view, end in zip(views, ends, strict=True) if end > np.sum(slots < reused)]
             slots = slots[slots >= reused] - reused
-        image_rows = rows_of(decoder, views) if views else None
+        image_rows = image_embeds_of(decoder, views) if views else None
         vision = time.perf_counter()
         seconds.vision = vision - start
         rows = decoder.embed(ids[reused:], image_rows, slots)
@@ -200,7 +200,7 @@ def pictures_of(
     return found
 
 
-def rows_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
+def image_embeds_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
     """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
     found = [decoder.image_rows(view.runs) if view.encoded is None else view.encoded for view in views]
     return found[0] if len(found) == 1 else np.concatenate(found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import OptionError, PromptError
 from ..families.base import View
-from .inputs import asked
+from .inputs import request_inputs
 
 if TYPE_CHECKING:
     from .result import Result
@@ -50,7 +50,7 @@ class Conversation:
             )
         if not isinstance(prompt, str):
             raise PromptError(f"a turn is text, not {type(prompt).__name__}")
-        media, _ = asked(image, None, images, video)
+        media, _ = request_inputs(image, None, images, video)
         views = [each if isinstance(each, View) else self._session.encode(each, channels) for each in media]
         turn = self._turn("user", prompt, views)
         result = self._session.generate(

@@ -11,7 +11,7 @@ NAMES = ("image", "images", "video", "prompt", "messages")
 """Of `Session.generate`'s arguments."""
 
 
-def asked(
+def request_inputs(
     image: Any = None, prompt: Any = None, images: Any = None, video: Any = None, messages: Any = None
 ) -> tuple[list[Any], Prompt]:
     """(pictures, then videos; prompt). `images` is another word for a list of `image`, `messages` for a prompt of

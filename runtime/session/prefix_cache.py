@@ -21,7 +21,7 @@ class Prefix:
     views: tuple[tuple[int, View], ...] = ()
 
 
-def kept(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
+def snapshot(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
     """The first `length` rows of a prompt and of what was generated behind it."""
     ids = np.concatenate([prepared.token_ids, np.asarray(tokens, np.int64)])[:length]
     positions = prepared.positions
@@ -32,7 +32,7 @@ def kept(prepared: Prepared, tokens: Sequence[int], length: int) -> Prefix:
     return Prefix(ids, positions, _placed(prepared))
 
 
-def shared(prefix: Prefix, prepared: Prepared) -> int:
+def common_length(prefix: Prefix, prepared: Prepared) -> int:
     """How many rows at the beginning of `prepared` are those of `prefix`: same ids, positions and pictures, no picture
     in part. At least one row is left, whose logits give the first token."""
     ids = prepared.token_ids
@@ -52,7 +52,7 @@ def shared(prefix: Prefix, prepared: Prepared) -> int:
     return count
 
 
-def outside(prepared: Prepared, count: int) -> int:
+def align_to_images(prepared: Prepared, count: int) -> int:
     """At most `count` first rows of `prepared`, without a picture in part."""
     inside = (start for start, view in _placed(prepared) if start < count < start + view.rows)
     return next(inside, count)

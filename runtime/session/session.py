@@ -32,7 +32,7 @@ from ..common.validation import integer
 from ..decoder.forward_pass import Decoder
 from ..families import Prepared, get_family
 from ..families.base import Prompt, View
-from ..families.parts import gathered
+from ..families.parts import gather_media
 from ..families.plain import PlainText
 from ..policy.adaptive import Adaptive
 from ..policy.base import DraftPolicy
@@ -42,10 +42,10 @@ from ..speculative.proposer import Proposer
 from ..speculative.sequence import Sequence as Request
 from ..speedup.budget import Budget
 from ..speedup.stats import Stats
-from .active_request import ActiveRequest, rows_of
+from .active_request import ActiveRequest, image_embeds_of
 from .conversation import Conversation
-from .inputs import NAMES, asked
-from .prefix_cache import Prefix, kept, outside, shared
+from .inputs import NAMES, request_inputs
+from .prefix_cache import Prefix, align_to_images, common_length, snapshot
 from .request import RequestOptions, Settings, request_options, resolve
 from .result import Result
 
@@ -269,7 +269,7 @@ class Session:
         )  # fmt: skip
         if on_text is not None and not callable(on_text):
             raise OptionError(f"on_text: {on_text!r:.80} cannot be called")
-        about = asked(image, prompt, images, video, messages)
+        about = request_inputs(image, prompt, images, video, messages)
         stream = self._stream(about, options, streamed=on_text is not None)
         try:
             for piece in stream:
@@ -281,7 +281,9 @@ class Session:
 
     def stream(self, image: Any = None, prompt: Any = None, **options: Any) -> Stream:
         """Like `generate`, but hands out text while it is produced. Options are checked here, before any work."""
-        about = asked(image, prompt, *(options.pop(name, None) for name in ("images", "video", "messages")))
+        about = request_inputs(
+            image, prompt, *(options.pop(name, None) for name in ("images", "video", "messages"))
+        )
         return self._stream(about, request_options(options))
 
     def chat(self, system: str | None = None) -> Conversation:
@@ -297,7 +299,9 @@ class Session:
 
         def rows(_: list[Result]) -> Iterator[View]:
             view = self._family.view(self.bundle, self._colours([image], channels)[0])
-            yield view.with_rows(rows_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint)
+            yield view.with_rows(
+                image_embeds_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint
+            )
 
         with contextlib.closing(self._guarded(rows)([])) as found:
             return next(found)
@@ -440,7 +444,7 @@ class Session:
         return found
 
     def _prepare(self, about: tuple[list[Any], Prompt], options: RequestOptions) -> Prepared:
-        media, prompt = gathered(*about)
+        media, prompt = gather_media(*about)
         for each in media:
             if isinstance(each, View) and each.model not in (None, self.bundle.manifest.model.fingerprint):
                 raise ImageError(
@@ -536,7 +540,7 @@ class Session:
             raise OptionError(f"requests[{number}]: {request!r:.80} is not a mapping of options")
         named = {name: value for name, value in request.items() if name in NAMES}
         try:
-            about = asked(**named)
+            about = request_inputs(**named)
             options = request_options({name: request[name] for name in request if name not in named})
             settings = resolve(options, self.bundle.manifest, self._controller)
         except OptionError as error:
@@ -551,7 +555,7 @@ class Session:
         self._prefix = None
         if alone:
             if settings.reuse_prompt and prefix:
-                reused = self._resumed(shared(prefix, prepared), prepared, proposer)
+                reused = self._resumed(common_length(prefix, prepared), prepared, proposer)
             if not reused:
                 self.decoder.reset(0)
         return ActiveRequest(
@@ -566,7 +570,7 @@ class Session:
             return rows
         if proposer is not self._prefix_draft:
             return 0
-        rows = outside(prepared, min(rows - 1, proposer.resumable))
+        rows = align_to_images(prepared, min(rows - 1, proposer.resumable))
         if rows > 0:
             proposer.resume(rows)
         return max(0, rows)
@@ -600,7 +604,7 @@ class Session:
             pieces.close()  # type: ignore[attr-defined]  # counts what a closed stream leaves
             found.append(running.close(whole))
             if settings.reuse_prompt and whole and sequence.error is None and self.decoder.can_resume:
-                self._prefix = kept(prepared, sequence.tokens, self.decoder.arena.lengths[0])
+                self._prefix = snapshot(prepared, sequence.tokens, self.decoder.arena.lengths[0])
                 self._prefix_draft = sequence.proposer
 
     def _run_batch(self, waiting: Iterator[_Waiting]) -> Iterator[tuple[int, _Outcome]]:

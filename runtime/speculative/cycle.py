@@ -19,7 +19,7 @@ from ..common.errors import NumericsError
 from ..decoder.forward_pass import Decoder
 from ..decoder.logits import TargetLogits, not_finite
 from ..decoder.token_tree import TokenTree
-from ..policy.base import allotted
+from ..policy.base import allot_batch
 from ..sampling.verify import Verdict, ranks
 from ..speedup.budget import NOTHING, Budget
 from .self_drafting import draft_on_trunk
@@ -128,7 +128,7 @@ class Cycle:
         """What the policies allot, within what each sequence may still emit and a pass may hold."""
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.widest_tree - 1
         for policy, group in self._policies:
-            for sequence, budget in zip(group, allotted(policy, group), strict=True):
+            for sequence, budget in zip(group, allot_batch(policy, group), strict=True):
                 budgets[sequence.row] = budget.within(widest, sequence.left - 1)
         return budgets
 

@@ -90,7 +90,7 @@ class DraftCosts:
             once=factor * self.once,
         )
 
-    def beside(self, depth: int, nodes: int) -> float:
+    def extra_seconds(self, depth: int, nodes: int) -> float:
         """What a cycle of this shape takes outside the graphs."""
         return between(self.tree_host, nodes) if self.tree_host and nodes > depth else self.host
 
@@ -132,7 +132,7 @@ class CostTable:
         if width == 1:
             return self.token_seconds(batch)
         costs = self.drafts.get(draft, FREE)
-        host = batch * (costs.beside(depth, nodes) or self.host)
+        host = batch * (costs.extra_seconds(depth, nodes) or self.host)
         wider = self.plain(batch) / self.plain(1)
         trunk = costs.trunk * self.plain(batch * self.least) / self.plain(1)
         drafting = (costs.once + depth * costs.propose) * wider + depth * trunk

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from vlmexport.calibration.data import ImageRef, Record, RecordSet, load_records
 from vlmexport.calibration.data.formats import names, open_format
-from vlmexport.calibration.data.layout import asked
+from vlmexport.calibration.data.layout import prompt_of
 from vlmexport.calibration.data.reading import places as data_places
 from vlmexport.runtime.common.errors import ImageError, InputError, OptionError
 from vlmexport.runtime.images.video import Video
@@ -521,11 +521,11 @@ def test_a_conversation_is_asked_as_the_model_reads_one():
     record = Record(
         "k", "how many?", history=(("system", "Be brief."), ("user", "is it red?"), ("assistant", "no"))
     )
-    text = asked(record, None, template=False, vision=True)
+    text = prompt_of(record, None, template=False, vision=True)
     assert text == "Be brief. Question: is it red? Answer: no Question: how many? Answer:"
-    plain: Any = asked(record, None, template=True, vision=False)
+    plain: Any = prompt_of(record, None, template=True, vision=False)
     assert [m["content"] for m in plain] == ["Be brief.", "is it red?", "no", "how many?"]
-    seen: Any = asked(record, [image, Video("x.mp4")], template=True, vision=True)
+    seen: Any = prompt_of(record, [image, Video("x.mp4")], template=True, vision=True)
     assert [m["role"] for m in seen] == ["system", "user", "assistant", "user"]
     assert [[part["type"] for part in m["content"]] for m in seen] == [
         ["text"],
@@ -533,7 +533,7 @@ def test_a_conversation_is_asked_as_the_model_reads_one():
         ["text"],
         ["text"],
     ]
-    assert asked(Record("k", "how many?"), image, template=True, vision=True) == "how many?"
+    assert prompt_of(Record("k", "how many?"), image, template=True, vision=True) == "how many?"
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2.5-vl", "blip2-t5"])

@@ -16,7 +16,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, R
 from vlmexport.exporter.graphs.gqa_fold import folded_form
 from vlmexport.exporter.lowering.groups import Groups
 from vlmexport.exporter.lowering.rewriter import size, typed
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.manifest import GraphInfo, Manifest
 from vlmexport.runtime.common.errors import BundleError
 
@@ -117,7 +117,7 @@ def test_it_is_in_the_types_of_the_bundle(tiny_bundle: Bundles) -> None:
     """Float16, as ONNX Runtime computes both forms on a CPU: the difference is one of rounding."""
     tiny = tiny_bundle("llama-float16")
     manifest = tiny.bundle.manifest
-    assert not folded(widened(manifest)), "the form of a CPU has other types"
+    assert not folded(as_float32(manifest)), "the form of a CPU has other types"
     info = manifest.graphs["segment.0"]
     assert info.folded is not None
     found = differences(tiny, tiny.path / info.file, tiny.path / info.folded, info)

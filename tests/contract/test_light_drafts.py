@@ -27,7 +27,7 @@ from vlmexport.exporter.parity.tally import ParityRow
 from vlmexport.exporter.pipeline import BuildRequest
 from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import DraftInfo, Manifest
 from vlmexport.runtime.bundle.plans import planned
@@ -73,7 +73,7 @@ def bringing_weights(manifest: Manifest) -> list[DraftInfo]:
 
 def drafts_graphs(tiny: TinyBundle) -> dict[str, onnx.ModelProto]:
     """Graphs of the bundle that the CPU engine loads → their files, those of drafts only."""
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     names = [name for draft in bringing_weights(manifest) for name in draft.graphs.values()]
     return {
         name: onnx.load(str(tiny.path / manifest.graphs[name].file), load_external_data=False)
@@ -114,7 +114,7 @@ def test_onnx_runtime_fuses_every_product(
 ) -> None:
     """Dequantised in front of the product, a matrix would be read as floats: nothing would be saved."""
     tiny = tiny_bundle(name)
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     for graph, model in drafts_graphs(tiny).items():
         wanted = sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
         options = ort.SessionOptions()
@@ -155,7 +155,7 @@ def captured(tiny_bundle: Callable[..., TinyBundle]) -> Callable[[str], list[Cap
 def parity(tiny: TinyBundle, folder: Path, captures: list[Captured]) -> dict[str, ParityRow]:
     """What parity says of the drafts' graphs of the bundle in `folder`."""
     recipe = BUNDLES[tiny.name]
-    manifest = widened(tiny.bundle.manifest)
+    manifest = as_float32(tiny.bundle.manifest)
     names = {name for draft in bringing_weights(manifest) for name in draft.graphs.values()}
     few = replace(manifest, graphs={name: manifest.graphs[name] for name in manifest.graphs if name in names})
     drafts = [

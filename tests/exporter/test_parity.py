@@ -23,7 +23,7 @@ from vlmexport.exporter.parity.recorded import compared_inputs
 from vlmexport.exporter.parity.reference import load_reference
 from vlmexport.exporter.parity.runner import GraphRunner
 from vlmexport.exporter.parity.tally import FLOOR, SHARE, Tally
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import MANIFEST, Bundle, read_manifest
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.common.errors import ExportError
@@ -288,7 +288,7 @@ def test_the_graphs_one_behind_the_other_give_the_models_first_tokens(
     folder, checkpoint_folder = tiny_bundle(name)
     checkpoint = open_checkpoint(checkpoint_folder)
     opened = Bundle(folder, Manifest.from_dict(read_manifest(folder / MANIFEST)))
-    bundle = Bundle(folder, widened(opened.manifest))
+    bundle = Bundle(folder, as_float32(opened.manifest))
     family = family_for(checkpoint)
     model = load_reference(checkpoint, bundle.manifest.weights_dtype, streamed=True)
     *_, (kind, inputs) = compared_inputs(family, 12, streamed=True)

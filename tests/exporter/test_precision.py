@@ -18,7 +18,7 @@ from vlmexport.exporter.parity import check_parity, reference
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.exporter.pipeline.dry_run import dry_run
 from vlmexport.runtime.bundle.checksum import manifest_text
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.common.bfloat16 import bfloat16_bits, lowest, widen
@@ -175,8 +175,8 @@ def test_a_bundle_without_its_float32_files_is_refused_by_a_cpu(
 
 def test_widening_changes_types_and_files_only(narrow_bundle: Callable, tiny_bundle: Callable) -> None:
     manifest = Bundle.open(narrow_bundle("blip2-t5", "float16")[0]).manifest
-    wide = widened(manifest)
-    assert widened(wide) is wide
+    wide = as_float32(manifest)
+    assert as_float32(wide) is wide
     assert Manifest.from_dict(wide.to_dict()).decoder.mask_dtype == "float32"  # and every interface fits
     for name, graph in wide.graphs.items():
         source = manifest.graphs[name]
@@ -185,7 +185,7 @@ def test_widening_changes_types_and_files_only(narrow_bundle: Callable, tiny_bun
         kinds = {v.dtype for v in (*graph.inputs, *graph.outputs) if v.name != "embedding_table"}
         assert not kinds & set(NARROW), name
     usual = Bundle.open(tiny_bundle("llama")[0]).manifest
-    assert widened(usual) is usual
+    assert as_float32(usual) is usual
 
 
 @pytest.mark.parametrize(

@@ -548,7 +548,7 @@ def test_table_plot_report_and_demo_say_the_same_speed_up(
 ) -> None:
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
-    draw = plot.drawn
+    draw = plot.draw_benchmark
     monkeypatch.setattr(plot, "drawn", lambda report: drawn.append(draw(report)) or drawn[0])
     files = ["--plot", tmp_path / "bench.png", "--report", tmp_path / "bench.json"]
     assert main("bench", tiny_bundle("llama").path, *BENCH, *files) == 0
@@ -749,7 +749,7 @@ def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() 
         "plain": arm, "speculative": arm, "bound": None, "alpha_by_depth": [0.9, 0.8], "tau": 2.0,
         "width_cost": {"1": 1.0, "6": 1.4}, "machine": {"cpu": "A Processor of Some Name", "cores": 2, "load": 5.0},
     }  # fmt: skip
-    figure = plot.drawn(report)
+    figure = plot.draw_benchmark(report)
     assert "LOSSY: typical acceptance" in figure.get_suptitle()
     renderer = figure.canvas.get_renderer()
     figure.draw(renderer)
@@ -759,7 +759,7 @@ def test_a_plot_names_the_machine_beside_its_labels_and_says_that_it_was_busy() 
         for text, box in notes.items():
             assert not box.overlaps(axes.get_tightbbox(renderer)), text
     report["machine"]["load"] = 1.0
-    assert BUSY not in {text.get_text() for text in plot.drawn(report).texts}
+    assert BUSY not in {text.get_text() for text in plot.draw_benchmark(report).texts}
 
 
 @pytest.mark.usefixtures("quick")

@@ -15,7 +15,7 @@ from vlmexport.runtime import Session
 from vlmexport.runtime.common.errors import ImageError, OptionError, PromptError, VlmexportError
 from vlmexport.runtime.families.base import Prepared, View
 from vlmexport.runtime.images.synthetic import synthetic_image
-from vlmexport.runtime.session.prefix_cache import kept, shared
+from vlmexport.runtime.session.prefix_cache import common_length, snapshot
 from vlmexport.runtime.session.request import RequestOptions
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def test_what_two_prompts_share(
     first: Prepared, tokens: list[int], second: Prepared, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(len(first.token_ids), len(first.token_ids) + len(tokens)))
-    prefix = kept(first, tokens, length)
+    prefix = snapshot(first, tokens, length)
     if data.draw(st.booleans()):  # one that goes on with the other
         ids = np.concatenate([prefix.ids, second.token_ids])
         views = (*first.views, *second.views)
@@ -260,7 +260,7 @@ def test_what_two_prompts_share(
             behind = prefix.positions.max() + 1 + np.arange(len(second.token_ids))
             positions = np.concatenate([prefix.positions, behind[None]], axis=1)
         second = Prepared(ids, views, np.concatenate(slots) if slots else None, positions)
-    count = shared(prefix, second)
+    count = common_length(prefix, second)
     here, there = rows(first, tokens)[:length], rows(second, [])
     same = next(
         (at for at, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there))

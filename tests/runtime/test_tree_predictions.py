@@ -11,7 +11,7 @@ import pytest
 from vlmexport.runtime.bundle.stored_acceptance import StoredAcceptance
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.drafts.medusa.static_tree import grow, within
-from vlmexport.runtime.measure.tree_search import OFFERED, kept, observed_trees, rates
+from vlmexport.runtime.measure.tree_search import OFFERED, expected_kept, observed_trees, rates
 from vlmexport.runtime.sampling.verify import ranks, verify_draws
 from vlmexport.runtime.speedup.budget import Budget
 from vlmexport.runtime.speedup.cost_model import CostTable, Curve, DraftCosts
@@ -113,7 +113,7 @@ def test_the_tree_that_grows_keeps_most_of_all_trees_of_its_size(nodes: int) -> 
     counts = [[(round(1e6 * rate), 10**6) for rate in depth] for depth in CHANCES]
     seen = AcceptanceCounts("heads", WIDE, {(39, 3): 10}, [6, 3, 1], ranks=counts)
     trees = observed_trees([draft(None)], [seen])["heads"]
-    grown, real = kept(trees.chances, trees._order(Budget(nodes, 3)), Budget(nodes, 3))
+    grown, real = expected_kept(trees.chances, trees._order(Budget(nodes, 3)), Budget(nodes, 3))
     best = max(1 + sum(map(chance, tree)) for tree in every_tree(nodes))
     assert real == Budget(nodes, real.depth) and grown == pytest.approx(best)
 

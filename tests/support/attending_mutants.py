@@ -142,7 +142,7 @@ def own_rows_left_by_growth(patch: Patch) -> None:
 
 def rows_of_the_pass_before(patch: Patch) -> None:
     """After a tail the exit rows are not brought to where rows of a pass over all segments lie: an older pass's are there."""
-    tapped = Decoder.tapped
+    tapped = Decoder.hidden_after
 
     def wrong(self: Any, layer: int) -> Any:
         self._due = None

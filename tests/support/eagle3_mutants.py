@@ -47,7 +47,7 @@ def last_rows_alone(patch: Patch) -> None:
 
 def trunk_rows_of_the_last_pass(patch: Patch) -> None:
     """Where a trunk ran ahead of the verifying pass, the rows after its layers are those of the pass before."""
-    tapped = Decoder.tapped
+    tapped = Decoder.hidden_after
     kept: dict[int, Any] = {}
 
     def wrong(self: Any, layer: int) -> Any:

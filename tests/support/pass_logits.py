@@ -14,7 +14,7 @@ from vlmexport.runtime.decoder.forward_pass import Decoder
 from vlmexport.runtime.decoder.token_tree import TokenTree
 from vlmexport.runtime.engines.onnxruntime import OnnxRuntimeCpu
 from vlmexport.runtime.families.base import Prepared
-from vlmexport.runtime.session.active_request import rows_of
+from vlmexport.runtime.session.active_request import image_embeds_of
 
 STEPS, WIDE = 3, 6
 PARENTS = (-1, 0, 0, 2, 1, 3, 5)
@@ -45,7 +45,7 @@ class PassLogits:
         want = self._forward(inputs, path)
 
         decoder.reset(0)
-        images = rows_of(decoder, prepared.views) if prepared.views else None
+        images = image_embeds_of(decoder, prepared.views) if prepared.views else None
         rows = decoder.embed(prepared.token_ids, images, prepared.row_slots)
         first = decoder.prefill(rows, decoder.add(), prepared.positions).logits(0)[None].copy()
         found = {"prefill": _far(first, want[:1])}

@@ -316,7 +316,7 @@ def eagle3(rig_for: RigFor, family: str) -> None:
             rig.speculate(cut, want[:5])
         else:
             rig.chain(want[:5])
-        views = [rig.decoder.tapped(tap) for tap in (1, 2)]
+        views = [rig.decoder.hidden_after(tap) for tap in (1, 2)]
         found.append([np.array(rig.decoder.engine.read(view)) for view in views])
     for rows in found[1:]:
         for got, all_at_once in zip(rows, found[0], strict=True):

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from ....runtime.common.bounded_files import opened
 from ....runtime.common.errors import OptionError
-from ....runtime.common.paths import shown
+from ....runtime.common.paths import path_text
 from .arguments import Arguments
 from .entries import fields, gather, inside
 from .files import read_json
@@ -182,7 +182,7 @@ def _separated(path: Path, mark: str, problems: Problems) -> Iterator[tuple[str,
                     continue
                 yield where, (number, row)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise OptionError(f"{shown(path)} is no table: {error}") from error
+        raise OptionError(f"{path_text(path)} is no table: {error}") from error
 
 
 class Row:

@@ -8,7 +8,7 @@ from typing import Any
 from ....exporter.common.memory import available_memory
 from ....runtime.common.bounded_files import decoded, parse_json, read_whole
 from ....runtime.common.errors import OptionError
-from ....runtime.common.paths import shown
+from ....runtime.common.paths import path_text
 
 LARGEST_DOCUMENT = 4 << 30
 """Bytes of a JSON file. LLaVA's mix of 665,000 conversations has one GB, COCO's captions have 90 MB."""
@@ -26,7 +26,7 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(data)
     except ValueError as error:
-        raise OptionError(f"{shown(path)} is not JSON: {error}") from error
+        raise OptionError(f"{path_text(path)} is not JSON: {error}") from error
 
 
 def check_memory(path: Path, data: bytes, available: int | None) -> None:
@@ -34,7 +34,7 @@ def check_memory(path: Path, data: bytes, available: int | None) -> None:
     needed = parsed_bytes(data) if len(data) > SMALL else 0
     if available is not None and needed > available:
         raise OptionError(
-            f"{shown(path)} may take {needed / 1e9:.1f} GB of memory when it is read, and {available / 1e9:.1f} GB are free; "
+            f"{path_text(path)} may take {needed / 1e9:.1f} GB of memory when it is read, and {available / 1e9:.1f} GB are free; "
             "split it into smaller files"
         )
 
@@ -55,4 +55,4 @@ def read_lines(path: Path, damaged: bool = False) -> list[str]:
     try:
         return decoded(data).splitlines()
     except ValueError as error:
-        raise OptionError(f"{shown(path)} is not text: {error}") from error
+        raise OptionError(f"{path_text(path)} is not text: {error}") from error

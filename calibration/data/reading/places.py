@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ....runtime.common import paths
 from ....runtime.common.errors import ImageError, OptionError
-from ....runtime.common.paths import is_folder, shown
+from ....runtime.common.paths import is_folder, path_text
 from ....runtime.images.load import check_picture
 from .records import ImageRef
 
@@ -21,7 +21,7 @@ def folder_to_stay_in(folder: Path | None) -> Path | None:
     if folder is None:
         return None
     if not is_folder(folder):
-        raise OptionError(f"--inside {shown(folder)}: no such folder")
+        raise OptionError(f"--inside {path_text(folder)}: no such folder")
     return Path(os.path.realpath(folder))
 
 

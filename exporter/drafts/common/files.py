@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.common.atomic_files import replacing
+from ....runtime.common.atomic_files import atomic_write
 from ....runtime.common.bounded_files import read_json
 from ....runtime.common.errors import ExportError
 from ....runtime.common.foreign_errors import raise_if_foreign
@@ -76,7 +76,7 @@ def read_document(folder: Path) -> Mapping[str, Any]:
 def write_document(folder: Path, document: Mapping[str, Any]) -> None:
     """Replaces `draft.json` atomically; call it after the tensors are written."""
     text = json.dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, **document}, indent=1) + "\n"
-    with replacing(folder / DESCRIPTION) as out:
+    with atomic_write(folder / DESCRIPTION) as out:
         out.write(text.encode())
 
 
@@ -118,5 +118,5 @@ def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], dtype: torc
         k: v.detach().to("cpu", dtype if v.is_floating_point() else v.dtype).contiguous()
         for k, v in tensors.items()
     }
-    with replacing(folder / TENSORS) as out:
+    with atomic_write(folder / TENSORS) as out:
         out.write(save(stored))  # save_file would make it unreadable to others

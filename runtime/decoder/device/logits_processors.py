@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...bundle.manifest import Limits
-from ...bundle.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, told
+from ...bundle.text_layout import CONTEXT, NOTHING, WORDS, TextLayout, valid_ids
 from ...engines.base import DTYPES, Call, Engine, View
 
 NEVER = CONTEXT + 1
@@ -111,13 +111,13 @@ class DeviceLogitsProcessors:
 def of_request(changes: LogitsChanges, layout: TextLayout, vocabulary: int) -> dict[str, np.ndarray]:
     """What the graphs read of a request, with the text as it is now."""
     said = np.full(layout.places, NOTHING, np.int64)
-    said[layout.lead : layout.lead + len(changes.history)] = told(changes.history, vocabulary)
+    said[layout.lead : layout.lead + len(changes.history)] = valid_ids(changes.history, vocabulary)
     needed = np.full(layout.compared, NEVER, np.int64)
     if changes.ngram:
         needed[: layout.room] = changes.ngram - 1
     place = layout.first_word
     for word in changes.words:
-        said[place : place + len(word)] = told(word, vocabulary)
+        said[place : place + len(word)] = valid_ids(word, vocabulary)
         place += len(word)
         needed[place - 1 - layout.lead] = len(word) - 1
     banned, ends = np.zeros((2, vocabulary), np.bool_)
@@ -129,7 +129,7 @@ def of_request(changes: LogitsChanges, layout: TextLayout, vocabulary: int) -> d
 
 def of_cycle(changes: LogitsChanges, layout: TextLayout, vocabulary: int, most: int) -> dict[str, np.ndarray]:
     """What they read of one cycle: its `most` last tokens, where the last one lies, and how far behind it no text ends."""
-    last = told(changes.history[-most:], vocabulary)
+    last = valid_ids(changes.history[-most:], vocabulary)
     recent = np.full(most, NOTHING, np.int64)
     recent[most - len(last) :] = last
     length = len(changes.history)

@@ -52,7 +52,9 @@ class Eagle3(Eagle):
         """What the graph `fusion` makes of the rows where `rows` of the last pass stand; it runs once per pass."""
         decoder = self._decoder
         if self._number != decoder.pass_number:
-            taps = {name: decoder.tapped(layer) for name, layer in zip(TAPPED, self._layers, strict=True)}
+            taps = {
+                name: decoder.hidden_after(layer) for name, layer in zip(TAPPED, self._layers, strict=True)
+            }
             shape = taps[TAPPED[0]].shape
             call = self._joins.get(shape)
             if call is None:

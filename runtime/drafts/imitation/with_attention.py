@@ -41,7 +41,7 @@ class Attending(SelfDraft):
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         super().__init__(draft, decoder)
         assert draft.layer is not None
-        self._after, self._layer = draft.layer, decoder.beside(draft.name)
+        self._after, self._layer = draft.layer, decoder.draft_layer_index(draft.name)
         engine, capacity, batch = decoder.engine, decoder.arena.capacity, decoder.arena.max_batch
         rows = max(PREFILL_WIDTH, batch * decoder.max_width)
         self._positions = HostBuffer(engine, f"{draft.name}.positions", rows, "int64")
@@ -72,7 +72,7 @@ class Attending(SelfDraft):
 
     def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
         """The exit rows of a chunk, those that pad it too: theirs are overwritten, as in the target's layers."""
-        hidden = self._decoder.tapped(self._after)
+        hidden = self._decoder.hidden_after(self._after)
         self._drafted = False
         if sequence not in self._open:
             self._open.append(sequence)
@@ -88,7 +88,7 @@ class Attending(SelfDraft):
         will be accepted; of others, whatever they are, nothing is read."""
         drafted, self._drafted = self._drafted, False
         if not drafted:
-            hidden = self._decoder.tapped(self._after)
+            hidden = self._decoder.hidden_after(self._after)
             self._place(self._arena.lengths[: hidden.shape[0]], hidden.shape[1], self._own_places())
             self._run_alone(hidden, 0)
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from vlmexport.exporter.tensorrt import PlanOptions, add_plans, api
 from vlmexport.exporter.tensorrt.compile import link_files
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.bundle.plans import choose_plans
@@ -39,7 +39,7 @@ def with_plans(
     not there. Of a narrow bundle the graphs are those that compute in float32."""
     link_files(path, folder, manifest)
     bundle = Bundle(
-        folder, replace(widened(manifest), weights_dtype="float32", plans=[], files=dict(manifest.files))
+        folder, replace(as_float32(manifest), weights_dtype="float32", plans=[], files=dict(manifest.files))
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", library(FakeCuda()))
@@ -114,7 +114,7 @@ class EmulatedCuda(Asked, OnnxRuntimeCuda):
     place = "cpu"
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        super().__init__(path, widened(manifest), FakeCuda())  # type: ignore[arg-type]
+        super().__init__(path, as_float32(manifest), FakeCuda())  # type: ignore[arg-type]
         self._manifest = manifest
         self._opened: dict[Path, ort.InferenceSession] = {}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from vlmexport.exporter.lowering import new_name
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.bundle.manifest import Manifest
 from vlmexport.runtime.engines import kv_append
 from vlmexport.runtime.engines.base import DTYPES, Buffer, Call, Engine, View
@@ -42,7 +42,7 @@ class Portable(Engine):
     name = "portable"
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        super().__init__(widened(manifest).graphs)
+        super().__init__(as_float32(manifest).graphs)
         self._scratch = tempfile.TemporaryDirectory(prefix="lowered-", dir=folder.parent)
         self._lowered = _Lowered(folder, manifest, Path(self._scratch.name))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import EncoderDecoderCache
-from vlmexport.runtime.bundle.float32_view import widened
+from vlmexport.runtime.bundle.float32_view import as_float32
 from vlmexport.runtime.engines.base import Buffer, Engine, View
 
 from tests.support.skipped_oracle import without
@@ -431,7 +431,7 @@ class TorchReference(Engine):
     def __init__(
         self, manifest: Any, model: Any, networks: Mapping[str, torch.nn.Module] | None = None
     ) -> None:
-        super().__init__(widened(manifest).graphs)
+        super().__init__(as_float32(manifest).graphs)
         left_out = next((draft.skipped for draft in manifest.drafts if draft.skipped is not None), None)
         kind = FAMILIES[manifest.model.family, manifest.model.decoder]
         self._model = kind(model, networks or {}, left_out)
