@@ -247,7 +247,7 @@ def traced(alias: str) -> dict[str, Any]:
         "model": f"https://huggingface.co/{found.hub_id}",
         "parameters": parameters,
         "max_positions": prepared.family.max_positions,
-        "needed_rows": prepared.family.needed_rows,
+        "needed_rows": prepared.family.needed_embeds,
         "manifest": manifest,
     }
 

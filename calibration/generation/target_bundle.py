@@ -39,7 +39,7 @@ def target_bundle(
     """
     checkpoint = open_checkpoint(model)
     family = family_for(checkpoint)
-    longest = PROMPT + family.needed_rows + max_new_tokens
+    longest = PROMPT + family.needed_embeds + max_new_tokens
     positions = family.max_positions
     length = longest if positions is None else min(longest, positions)
     name = target_name(checkpoint)

@@ -96,7 +96,7 @@ class Target:
         parts = family.parts(self.model)
         self.layers, self.final_norm, self.lm_head = parts.layers, parts.final_norm, parts.lm_head
         self.logit_scale, self.embed = parts.logit_scale, parts.embed
-        self._vision_output, self._image_rows = parts.vision_output, parts.image_rows
+        self._vision_output, self._image_rows = parts.vision_output, parts.image_embeds
 
     @property
     def fingerprint(self) -> str:

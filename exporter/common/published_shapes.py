@@ -25,7 +25,7 @@ class Shapes:
 
     manifest: Manifest
     max_positions: int | None
-    needed_rows: int
+    needed_embeds: int
 
 
 def published(alias: str) -> Shapes | None:
@@ -44,7 +44,7 @@ def planned(shapes: Shapes, draft_layer: int | None, max_length: int | None, bat
     manifest = shapes.manifest
     limits = manifest.limits
     if max_length is not None:
-        check_length(max_length, shapes.max_positions, shapes.needed_rows)
+        check_length(max_length, shapes.max_positions, shapes.needed_embeds)
         manifest = replace(manifest, limits=replace(limits, max_length=max_length))
     if batch > limits.max_batch:
         manifest = replace(manifest, limits=replace(manifest.limits, max_batch=batch))

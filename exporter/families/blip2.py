@@ -25,7 +25,7 @@ class Blip2Family(Family):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self.language = language_for(checkpoint, self.config.text_config, "language_model.")
-        if not self.language.reads_image_rows:
+        if not self.language.reads_image_embeds:
             raise UnsupportedModelError(
                 f"Blip2ForConditionalGeneration with the language model {self.language.name!r} is not supported"
             )

@@ -178,12 +178,14 @@ class Composer:
             self._graph.append(copy)
         return dict(zip(template.outputs, (values[v] for v in template.graph.outputs), strict=True))
 
-    def product(self, rows: ir.Value, matrix: WeightRef, name: str) -> ir.Value:
+    def product(self, hidden_states: ir.Value, matrix: WeightRef, name: str) -> ir.Value:
         """`rows` [rows, in] times a matrix [out, in], however that is stored; `name` is that of the node."""
         quantized = self._store.quantized(matrix)
         if quantized is None:
-            return self.node("Gemm", [rows, self.weight(matrix)], name, transB=1)
-        return self.node("MatMul", [rows, self._dequantized(*quantized, name.rpartition("/")[0])], name)
+            return self.node("Gemm", [hidden_states, self.weight(matrix)], name, transB=1)
+        return self.node(
+            "MatMul", [hidden_states, self._dequantized(*quantized, name.rpartition("/")[0])], name
+        )
 
     def _dequantized(self, integers: WeightRef, scales: WeightRef, prefix: str) -> ir.Value:
         """A matrix [in, out] of blocks along its first axis; `prefix` is that of the layer that reads it."""
@@ -196,21 +198,23 @@ class Composer:
             block_size=BLOCK,
         )
 
-    def _product(self, prefix: str, rows: ir.Value, rank: int, matrices: Sequence[WeightRef]) -> ir.Value:
+    def _product(
+        self, prefix: str, hidden_states: ir.Value, rank: int, matrices: Sequence[WeightRef]
+    ) -> ir.Value:
         """`rows` [..., in] times every matrix [out, in], side by side: [..., sum of out]."""
 
         def node(op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
             return self.node(op_type, inputs, f"{prefix}/{op_type}_{len(self._graph)}", **attributes)
 
         wide, width = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
-        flat = rows
+        flat = hidden_states
         if rank != 2:
-            flat = node("Reshape", [rows, self.constant(np.array([-1, width], np.int64))])
+            flat = node("Reshape", [hidden_states, self.constant(np.array([-1, width], np.int64))])
         products = [node("Gemm", [flat, self.weight(matrix)], transB=1) for matrix in matrices]
         joined = products[0] if len(products) == 1 else node("Concat", products, axis=1)
         if rank == 2:
             return joined
-        leading = node("Shape", [rows], start=0, end=-1)
+        leading = node("Shape", [hidden_states], start=0, end=-1)
         shape = node("Concat", [leading, self.constant(np.array([wide], np.int64))], axis=0)
         return node("Reshape", [joined, shape])
 

@@ -141,8 +141,10 @@ class WeightStore:
             return None
         rows, columns = ref.shape if ref.transpose else reversed(ref.shape)
 
-        def part(behind: str, rows: int, dtype: str) -> WeightRef:
-            return WeightRef(tuple(name + behind for name in ref.names), True, (rows, columns), dtype)
+        def part(behind: str, hidden_states: int, dtype: str) -> WeightRef:
+            return WeightRef(
+                tuple(name + behind for name in ref.names), True, (hidden_states, columns), dtype
+            )
 
         return part(INTEGERS, rows, dtype), part(SCALES, rows // BLOCK, "float32")
 

@@ -124,7 +124,7 @@ def _precision(manifest: Manifest, draft: Draft) -> str | None:
     return dtype if dtype in LIMITS else None
 
 
-def _whole_bytes(bundle: Bundle, family: Family, rows: int) -> int:
+def _whole_bytes(bundle: Bundle, family: Family, length: int) -> int:
     graphs = [stored_graph_memory(bundle.path / graph.file) for graph in bundle.manifest.graphs.values()]
-    recorded = recorded_memory(family, row_counts(family, rows, streamed=False))
+    recorded = recorded_memory(family, row_counts(family, length, streamed=False))
     return whole_parity_bytes(graphs, family.checkpoint.tensors.memory, recorded)

@@ -90,7 +90,7 @@ def _run_with_tensors(
 
 
 def _vision(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured, tally: Tally) -> None:
-    rows, error = c.image_rows, _error(c).image_rows
+    rows, error = c.image_embeds, _error(c).image_embeds
     if rows is None or error is None:
         return  # text alone
     width = rows.shape[-1]
@@ -107,12 +107,12 @@ def _encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured,
 def run_encoder(bundle: Bundle, runner: GraphRunner, graph: GraphInfo, c: Captured) -> np.ndarray:
     """The text encoder's states [B, N, E] of `c.encoder_rows`."""
     info = bundle.manifest.encoder
-    assert info is not None and c.encoder_rows is not None
-    batch, source, _ = c.encoder_rows.shape
+    assert info is not None and c.encoder_hidden is not None
+    batch, source, _ = c.encoder_hidden.shape
     mask = np.empty((batch, info.num_heads, source, source), np.float32)
     table, distance = _bias(bundle, info.relative_bias)
     encoder_mask(mask, c.source_lengths, table, distance)
-    feeds = {"encoder_rows": c.encoder_rows, "encoder_mask": mask}
+    feeds = {"encoder_rows": c.encoder_hidden, "encoder_mask": mask}
     return runner.run(graph.file, feeds)["encoder_states"]
 
 

@@ -122,14 +122,14 @@ def _arms(manifest: Manifest, drafts: Sequence[DraftInfo]) -> list[tuple[str, st
     return [*arms, (f"{WRONG} ({drafts[0].name})", drafts[0].name, {})]
 
 
-def failures(rows: Sequence[LosslessRow]) -> list[str]:
+def failures(length: Sequence[LosslessRow]) -> list[str]:
     """What breaks the rule, as sentences; none means lossless."""
     found = [
         f"with draft {row.draft}, {row.different} of {row.requests} requests differ from plain decoding"
-        for row in rows
+        for row in length
         if row.different
     ]
-    ties, tokens = sum(len(row.near_ties) for row in rows), sum(row.tokens for row in rows)
+    ties, tokens = sum(len(row.near_ties) for row in length), sum(row.tokens for row in length)
     allowed = max(1, tokens // TOKENS_PER_NEAR_TIE)
     if ties > allowed:
         found.append(

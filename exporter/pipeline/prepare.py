@@ -71,7 +71,7 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
         )
     if request.max_length is None:
         request = request.model_copy(update={"max_length": _length(request, family)})
-    check_length(request.length, family.max_positions, family.needed_rows)
+    check_length(request.length, family.max_positions, family.needed_embeds)
     selection = select_drafts(
         request.model,
         checkpoint.alias,
@@ -94,9 +94,9 @@ def prepare(request: BuildRequest, *, write: bool = True) -> Prepared:
 
 def _length(request: BuildRequest, family: Family) -> int:
     """What `BuildRequest.max_length` says of None."""
-    rows = family.needed_rows
+    rows = family.needed_embeds
     if request.max_pixels is not None and family.vision is not None:
-        rows = family.vision.most_rows or rows
+        rows = family.vision.max_hidden or rows
     length = TEXT if rows <= ROUND else -(-(TEXT + rows) // ROUND) * ROUND
     return length if family.max_positions is None else min(length, family.max_positions)
 

@@ -49,7 +49,7 @@ def log_request(prepared: Prepared, images: Sequence[Any] = (), seconds: float |
     for image in images:
         took = "" if seconds is None else f", read in {seconds:.2f} s"
         log.debug("picture: %d × %d, mode %s%s", image.width, image.height, image.mode, took)
-    slots = prepared.row_slots
+    slots = prepared.image_positions
     log.debug(
         "prompt: %d tokens, %d of them image rows%s",
         len(prepared.token_ids),

@@ -337,7 +337,7 @@ class OnDevice:
             passes.append(run)
             calls.append(decoder.embedding.bind(token))
             calls += self._pass(run, up, min(number, steps), self._chain(wide))
-            exits = decoder.exit_rows(cut, number)
+            exits = decoder.exit_hidden(cut, number)
             if number == count:  # the last draft passes the trunk too
                 calls += draft.last_step(exits, number, given)
                 break
@@ -372,7 +372,7 @@ class OnDevice:
 
     def _of_drafting(
         self,
-        places: int,
+        num_positions: int,
         width: int,
         count: int,
         graph: str | None,
@@ -385,7 +385,7 @@ class OnDevice:
         for number in range(count):
             sizes |= {f"token.{number}": INT, f"finite.{number}": FLAG}
         brought = {"drafted": count * INT, "drafts_finite": count * FLAG}
-        sizes_up = {"tokens": places * INT, **(own or {})}
+        sizes_up = {"tokens": num_positions * INT, **(own or {})}
         transfers = self._transfers(width, graph, sizes_up, brought, steps)
         return transfers, Fields(self._engine, "cycle.tokens", sizes)
 
@@ -438,7 +438,7 @@ class OnDevice:
     def _pass(self, run: ForwardPass, up: Fields, number: int, related: tuple[View, View]) -> list[Call]:
         """A pass that begins at `start.number`, with its mask and positions."""
         start = up.view(f"start.{number}", 1)
-        mask, positions, indices = self._decoder.places(run)
+        mask, positions, indices = self._decoder.position_inputs(run)
         inputs = {
             "start": start,
             "slots": self._numbers(),
@@ -459,7 +459,7 @@ class OnDevice:
         """What the target says of the nodes `tokens` of a pass, and the last calls of a program."""
         best = transfers.down.view("best", width)
         finite = transfers.down.view("finite", width, dtype="bool")
-        inputs = {"hidden": run.result, "row_index": self._decoder.rows_in_order(width)}
+        inputs = {"hidden": run.result, "row_index": self._decoder.row_range(width)}
         head = lambda outputs: [self._engine.bind("head", inputs, outputs)]  # noqa: E731
         calls = self._best(head, best, finite, transfers, tokens, related)
         return calls if transfers.graph is None else [*calls, self._process().keep()]

@@ -23,7 +23,7 @@ class Embedding:
     """
 
     def __init__(
-        self, engine: Engine, table: np.ndarray, hidden: HostBuffer, most_rows: int, most_of_prompt: int
+        self, engine: Engine, table: np.ndarray, hidden: HostBuffer, max_tokens: int, most_of_prompt: int
     ):
         """`table` [V, E] as stored; `hidden` receives rows, at most `most_rows` of them, of a prompt `most_of_prompt` at
         a time."""
@@ -32,12 +32,12 @@ class Embedding:
         self.dtype = engine.dtype("embed", "hidden")
         self.constant = engine.constant("embedding_table", table)
         """The table [V, E] as stored, where the engine has it."""
-        self._tokens = HostBuffer(engine, "token_ids", most_rows, "int64")
+        self._tokens = HostBuffer(engine, "token_ids", max_tokens, "int64")
         self.lookup = False
         self.table: np.ndarray | None = None
         """The table itself where its rows can be copied as they are: `lookup` in the dtype of the graphs."""
         if engine.host_memory:
-            probe = np.linspace(0, len(table) - 1, min(PROBES, most_rows), dtype=np.int64)
+            probe = np.linspace(0, len(table) - 1, min(PROBES, max_tokens), dtype=np.int64)
             self.lookup = np.array_equal(self._by_graph(probe), self._by_table(probe))
             if self.lookup and table.dtype == DTYPES[self.dtype]:
                 self.table = table
@@ -53,7 +53,7 @@ class Embedding:
             bad = int(ids[(ids < 0) | (ids >= len(self._table))][0])
             raise PromptError(f"token id {bad} is outside the vocabulary of {len(self._table)}")
 
-    def rows(self, ids: np.ndarray) -> np.ndarray:
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows [n, E] of int64 ids [n]. Raises `PromptError` for ids outside the vocabulary."""
         self.check(ids)
         return self._by_table(ids) if self.lookup else self._by_graph(ids)

@@ -35,8 +35,8 @@ class Encoder:
         self._layers = decoder.num_layers
         self._dtype = engine.dtype("cross_kv", "cross_key.0")
         dtype = engine.dtype("cross_kv", "encoder_states")
-        self._rows = HostBuffer(engine, "encoder_rows", self._longest * self._size, dtype)
-        self._states = self._rows
+        self._encoder_hidden = HostBuffer(engine, "encoder_rows", self._longest * self._size, dtype)
+        self._states = self._encoder_hidden
         if info is not None:
             self._states = HostBuffer(engine, "encoder_states", self._longest * self._size, dtype)
             self._mask = HostBuffer(
@@ -67,7 +67,7 @@ class Encoder:
         """Changes whenever a sequence's source does: masks written before are out of date."""
 
     @property
-    def rows(self) -> int:
+    def cache_len(self) -> int:
         """Rows per head in the bound views: what bound passes depend on."""
         return self.arena.rows
 
@@ -81,73 +81,75 @@ class Encoder:
         self.arena.add()
         self.version += 1
 
-    def remove(self, row: int) -> None:
+    def remove(self, batch_index: int) -> None:
         """Forget sequence `row`; the last one takes its place."""
-        self.arena.remove(row)
+        self.arena.remove(batch_index)
         self.version += 1
 
-    def run(self, row: int, rows: np.ndarray) -> None:
+    def run(self, batch_index: int, encoder_hidden: np.ndarray) -> None:
         """Encode rows [n, E] of sequence `row`, which has nothing yet. Raises `PromptError` for too many."""
         engine, arena = self._engine, self.arena
-        source = len(rows)
+        source = len(encoder_hidden)
         if not 1 <= source <= self._longest:
             raise PromptError(
                 f"the prompt and image take {source} rows, the bundle's encoder 1..{self._longest}"
             )
         shape = (1, source, self._size)
-        self._rows.host(shape)[0] = rows
-        self._rows.push(shape)
+        self._encoder_hidden.host(shape)[0] = encoder_hidden
+        self._encoder_hidden.push(shape)
         if self._info is not None:
             self._encode(shape)
-        arena.lengths[row] = 0
+        arena.lengths[batch_index] = 0
         alone = arena.batch == 1
         if alone:
             arena.rows = arena.aligned(source)
-        arena.reserve(source, row)
-        arena.lengths[row] = source
+        arena.reserve(source, batch_index)
+        arena.lengths[batch_index] = source
         self.version += 1
         # A single sequence whose view is as long as its source needs no copy.
         direct = alone and arena.rows == source
-        targets = [arena.view(i, row, 1) for i in range(self._layers)] if direct else self._staged(source)
+        targets = (
+            [arena.view(i, batch_index, 1) for i in range(self._layers)] if direct else self._staged(source)
+        )
         outputs = {}
         for layer, (key, value) in enumerate(targets):
             outputs[f"cross_key.{layer}"], outputs[f"cross_value.{layer}"] = key, value
         engine.bind("cross_kv", {"encoder_states": self._states.view(shape)}, outputs).run()
         if not direct:
             for layer, (key, value) in enumerate(targets):
-                arena.store(layer, row, key, value)
+                arena.store(layer, batch_index, key, value)
 
-    def bindings(self, width: int, first: int, end: int, row: int, batch: int) -> dict[str, View]:
+    def bindings(self, width: int, first: int, end: int, batch_index: int, batch: int) -> dict[str, View]:
         """`cross_mask` for `width` rows of sequences row..row + batch − 1, and the K/V of layers first..end−1.
 
         The mask's content is `write_mask`'s.
         """
         arena = self.arena
-        found = {"cross_mask": self._cross_mask(width, row).view((batch, 1, width, arena.rows))}
+        found = {"cross_mask": self._cross_mask(width, batch_index).view((batch, 1, width, arena.rows))}
         for layer in range(first, end):
-            found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, row, batch)
+            found[f"cross_key.{layer}"], found[f"cross_value.{layer}"] = arena.view(layer, batch_index, batch)
         return found
 
-    def write_mask(self, width: int, row: int, batch: int) -> int:
+    def write_mask(self, width: int, batch_index: int, batch: int) -> int:
         """Let `width` rows of sequences row..row + batch − 1 see each its own source; returns the `version` that it
         is good for."""
-        arena, buffer = self.arena, self._cross_mask(width, row)
+        arena, buffer = self.arena, self._cross_mask(width, batch_index)
         shape = (batch, 1, width, arena.rows)
         host = buffer.host(shape)
         host[...] = True
         for index in range(batch):
-            host[index, :, :, arena.lengths[row + index] :] = False
+            host[index, :, :, arena.lengths[batch_index + index] :] = False
         buffer.push(shape)
         return self.version
 
-    def _cross_mask(self, width: int, row: int) -> HostBuffer:
+    def _cross_mask(self, width: int, batch_index: int) -> HostBuffer:
         """Where the mask lies: passes of the batch and of a single sequence must not overwrite each other's. (That of
         the first sequence alone is the beginning of the batch's.)"""
-        buffer = self._cross_masks.get((width, row))
+        buffer = self._cross_masks.get((width, batch_index))
         if buffer is None:
-            size = (1 if row else self._max_batch) * width * self.arena.capacity
-            buffer = HostBuffer(self._engine, f"cross_mask.{width}.{row}", size, "bool")
-            self._cross_masks[width, row] = buffer
+            size = (1 if batch_index else self._max_batch) * width * self.arena.capacity
+            buffer = HostBuffer(self._engine, f"cross_mask.{width}.{batch_index}", size, "bool")
+            self._cross_masks[width, batch_index] = buffer
         return buffer
 
     def _encode(self, shape: tuple[int, int, int]) -> None:
@@ -158,7 +160,10 @@ class Encoder:
             encoder_mask(self._mask.host(mask_shape), [source], self._table, self._max_distance)
             self._mask.push(mask_shape)
             self._masked = source
-        inputs = {"encoder_rows": self._rows.view(shape), "encoder_mask": self._mask.view(mask_shape)}
+        inputs = {
+            "encoder_rows": self._encoder_hidden.view(shape),
+            "encoder_mask": self._mask.view(mask_shape),
+        }
         self._engine.bind("encoder", inputs, {"encoder_states": self._states.view(shape)}).run()
 
     def _staged(self, source: int) -> list[tuple[View, View]]:

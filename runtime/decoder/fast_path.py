@@ -21,7 +21,7 @@ ChainStep = Callable[[Sequence[int] | None, int], None]
 """`step(tokens, start)`: run the pass over `tokens` (None: over the rows that lie there) from slot `start` on."""
 
 
-def row_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
+def embedding_writer(out: np.ndarray, embedding: Embedding) -> Callable[[Sequence[int]], None]:
     """Writes the rows of `tokens` [n] into `out` [n, E]; for an embedding that is a plain look-up."""
     table = embedding.table
     if table is None or len(out) > 1:

@@ -19,7 +19,7 @@ from ..engines.buffers import HostBuffer
 from .device_cycle import OnDevice, is_supported
 from .embedding import Embedding
 from .encoder import Encoder
-from .fast_path import ChainStep, chain_step, row_writer
+from .fast_path import ChainStep, chain_step, embedding_writer
 from .kv_cache import BATCH_BUCKET, BUCKET, KVArena
 from .logits import TargetLogits
 from .masks import CausalMask
@@ -168,7 +168,7 @@ class Decoder:
         self._in_order = HostBuffer(engine, "row_index.in_order", rows, "int64")
         self._in_order.host((rows,))[:] = range(rows)
         self._in_order.push((rows,))
-        self._source_rows = HostBuffer(engine, "source_rows", max_batch * self.max_width, "int64")
+        self._source_slots = HostBuffer(engine, "source_rows", max_batch * self.max_width, "int64")
         self._vocabulary = manifest.text.vocab_size
         self._bias = None if info.relative_bias is None else np.asarray(tensor(info.relative_bias.tensor))
         self.masks = CausalMask(
@@ -230,12 +230,12 @@ class Decoder:
         self.exit_count = 0
         return 0
 
-    def clear(self, row: int) -> None:
+    def clear(self, batch_index: int) -> None:
         """Zero what is cached of sequence `row`, of which numbers are not finite: who has its place next, or grows into
         it, reads none of them."""
-        self.arena.clear(row)
+        self.arena.clear(batch_index)
         if self._encoder is not None:
-            self._encoder.arena.clear(row)
+            self._encoder.arena.clear(batch_index)
 
     def add(self) -> int:
         """A further sequence; returns its place."""
@@ -245,53 +245,55 @@ class Decoder:
             self._encoder.add()
         return row
 
-    def remove(self, row: int) -> None:
+    def remove(self, batch_index: int) -> None:
         """Forget sequence `row`; the last one takes its place."""
-        self._shift[row] = self._shift[self.arena.batch - 1]
-        self.arena.remove(row)
+        self._shift[batch_index] = self._shift[self.arena.batch - 1]
+        self.arena.remove(batch_index)
         if self._encoder is not None:
-            self._encoder.remove(row)
+            self._encoder.remove(batch_index)
 
     # --- one request: image rows, encoder, prefill ---
 
-    def image_rows(self, inputs: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+    def image_embeds(self, inputs: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
         """Run `vision` on each mapping of inputs; rows [n, E] in order."""
         return self._vision.run(inputs)
 
     def embed(
         self,
         token_ids: np.ndarray,
-        image_rows: np.ndarray | None = None,
-        slots: np.ndarray | None = None,
+        image_embeds: np.ndarray | None = None,
+        image_positions: np.ndarray | None = None,
     ) -> np.ndarray:
         """Rows [n, E] of a prompt; `image_rows`, in order, replace the embeddings at `slots` (by default: where the ids
         are `text.image_token_id`)."""
         ids = np.asarray(token_ids, np.int64)
-        if image_rows is None:
-            return self.embedding.rows(ids)
-        if slots is None:
-            slots = np.flatnonzero(ids == self.manifest.text.image_token_id)
-        if len(slots) != len(image_rows):
-            raise PromptError(f"the prompt has {len(slots)} image slots for {len(image_rows)} image rows")
-        if len(slots) == len(ids):  # nothing but image rows: their placeholders need no embedding
+        if image_embeds is None:
+            return self.embedding.embeddings(ids)
+        if image_positions is None:
+            image_positions = np.flatnonzero(ids == self.manifest.text.image_token_id)
+        if len(image_positions) != len(image_embeds):
+            raise PromptError(
+                f"the prompt has {len(image_positions)} image slots for {len(image_embeds)} image rows"
+            )
+        if len(image_positions) == len(ids):  # nothing but image rows: their placeholders need no embedding
             rows = np.empty((len(ids), self._size), DTYPES[self.dtype])
         else:
-            rows = self.embedding.rows(ids)
-        rows[slots] = image_rows
+            rows = self.embedding.embeddings(ids)
+        rows[image_positions] = image_embeds
         return rows
 
-    def encode(self, row: int, rows: np.ndarray) -> None:
+    def encode(self, batch_index: int, encoder_hidden: np.ndarray) -> None:
         """Models with cross-attention: what sequence `row` looks at, rows [n, E]."""
         assert self._encoder is not None, "this model has no cross-attention"
-        self._encoder.run(row, rows)
+        self._encoder.run(batch_index, encoder_hidden)
         self._moved = True
 
     def prefill(
         self,
-        rows: np.ndarray,
-        row: int = 0,
+        hidden_states: np.ndarray,
+        batch_index: int = 0,
         positions: np.ndarray | None = None,
-        on_rows: OnRows | None = None,
+        on_hidden_states: OnRows | None = None,
     ) -> TargetLogits:
         """Run all segments over prompt rows [n, E] of sequence `row`, behind those that it has (`resume`); what the target
         says after the last one.
@@ -299,19 +301,19 @@ class Decoder:
         `positions` int64 [axes, all rows] by default count from 0; later positions go on after the highest. Widths are
         rounded up to few sizes; the padding's keys lie beyond the length and are overwritten.
         """
-        before, segments = self.arena.lengths[row], self._end
-        count = before + len(rows)
-        if not (len(rows) and count <= self.max_length):
+        before, segments = self.arena.lengths[batch_index], self._end
+        count = before + len(hidden_states)
+        if not (len(hidden_states) and count <= self.max_length):
             raise PromptError(f"the prompt has {count} rows, the session holds 1..{self.max_length}")
         used = 0
         for start in range(before, count, self._widest):
-            part = rows[start - before : start - before + self._widest]
+            part = hidden_states[start - before : start - before + self._widest]
             used = len(part)
             width = used if used <= 2 else -(-used // PREFILL_STEP) * PREFILL_STEP
             width = min(width, self._widest, self.arena.capacity - start)
-            if self.arena.reserve(width, row) or self._moved:
+            if self.arena.reserve(width, batch_index) or self._moved:
                 self._forget_moved()
-            run = self.prepared(0, segments, width, 0, row, 1)
+            run = self.prepared(0, segments, width, 0, batch_index, 1)
             assert run.hidden is not None
             run.hidden[0, :used] = part
             run.hidden[0, used:] = 0
@@ -323,11 +325,11 @@ class Decoder:
             if run.positions is not None:
                 run.positions[0] = self._limited(start + np.arange(width)) if given is None else given
             self._run(run)
-            self.arena.advance(used, row)
-            if on_rows is not None:
-                on_rows(start, run.result.buffer.view((1, used, self._size), self.dtype))
+            self.arena.advance(used, batch_index)
+            if on_hidden_states is not None:
+                on_hidden_states(start, run.result.buffer.view((1, used, self._size), self.dtype))
         if positions is not None:
-            self._shift[row] = next_position(positions) - count
+            self._shift[batch_index] = next_position(positions) - count
         return self.head(1, first=used - 1)
 
     # --- one cycle ---
@@ -365,7 +367,7 @@ class Decoder:
             rows += [*own, *own[-1:] * (width - len(own))]
         self._pass(run, rows, trees)
 
-    def exit_rows(self, cut: int, step: int) -> View:
+    def exit_hidden(self, cut: int, step: int) -> View:
         """Rows [batch, 1, E] after segment `cut` − 1 that the trunk saved at `step` of this cycle."""
         batch = self.arena.batch
         shape = (batch, 1, self._size)
@@ -401,11 +403,11 @@ class Decoder:
         run = self._passes.get((0, end, width, 0, 0, batch)) or self.prepared(0, end, width, 0)
         self._pass(run, tokens, trees)
 
-    def head(self, rows: int, first: int = 0) -> TargetLogits:
+    def head(self, num_logits: int, first: int = 0) -> TargetLogits:
         """What the target says after rows first.. of the last pass; valid until the next `head`."""
         if first == 0:
-            return (self._last.heads.get(rows) or self._head_over_first(rows)).run()
-        return self._head_over(range(first, first + rows)).run()
+            return (self._last.heads.get(num_logits) or self._head_over_first(num_logits)).run()
+        return self._head_over(range(first, first + num_logits)).run()
 
     def head_of(self, trees: Sequence[TokenTree]) -> TargetLogits:
         """What the target says after the nodes of `trees`, one tree after the other, after `full` or `tail`."""
@@ -422,15 +424,15 @@ class Decoder:
             places += places[-1:] * (most - rows)
         return self._head_over(places).run()
 
-    def _head_over_first(self, rows: int) -> TargetLogits:
+    def _head_over_first(self, num_logits: int) -> TargetLogits:
         """The head over the first `rows` rows of the last pass; nothing is written for it."""
-        head = self._last.heads[rows] = self._bound_head(self._in_order.view((rows,)))
+        head = self._last.heads[num_logits] = self._bound_head(self._in_order.view((num_logits,)))
         return head
 
-    def _head_over(self, places: Sequence[int]) -> TargetLogits:
+    def _head_over(self, row_index: Sequence[int]) -> TargetLogits:
         """The head over some rows of the last pass, which the row index names."""
-        shape = (len(places),)
-        self._row_index.host(shape)[:] = places
+        shape = (len(row_index),)
+        self._row_index.host(shape)[:] = row_index
         self._row_index.push(shape)
         return self._bound_head(self._row_index.view(shape))
 
@@ -444,24 +446,24 @@ class Decoder:
         return head
 
     def bind_head(
-        self, hidden: View, index: View, rows: int, purpose: str = "", graph: str = "head"
+        self, hidden: View, index: View, num_logits: int, purpose: str = "", graph: str = "head"
     ) -> TargetLogits:
         """`head` over rows of `hidden` [batch, width, E] that `index` int64 [rows] names; heads of one `purpose`
         share their outputs. `graph` made the rows: it is named where they are not finite."""
-        outputs = self._head_outputs(purpose, rows)
+        outputs = self._head_outputs(purpose, num_logits)
         call = self.engine.bind("head", {"hidden": hidden, "row_index": index}, outputs)
         return TargetLogits(self.engine, call, outputs, graph)
 
-    def accept(self, tree: TokenTree, path: Sequence[int], row: int = 0) -> None:
+    def accept(self, tree: TokenTree, path: Sequence[int], batch_index: int = 0) -> None:
         """Make the root and the nodes of `path` of sequence `row` valid; everything else of it is forgotten."""
         if any(node != index + 1 for index, node in enumerate(path)):
-            start, width = self.arena.lengths[row], len(path)
+            start, width = self.arena.lengths[batch_index], len(path)
             moves = [
                 (np.arange(width), 0)
             ] * self.arena.batch  # the others write rows they hold over themselves
-            moves[row] = (start + np.asarray(path), start + 1)
+            moves[batch_index] = (start + np.asarray(path), start + 1)
             self._commit(moves, width)
-        self.arena.advance(1 + len(path), row)
+        self.arena.advance(1 + len(path), batch_index)
         self.exit_count = 0
 
     def accept_all(self, trees: Sequence[TokenTree], paths: Sequence[Sequence[int]]) -> None:
@@ -479,15 +481,17 @@ class Decoder:
         view = self._head_buffers["logits"].view((1, self._vocabulary), "float32")
         return np.array(self.engine.read(view)[0])
 
-    def verified_rows(self, row: int, nodes: int) -> View:
+    def verified_hidden(self, batch_index: int, nodes: int) -> View:
         """Rows [1, nodes, E] before the final norm of the first nodes of sequence `row`, after `full` or `tail`: where
         they lie until the next pass."""
         result, size = self._last.result, self._size
-        return result.buffer.view((1, nodes, size), self.dtype, result.offset + row * self._last.width * size)
+        return result.buffer.view(
+            (1, nodes, size), self.dtype, result.offset + batch_index * self._last.width * size
+        )
 
     # --- private ---
 
-    def _head_outputs(self, purpose: str, rows: int) -> dict[str, View]:
+    def _head_outputs(self, purpose: str, num_logits: int) -> dict[str, View]:
         """Outputs of heads over `rows` rows: logits, and what else the engine's head offers (one value per row), one
         behind the other in one buffer."""
         most = self.arena.max_batch * (1 if purpose else self.max_width)
@@ -497,13 +501,13 @@ class Decoder:
             return -(-count * WIDEST // unit) * unit
 
         logits = self._head_buffer(f"{purpose}logits", most * self._vocabulary * DTYPES["float32"].itemsize)
-        outputs = {"logits": logits.view((rows, self._vocabulary), "float32")}
+        outputs = {"logits": logits.view((num_logits, self._vocabulary), "float32")}
         others = [value for value in self.engine.interface("head").outputs if value.name != "logits"]
         if others:
             buffer = self._head_buffer(f"{purpose}answers", step(most) * len(others))
             for place, value in enumerate(others):
-                offset = place * step(rows) // DTYPES[value.dtype].itemsize
-                outputs[value.name] = buffer.view((rows,), value.dtype, offset)
+                offset = place * step(num_logits) // DTYPES[value.dtype].itemsize
+                outputs[value.name] = buffer.view((num_logits,), value.dtype, offset)
         return outputs
 
     def _head_buffer(self, name: str, nbytes: int) -> Buffer:
@@ -530,14 +534,14 @@ class Decoder:
         """Gather `width` rows of every sequence and write them contiguously, all layers in one call."""
         batch = len(moves)
         shape = (batch, width)
-        source, indices = self._source_rows.host(shape), self._indices.host((batch,))
+        source, indices = self._source_slots.host(shape), self._indices.host((batch,))
         for row, (slots, start) in enumerate(moves):
             source[row], indices[row] = slots, start
-        self._source_rows.push(shape)
+        self._source_slots.push(shape)
         self._indices.push((batch,))
         if shape not in self._commits:
             inputs, outputs = self.arena.bindings(0, self._info.num_layers)
-            inputs["source_rows"] = self._source_rows.view(shape)
+            inputs["source_rows"] = self._source_slots.view(shape)
             inputs["write_indices"] = self._indices.view((batch,))
             self._commits[shape] = self.engine.bind("commit", inputs, outputs)
         self._commits[shape].run()
@@ -552,18 +556,18 @@ class Decoder:
             self._commits.clear()
 
     def prepared(
-        self, first: int, end: int, width: int, step: int, row: int = 0, batch: int | None = None
+        self, first: int, end: int, width: int, step: int, batch_index: int = 0, batch: int | None = None
     ) -> ForwardPass:
         """Bind segments first..end−1 over [batch, width] rows of sequences row..: from `hidden.0`, or from the exit
         rows where they lie as the tail needs them; into the exit rows of `step` when the run ends before the last
         segment."""
         engine, info, arena = self.engine, self._info, self.arena
         count = arena.batch if batch is None else batch
-        key = (first, end, width, step, row, count)
+        key = (first, end, width, step, batch_index, count)
         if key in self._passes:
             return self._passes[key]
         shape = (count, width, self._size)
-        run, shared = self._new_pass(count, width, row)
+        run, shared = self._new_pass(count, width, batch_index)
         padded = self.verify_width is not None and batch is None
         in_place = first > 0 and not padded and (width == 1 or self._align(count * self._size) == self._size)
         source = self._exits[first].view(shape, self.dtype) if in_place else self._enters(run)
@@ -578,23 +582,23 @@ class Decoder:
             else:
                 target = self._work[(number - first + 1) % 2].view(shape)
             layers = (info.cuts[number], info.cuts[number + 1])
-            inputs, outputs = arena.bindings(*layers, row, count)
+            inputs, outputs = arena.bindings(*layers, batch_index, count)
             inputs |= {"hidden": source, **shared}
             place = self._positions_for(info.cuts[number], run)
             if place is not None:
                 inputs["positions"] = place
             if self._encoder is not None:
-                inputs |= self._encoder.bindings(width, *layers, row, count)
+                inputs |= self._encoder.bindings(width, *layers, batch_index, count)
             run.calls.append(engine.bind(self._segments[number], inputs, outputs | {"hidden_out": target}))
             source = target
             if trunk and padded:
                 run.calls += self._node_copies(number + 1, step, target)
         return self._keep(key, run, source)
 
-    def _new_pass(self, count: int, width: int, row: int) -> tuple[ForwardPass, dict[str, View]]:
+    def _new_pass(self, count: int, width: int, batch_index: int) -> tuple[ForwardPass, dict[str, View]]:
         """A pass without calls, and what all of its graphs are told of where its rows stand."""
         mask_shape = (count, self._info.mask_heads, width, self.arena.rows)
-        run = ForwardPass(count, width, row)
+        run = ForwardPass(count, width, batch_index)
         run.mask = self._mask.host(mask_shape)
         run.indices = self._indices.host((count,))
         run.pushes = [(self._mask, mask_shape), (self._indices, (count,))]
@@ -649,7 +653,7 @@ class Decoder:
         """What `_embed_tokens`, `_place` and `_run` do for a chain of one sequence."""
         fill = positions = None
         if run.hidden is not None:
-            fill = row_writer(run.embedded, self.embedding)
+            fill = embedding_writer(run.embedded, self.embedding)
         if run.positions is not None:
             places, width = run.positions, run.width
             positions = lambda start: self._place_chain(places, 0, start, width)  # noqa: E731
@@ -672,7 +676,9 @@ class Decoder:
         most = self._info.max_positions
         return positions if most is None else np.minimum(positions, most - 1)
 
-    def _place(self, run: ForwardPass, trees: Sequence[TokenTree] | None, step: int | None = None) -> None:
+    def _write_positions(
+        self, run: ForwardPass, trees: Sequence[TokenTree] | None, step: int | None = None
+    ) -> None:
         """Write indices, masks and positions of a pass over whole trees, or over their nodes of number `step`. Without
         `trees`, and beyond a tree's end, every token follows the one before."""
         lengths, ahead = self.arena.lengths, step or 0
@@ -690,20 +696,22 @@ class Decoder:
                 self.masks.node(run.mask, row, lengths[row], tree, step)
                 self._place_nodes(run, row, tree.depths[step : step + 1])
 
-    def _place_chain(self, positions: np.ndarray, row: int, start: int, width: int) -> None:
+    def _place_chain(self, positions: np.ndarray, batch_index: int, start: int, width: int) -> None:
         """Positions of `width` rows from slot `start` on of sequence `row`."""
-        shift = self._shift[row]
+        shift = self._shift[batch_index]
         if shift:
-            positions[row] = self._limited(self.masks.positions[:width] + (start + shift))
+            positions[batch_index] = self._limited(self.masks.positions[:width] + (start + shift))
         else:
-            positions[row] = self._numbers[start : start + width]
+            positions[batch_index] = self._numbers[start : start + width]
 
-    def _place_nodes(self, run: ForwardPass, row: int, depths: Sequence[int]) -> None:
+    def _place_nodes(self, run: ForwardPass, batch_index: int, depths: Sequence[int]) -> None:
         """Positions of nodes of a tree in sequence `row`, padding like the root."""
         if run.positions is not None:
             padded = np.zeros(run.width, np.int64)
             padded[: len(depths)] = depths
-            run.positions[row] = self._limited(self.arena.lengths[row] + self._shift[row] + padded)
+            run.positions[batch_index] = self._limited(
+                self.arena.lengths[batch_index] + self._shift[batch_index] + padded
+            )
 
     def _pass(
         self,
@@ -720,7 +728,7 @@ class Decoder:
             return
         if tokens is not None:
             self._embed_tokens(run, tokens)
-        self._place(run, trees, step)
+        self._write_positions(run, trees, step)
         self._run(run)
 
     def _run(self, run: ForwardPass) -> None:
@@ -770,9 +778,9 @@ class Decoder:
     @property
     def layout(self) -> object:
         """Where caches lie: passes are prepared anew when it changes."""
-        return self.arena.rows, None if self._encoder is None else self._encoder.rows
+        return self.arena.rows, None if self._encoder is None else self._encoder.cache_len
 
-    def places(self, run: ForwardPass) -> tuple[View, View | None, View]:
+    def position_inputs(self, run: ForwardPass) -> tuple[View, View | None, View]:
         """Where a pass reads its mask, its positions (None: it takes none) and the slots of its first rows."""
         mask = self._mask.view((run.batch, self._info.mask_heads, run.width, self.arena.rows))
         positions = None
@@ -801,14 +809,16 @@ class Decoder:
             for place in range(width)
         ]
 
-    def _node_copies(self, cut: int, step: int, rows: View) -> list[Call]:
+    def _node_copies(self, cut: int, step: int, hidden_states: View) -> list[Call]:
         """What makes exit rows of `step` of the rows of that number in `rows` [batch, width, E], which left segment
         `cut` − 1."""
-        (batch, width, size), stride = rows.shape, self._align(rows.shape[0] * self._size)
+        (batch, width, size), stride = hidden_states.shape, self._align(hidden_states.shape[0] * self._size)
         return [
             self.engine.copy(
                 self._exits[cut].view((1, 1, size), self.dtype, step * stride + row * size),
-                rows.buffer.view((1, 1, size), self.dtype, rows.offset + (row * width + step) * size),
+                hidden_states.buffer.view(
+                    (1, 1, size), self.dtype, hidden_states.offset + (row * width + step) * size
+                ),
             )
             for row in range(batch)
         ]
@@ -827,7 +837,7 @@ class Decoder:
         return self._taps[self._info.cuts.index(layer)].view(self._last.result.shape, self.dtype)
 
     @property
-    def last_place(self) -> int:
+    def last_batch_index(self) -> int:
         """The first sequence of the last pass."""
         return self._last.row
 
@@ -835,17 +845,17 @@ class Decoder:
         """The layer of the arena where a draft that attends keeps its keys and values."""
         return self._info.num_layers + list(self.manifest.attending).index(draft)
 
-    def place_of(self, rows: View) -> int:
+    def offset_of(self, hidden_states: View) -> int:
         """Where rows of the last pass begin among all of it, in elements."""
-        return rows.offset - self._last.result.offset
+        return hidden_states.offset - self._last.result.offset
 
-    def rows_in_order(self, count: int) -> View:
+    def row_range(self, count: int) -> View:
         """int64 [count]: 0, 1, …"""
         return self._in_order.view((count,))
 
-    def position_of(self, slot: int, row: int = 0) -> int:
+    def position_of(self, slot: int, batch_index: int = 0) -> int:
         """Position of the row in `slot` of a sequence whose prompt lies before it."""
-        return slot + self._shift[row]
+        return slot + self._shift[batch_index]
 
     def refresh(self, run: ForwardPass) -> None:
         """Show a pass what cross-attention may see now."""

@@ -38,17 +38,17 @@ def relative_position_bucket(
     return buckets + np.where(small, distance, np.minimum(large, num_buckets - 1))
 
 
-def _chain(toeplitz: np.ndarray, start: int, width: int, rows: int) -> np.ndarray:
+def _chain(toeplitz: np.ndarray, start: int, width: int, cache_len: int) -> np.ndarray:
     """The mask [heads, width, rows] of a chain, a view."""
-    return toeplitz[:, start : start + width, :rows]
+    return toeplitz[:, start : start + width, :cache_len]
 
 
 class Seen(dict[int, np.ndarray]):
     """start → the mask [heads, width, rows] of a chain, a view that is made when it is first asked for."""
 
-    def __init__(self, toeplitz: np.ndarray, width: int, rows: int):
+    def __init__(self, toeplitz: np.ndarray, width: int, cache_len: int):
         super().__init__()
-        self._of = toeplitz, width, rows
+        self._of = toeplitz, width, cache_len
 
     def __missing__(self, start: int) -> np.ndarray:
         toeplitz, width, rows = self._of
@@ -85,7 +85,7 @@ class CausalMask:
             buckets = relative_position_bucket(distances, table.shape[0], max_distance, bidirectional=False)
             by_distance[:, :capacity] = widen(table, dtype)[buckets].T
         self._by_distance = by_distance
-        self._rows, self._seen = 0, dict[int, Seen]()
+        self._cache_len, self._seen = 0, dict[int, Seen]()
         head_step, step = by_distance.strides
         # toeplitz[h, query, key] = by_distance[h, capacity − 1 + key − query], without a copy
         self._toeplitz = np.lib.stride_tricks.as_strided(
@@ -95,19 +95,19 @@ class CausalMask:
             writeable=False,
         )
 
-    def seen(self, width: int, rows: int) -> Seen:
+    def seen(self, width: int, cache_len: int) -> Seen:
         """The masks [heads, width, rows] of chains by their start, kept for callers that ask again; of the last `rows`
         asked for."""
-        if rows != self._rows:
-            self._rows, self._seen = rows, {}
+        if cache_len != self._cache_len:
+            self._cache_len, self._seen = cache_len, {}
         found = self._seen.get(width)
         if found is None:
-            found = self._seen[width] = Seen(self._toeplitz, width, rows)
+            found = self._seen[width] = Seen(self._toeplitz, width, cache_len)
         return found
 
-    def chain(self, out: np.ndarray, row: int, start: int, width: int) -> None:
+    def chain(self, out: np.ndarray, batch_index: int, start: int, width: int) -> None:
         """Fill `out[row]` for `width` new positions start, start + 1, …; slot = position."""
-        out[row] = _chain(self._toeplitz, start, width, out.shape[3])
+        out[batch_index] = _chain(self._toeplitz, start, width, out.shape[3])
 
     @property
     def distance_bias(self) -> np.ndarray:
@@ -116,9 +116,9 @@ class CausalMask:
         table = self._by_distance[:, self._capacity - 1 :: -1].T
         return np.concatenate([table, np.full_like(table[:1], self._hidden)])
 
-    def node(self, out: np.ndarray, row: int, start: int, tree: TokenTree, node: int) -> None:
+    def node(self, out: np.ndarray, batch_index: int, start: int, tree: TokenTree, node: int) -> None:
         """Fill `out[row]` of width 1 for one node of a tree whose root takes slot and position `start`."""
-        target = out[row, :, 0]
+        target = out[batch_index, :, 0]
         depths = np.asarray(tree.depths)
         target[:, start + node + 1 :] = self._hidden
         target[:, :start] = self._toeplitz[:, start + depths[node], :start]
@@ -126,12 +126,12 @@ class CausalMask:
         inside = self._by_distance[:, self._capacity - 1 + depths[: node + 1] - depths[node]]
         target[:, before] = np.where(tree.ancestors[node, : node + 1], inside, self._hidden)
 
-    def tree(self, out: np.ndarray, row: int, start: int, tree: TokenTree) -> None:
+    def tree(self, out: np.ndarray, batch_index: int, start: int, tree: TokenTree) -> None:
         """Fill `out[row]` for the nodes of a tree whose root takes slot and position `start`."""
         count, rows = len(tree), out.shape[3]
         visible = tree.ancestors
         depths = np.asarray(tree.depths)
-        target = out[row]
+        target = out[batch_index]
         target[:, :, start + count :] = self._hidden
         target[:, :count, :start] = self._toeplitz[:, start + depths, :start]
         inside = self._by_distance[:, self._capacity - 1 + depths[None, :] - depths[:, None]]

@@ -32,7 +32,7 @@ class FallbackProposer(Proposer):
 
     @property
     def needs_prompt_rows(self) -> bool:  # type: ignore[override]
-        return any(each.needs_prompt_rows for each in self._both)
+        return any(each.needs_prompt_hidden for each in self._both)
 
     @property
     def needs_pictures(self) -> bool:  # type: ignore[override]
@@ -40,7 +40,7 @@ class FallbackProposer(Proposer):
 
     @property
     def needs_rows(self) -> bool:  # type: ignore[override]
-        return any(each.needs_rows for each in self._both)
+        return any(each.needs_hidden for each in self._both)
 
     @property
     def resumable(self) -> int:
@@ -61,8 +61,8 @@ class FallbackProposer(Proposer):
 
     def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
         for each in self._both:
-            if each.needs_prompt_rows:
-                each.on_rows(sequence, slot, rows)
+            if each.needs_prompt_hidden:
+                each.on_hidden_states(sequence, slot, rows)
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """One call of `second` for all sequences that are new to `first`, none where there are none."""
@@ -82,7 +82,7 @@ class FallbackProposer(Proposer):
 
     def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
         for each in self._both:
-            each.advance(sequence, tree, verdict, rows if each.needs_rows else None)
+            each.advance(sequence, tree, verdict, rows if each.needs_hidden else None)
 
     def end(self, sequence: Sequence) -> None:
         for each in self._both:

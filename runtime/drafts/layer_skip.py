@@ -62,20 +62,20 @@ class LayerSkip(Proposer):
         drafting, step = list(sequences), 0
         while drafting:
             for sequence in sequences:
-                tokens[sequence.row] = chains[sequence][-1]
+                tokens[sequence.batch_index] = chains[sequence][-1]
             decoder.run_partial(run, tokens, step)
             rows = head.run()
             step += 1
             for sequence in list(drafting):
                 chain = chains[sequence]
                 try:
-                    token = sequence.propose(rows, sequence.row, chain[1:])
+                    token = sequence.propose(rows, sequence.batch_index, chain[1:])
                 except NumericsError as error:
                     sequence.fail(error)
                     drafting.remove(sequence)
                     continue
                 chain.append(token)
-                if len(chain) > most[sequence] or ends[sequence](rows, sequence.row, token):
+                if len(chain) > most[sequence] or ends[sequence](rows, sequence.batch_index, token):
                     drafting.remove(sequence)
         return [sequence.drafted(chains[sequence]) for sequence in sequences]
 
@@ -85,7 +85,7 @@ class LayerSkip(Proposer):
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
     ) -> list[Call]:
-        inputs = {"hidden": hidden, "row_index": self._decoder.rows_in_order(1)}
+        inputs = {"hidden": hidden, "row_index": self._decoder.row_range(1)}
         return [self._decoder.engine.bind("head", inputs, outputs)]
 
     def _head(self) -> TargetLogits:
@@ -93,6 +93,6 @@ class LayerSkip(Proposer):
         decoder, batch = self._decoder, self._decoder.batch
         found = self._heads.get(batch)
         if found is None:
-            rows, index = self.pass_apart().result, decoder.rows_in_order(batch)
+            rows, index = self.pass_apart().result, decoder.row_range(batch)
             found = self._heads[batch] = decoder.bind_head(rows, index, batch, "draft.", self.draft_graph)
         return found

@@ -33,11 +33,11 @@ def split_mask(mask: np.ndarray, starts: Sequence[int]) -> tuple[np.ndarray, np.
     return before, own
 
 
-def append_rows(cache: np.ndarray, rows: np.ndarray, starts: Sequence[int]) -> None:
+def append_kv(cache: np.ndarray, new_kv: np.ndarray, starts: Sequence[int]) -> None:
     """Write `rows` [batch, kv_heads, width, head_dim] into `cache` [batch, kv_heads, capacity, head_dim], those of
     sequence b from slot `starts[b]` on. Raises `ValueError` before anything is written where they would leave it."""
-    width = rows.shape[2]
+    width = new_kv.shape[2]
     if any(not 0 <= start <= cache.shape[2] - width for start in starts):
         raise ValueError(f"{width} rows from slots {list(starts)} on leave a cache of {cache.shape[2]}")
     for row, start in enumerate(starts):
-        cache[row, :, start : start + width] = rows[row]
+        cache[row, :, start : start + width] = new_kv[row]

@@ -374,10 +374,10 @@ def _bound(table: CostTable, draft: str, total: Stats) -> dict[str, Any] | None:
     }
 
 
-def measured_costs(session: Session, table: CostTable, rows: int) -> StoredCosts:
+def measured_costs(session: Session, table: CostTable, cache_len: int) -> StoredCosts:
     """An entry for the manifest: the table, when and where it was measured, and at how many key/value rows."""
     date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return StoredCosts.of(table, _engine(session).machine, session.threads or 1, date, rows)
+    return StoredCosts.of(table, _engine(session).machine, session.threads or 1, date, cache_len)
 
 
 def _engine(session: Session) -> Engine:

@@ -31,9 +31,9 @@ def stand_in(
     return widen(rng.standard_normal(shape, dtype=np.float32), DTYPES[dtype])
 
 
-def pass_sizes(width: int, rows: int | None = None) -> dict[str, int]:
+def pass_sizes(width: int, num_logits: int | None = None) -> dict[str, int]:
     """Dimensions of a graph over `width` new positions that follow from them; `rows`: of the head, by default all."""
-    return dict.fromkeys(("width", "span", "sources", "visual"), width) | {"rows": rows or width}
+    return dict.fromkeys(("width", "span", "sources", "visual"), width) | {"rows": num_logits or width}
 
 
 def named_sizes(

@@ -65,13 +65,13 @@ class GraphTimer:
         self,
         graph: str,
         width: int,
-        rows: int | None = None,
+        num_logits: int | None = None,
         given: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> Call:
         """One call. `rows`: of the head, by default all. `given`: inputs that are not made up, which say how large the
         dimensions of their names are."""
         info = self._engine.interface(graph)
-        sizes = self._sizes | pass_sizes(width, rows) | {"image_rows": width}
+        sizes = self._sizes | pass_sizes(width, num_logits) | {"image_rows": width}
         sizes |= named_sizes(((value.name, tuple(value.shape)) for value in info.inputs), given)
 
         def view(value: ValueInfo) -> View:

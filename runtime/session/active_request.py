@@ -78,7 +78,7 @@ class ActiveRequest:
             drawing=None
             if settings.draft_sampling == "match"
             else DraftSampling(settings.draft_sampling == "auto"),
-            row=0 if reused else decoder.batch,
+            batch_index=0 if reused else decoder.batch,
         )
         self._text = IncrementalDetokenizer(bundle.tokenizer, settings.stop)
         # Nobody asks after every token whether its text is certain: decoding once costs a tenth of it.
@@ -89,10 +89,10 @@ class ActiveRequest:
             self._first = self._prefill(prepared, reused)
         except BaseException as error:
             self.end_proposer()
-            if decoder.batch > self.sequence.row:
+            if decoder.batch > self.sequence.batch_index:
                 if isinstance(error, NumericsError):
-                    decoder.clear(self.sequence.row)
-                decoder.remove(self.sequence.row)
+                    decoder.clear(self.sequence.batch_index)
+                decoder.remove(self.sequence.batch_index)
             raise
 
     def start(self) -> Iterator[str]:
@@ -145,9 +145,9 @@ class ActiveRequest:
             raise PromptError("the prompt is empty; give at least one token")
         start = time.perf_counter()
         row = decoder.resume(reused) if reused else decoder.add()
-        views, slots = prepared.views, prepared.row_slots
+        views, slots = prepared.views, prepared.image_positions
         if reused and slots is not None:
-            ends = np.cumsum([view.rows for view in views])
+            ends = np.cumsum([view.num_embeds for view in views])
             views = [view for view, end in zip(views, ends, strict=True) if end > np.sum(slots < reused)]
             slots = slots[slots >= reused] - reused
         image_rows = image_embeds_of(decoder, views) if views else None
@@ -162,8 +162,8 @@ class ActiveRequest:
             raise PromptError(
                 f"the prompt takes {len(ids)} positions, the session holds {decoder.max_length}"
             )
-        elif prepared.row_slots is not None:
-            sequence.barred = frozenset(ids[prepared.row_slots].tolist())
+        elif prepared.image_positions is not None:
+            sequence.barred = frozenset(ids[prepared.image_positions].tolist())
         sequence.prompt_ids = ids.tolist()
         sequence.processors = Processors.from_info(
             self._generation, manifest.text.eos_token_ids, sequence.prompt_ids
@@ -173,8 +173,8 @@ class ActiveRequest:
         on_rows = None
         if proposer is not None and proposer.needs_pictures:
             proposer.on_pictures(sequence, pictures_of(views, slots, image_rows, reused))
-        if proposer is not None and proposer.needs_prompt_rows:
-            on_rows = lambda slot, part: proposer.on_rows(sequence, slot, part)  # noqa: E731
+        if proposer is not None and proposer.needs_prompt_hidden:
+            on_rows = lambda slot, part: proposer.on_hidden_states(sequence, slot, part)  # noqa: E731
         logits = decoder.prefill(rows, row, prepared.positions, on_rows)
         if proposer is not None:
             proposer.begin(sequence)
@@ -187,22 +187,24 @@ class ActiveRequest:
 
 
 def pictures_of(
-    views: Iterable[View], slots: np.ndarray | None, image_rows: np.ndarray | None, first: int = 0
+    views: Iterable[View], image_positions: np.ndarray | None, image_embeds: np.ndarray | None, first: int = 0
 ) -> list[Picture]:
     """The pictures of a prompt whose rows are `image_rows` [n, E], at places `slots` int64 [n] behind its first `first`
     rows; each lies in one piece."""
     found, done = [], 0
     for view in views:
-        assert slots is not None and image_rows is not None
-        rows = image_rows[done : done + view.rows]
-        found.append(Picture(first + int(slots[done]), rows.reshape(view.frames, -1, rows.shape[-1])))
-        done += view.rows
+        assert image_positions is not None and image_embeds is not None
+        rows = image_embeds[done : done + view.num_embeds]
+        found.append(
+            Picture(first + int(image_positions[done]), rows.reshape(view.frames, -1, rows.shape[-1]))
+        )
+        done += view.num_embeds
     return found
 
 
 def image_embeds_of(decoder: Decoder, views: Iterable[View]) -> np.ndarray:
     """Rows [n, E] of pictures, in order; the vision tower runs for those that nobody encoded."""
-    found = [decoder.image_rows(view.runs) if view.encoded is None else view.encoded for view in views]
+    found = [decoder.image_embeds(view.runs) if view.encoded is None else view.encoded for view in views]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 

@@ -46,7 +46,7 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
     for start, view in _placed(prepared):
         if start >= count:
             break
-        same = start in known and start + view.rows <= count and known[start].digest == view.digest
+        same = start in known and start + view.num_embeds <= count and known[start].digest == view.digest
         if not same:
             return start
     return count
@@ -54,17 +54,18 @@ def common_length(prefix: Prefix, prepared: Prepared) -> int:
 
 def align_to_images(prepared: Prepared, count: int) -> int:
     """At most `count` first rows of `prepared`, without a picture in part."""
-    inside = (start for start, view in _placed(prepared) if start < count < start + view.rows)
+    inside = (start for start, view in _placed(prepared) if start < count < start + view.num_embeds)
     return next(inside, count)
 
 
 def _placed(prepared: Prepared) -> tuple[tuple[int, View], ...]:
     """(place of its first row, picture) of each."""
-    if prepared.row_slots is None:
+    if prepared.image_positions is None:
         return ()
-    ends = np.cumsum([view.rows for view in prepared.views])
+    ends = np.cumsum([view.num_embeds for view in prepared.views])
     starts = [
-        int(prepared.row_slots[end - view.rows]) for end, view in zip(ends, prepared.views, strict=True)
+        int(prepared.image_positions[end - view.num_embeds])
+        for end, view in zip(ends, prepared.views, strict=True)
     ]
     return tuple(zip(starts, prepared.views, strict=True))
 

@@ -299,7 +299,7 @@ class Session:
 
         def rows(_: list[Result]) -> Iterator[View]:
             view = self._family.view(self.bundle, self._colours([image], channels)[0])
-            yield view.with_rows(
+            yield view.with_image_embeds(
                 image_embeds_of(self.decoder, [view]), self.bundle.manifest.model.fingerprint
             )
 
@@ -563,17 +563,17 @@ class Session:
             reused, self._unended,
         )  # fmt: skip
 
-    def _resumed(self, rows: int, prepared: Prepared, proposer: Proposer | None) -> int:
+    def _resumed(self, cached_len: int, prepared: Prepared, proposer: Proposer | None) -> int:
         """How many of the first `rows` rows, which are cached, `prepared` goes on behind: a draft that reads them must have
         seen them too, with the token behind the last one."""
-        if proposer is None or not proposer.needs_prompt_rows:
-            return rows
+        if proposer is None or not proposer.needs_prompt_hidden:
+            return cached_len
         if proposer is not self._prefix_draft:
             return 0
-        rows = align_to_images(prepared, min(rows - 1, proposer.resumable))
-        if rows > 0:
-            proposer.resume(rows)
-        return max(0, rows)
+        cached_len = align_to_images(prepared, min(cached_len - 1, proposer.resumable))
+        if cached_len > 0:
+            proposer.resume(cached_len)
+        return max(0, cached_len)
 
     def _run(
         self,

@@ -47,16 +47,16 @@ class Cycle:
 
     def join(self, sequence: Sequence) -> None:
         """Take a sequence that was prefilled in the next free place, and whose first token was emitted."""
-        sequence.row = len(self.sequences)
+        sequence.batch_index = len(self.sequences)
         self.sequences.append(sequence)
         self._group()
 
     def leave(self, sequence: Sequence) -> None:
         """Let a sequence go, finished or not; the last one takes its place."""
-        row, last = sequence.row, self.sequences[-1]
+        row, last = sequence.batch_index, self.sequences[-1]
         self.decoder.remove(row)
         self.sequences[row] = last
-        last.row = row
+        last.batch_index = row
         self.sequences.pop()
         self._group()
 
@@ -100,13 +100,13 @@ class Cycle:
         return emitted
 
     def _judge(
-        self, sequence: Sequence, tree: TokenTree, rows: TargetLogits | ArgmaxResult, first: int
+        self, sequence: Sequence, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int
     ) -> Verdict:
         """The sequence's verdict. Numbers that are not finite show in its first row already: what is masked is
         multiplied by zero, and 0 × NaN is NaN."""
         if sequence.error is None:
             try:
-                return sequence.judge(tree, rows, first)
+                return sequence.judge(tree, logits, first)
             except NumericsError as error:
                 sequence.fail(error)
         return NOT_JUDGED
@@ -129,7 +129,7 @@ class Cycle:
         budgets, widest = [NOTHING] * len(self.sequences), self.decoder.widest_tree - 1
         for policy, group in self._policies:
             for sequence, budget in zip(group, allot_batch(policy, group), strict=True):
-                budgets[sequence.row] = budget.within(widest, sequence.left - 1)
+                budgets[sequence.batch_index] = budget.within(widest, sequence.left - 1)
         return budgets
 
     def _stays_on_device(self, budgets: Items[Budget]) -> bool:
@@ -188,12 +188,12 @@ class Cycle:
             trees.append(None if budget.nodes else TokenTree.chain(sequence.tokens[-1:]))
         decoder.begin_cycle(1 + most)
         for proposer, group in self._proposers:
-            asked = [sequence for sequence in group if budgets[sequence.row].nodes]
-            given = [budgets[sequence.row] for sequence in asked]
+            asked = [sequence for sequence in group if budgets[sequence.batch_index].nodes]
+            given = [budgets[sequence.batch_index] for sequence in asked]
             proposed = proposer.propose(asked, given) if asked else []
             for sequence, budget, tree in zip(asked, given, proposed, strict=True):
                 self._check(sequence, budget, tree)
-                trees[sequence.row] = tree
+                trees[sequence.batch_index] = tree
         cut = draft_on_trunk(decoder, sequences, budgets, trees) if None in trees else None
         return trees, cut
 
@@ -206,7 +206,7 @@ class Cycle:
     def _tell(self, sequence: Sequence, tree: TokenTree, verdict: Verdict) -> list[int]:
         """Count, and let the policy and the proposer know; returns what the sequence emits."""
         if sequence.error is not None:
-            self.decoder.clear(sequence.row)
+            self.decoder.clear(sequence.batch_index)
             return []
         path, token, evaluated = verdict
         proposed, proposer = len(tree.tokens) - 1, sequence.proposer
@@ -219,8 +219,8 @@ class Cycle:
             sequence.policy.observe(sequence, proposed, verdict)
         if proposer is not None:
             rows = None
-            if proposer.needs_rows:
-                rows = self.decoder.verified_rows(sequence.row, len(tree.tokens))
+            if proposer.needs_hidden:
+                rows = self.decoder.verified_hidden(sequence.batch_index, len(tree.tokens))
             proposer.advance(sequence, tree, verdict, rows)
         tokens = [tree.tokens[node] for node in path]
         tokens.append(token)

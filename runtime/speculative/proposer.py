@@ -28,7 +28,7 @@ class Picture:
     """A picture or video of a prompt: the slot of its first row, and what enters the decoder there, [frames, n, E]."""
 
     start: int
-    rows: np.ndarray
+    image_embeds: np.ndarray
 
 
 class Proposer:
@@ -42,11 +42,11 @@ class Proposer:
     """
 
     name: str
-    needs_prompt_rows: ClassVar[bool] = False
+    needs_prompt_hidden: ClassVar[bool] = False
     """Whether `on_rows` is called."""
     needs_pictures: ClassVar[bool] = False
     """Whether `on_pictures` is called."""
-    needs_rows: ClassVar[bool] = False
+    needs_hidden: ClassVar[bool] = False
     """Whether `advance` gets rows."""
     needs_passes: ClassVar[bool] = False
     """Whether `on_pass` is called."""
@@ -65,7 +65,7 @@ class Proposer:
     def resumable(self) -> int:
         """Of the last request, how many rows of the cache a next one may go on behind: none for a proposer that reads a
         prompt's rows and does not keep what it made of them."""
-        return 0 if self.needs_prompt_rows else sys.maxsize
+        return 0 if self.needs_prompt_hidden else sys.maxsize
 
     def resume(self, length: int) -> None:
         """The next request goes on behind the first `length` rows of the last one, at most `resumable`; they end within no
@@ -77,7 +77,7 @@ class Proposer:
     def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:
         """Pictures of a request that is about to be prefilled, in the order of their slots; also when there are none."""
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         """Prompt rows [1, n, E] before the final norm, of slots slot.. of the cache, chunk by chunk while prefilling."""
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
@@ -133,7 +133,9 @@ class Proposer:
         """`propose` for one sequence: what a proposer without a pass over the batch overrides."""
         raise NotImplementedError
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+    def advance(
+        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
+    ) -> None:
         """The outcome of a cycle; if `needs_rows`, the rows [1, n, E] before the final norm of the tree's n nodes, where
         the engine has them until the next pass."""
 

@@ -27,11 +27,11 @@ class TrunkProposer(Protocol):
     @property
     def cut(self) -> int | None: ...
 
-    def rows(self, step: int) -> TargetLogits:
+    def step_logits(self, step: int) -> TargetLogits:
         """Draft logits after the exit rows of `step`; row b is of sequence b."""
         ...
 
-    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The token to draft after the emitted tokens and `after`, which is the caller's and grows."""
         ...
 
@@ -72,7 +72,7 @@ def draft_on_trunk(
         for proposer in {proposers[row] for row, chain in chains.items() if len(chain) > step} - asked:
             proposer.passed(step)
         for proposer in asked:
-            rows = proposer.rows(step)
+            rows = proposer.step_logits(step)
             for row in [row for row in drafting if proposers[row] is proposer]:
                 chain = chains[row]
                 try:
@@ -99,7 +99,7 @@ def _one(
     pending, ends = tokens[0], ending(sequence)
     for step in range(budget.depth):
         decoder.trunk(cut, tokens)
-        rows = proposer.rows(step)
+        rows = proposer.step_logits(step)
         try:
             token = proposer.choose(sequence, rows, 0, drafted)
         except NumericsError as error:

@@ -60,7 +60,7 @@ class Sequence:
     q: list[np.ndarray] = field(default_factory=list)
     """What the chain that is drafted on the trunk right now was drawn from."""
     barred: frozenset[int] = frozenset()
-    row: int = 0
+    batch_index: int = 0
     tokens: list[int] = field(default_factory=list)
     """Emitted so far; the last one is pending: not in the cache yet."""
     finish_reason: str | None = None
@@ -135,22 +135,22 @@ class Sequence:
         if whole:
             self.stats.check()
 
-    def choose(self, rows: TargetLogits, row: int, after: list[int]) -> int:
+    def choose(self, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The token that follows the emitted tokens and `after`, from the logits of `row`.
 
         Raises `NumericsError` for logits that are not finite.
         """
         if self.processors is None and self.sampling.temperature == 0:
-            return rows.best(row)
-        return self.sampling.choose(self._logits(rows, row, after), len(self.tokens) + len(after))
+            return logits.best(logits_index)
+        return self.sampling.choose(self._logits(logits, logits_index, after), len(self.tokens) + len(after))
 
-    def propose(self, rows: TargetLogits, row: int, after: list[int]) -> int:
+    def propose(self, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The token to draft after the emitted tokens and `after`, from draft logits. Matched, it is drawn with the
         uniform that the target will use there: it agrees as often as that makes the two distributions agree. Else it
         is drawn with a uniform of its own, and `q` remembers from what."""
         if self.drawing is None:
-            return self.choose(rows, row, after)
-        self.q.append(self.distribution(rows, row, after))
+            return self.choose(logits, logits_index, after)
+        self.q.append(self.distribution(logits, logits_index, after))
         return draw(self.q[-1], self.proposing(len(after)))
 
     def proposing(self, depth: int) -> float:
@@ -165,17 +165,17 @@ class Sequence:
             tree.draft_probs, self.q = self.q, []
         return tree
 
-    def judge(self, tree: TokenTree, rows: TargetLogits | ArgmaxResult, first: int) -> Verdict:
+    def judge(self, tree: TokenTree, logits: TargetLogits | ArgmaxResult, first: int) -> Verdict:
         """Verify a tree whose node i has its logits at row first + i."""
-        if isinstance(rows, ArgmaxResult):
-            return self._accept(tree, lambda node, depth: rows.best(first + node))
+        if isinstance(logits, ArgmaxResult):
+            return self._accept(tree, lambda node, depth: logits.best(first + node))
         greedy = self.processors is None and self.sampling.temperature == 0
         if greedy and self.force_acceptance is None and tree.draft_probs is None:  # the way of most requests
-            return verify_draws(tree, lambda node, depth: rows.best(first + node))
+            return verify_draws(tree, lambda node, depth: logits.best(first + node))
         walked: list[int] = []
 
         def choose(node: int, depth: int) -> int:
-            token = self.choose(rows, first + node, walked)
+            token = self.choose(logits, first + node, walked)
             walked.append(token)
             return token
 
@@ -184,14 +184,14 @@ class Sequence:
         if self.typical is not None and not self.sampling.greedy:
             return verify_typical(
                 tree,
-                lambda node, after: self.distribution(rows, first + node, after),
-                lambda node, after: self.choose(rows, first + node, list(after)),
+                lambda node, after: self.distribution(logits, first + node, after),
+                lambda node, after: self.choose(logits, first + node, list(after)),
                 self.typical,
             )
         if tree.draft_probs is not None:
-            return self._drawn(tree, tree.draft_probs, rows, first)
+            return self._drawn(tree, tree.draft_probs, logits, first)
         if tree.unused_draft_probs is not None:
-            return self._matched(tree, tree.unused_draft_probs, rows, first)
+            return self._matched(tree, tree.unused_draft_probs, logits, first)
         return verify_draws(tree, choose)
 
     def _accept(self, tree: TokenTree, choose: Callable[[int, int], int]) -> Verdict:
@@ -202,41 +202,41 @@ class Sequence:
         uniforms = [self.sampling.uniform(index + i, FORCING) for i in range(tree.proposed)]
         return verify_forced(tree, choose, uniforms, self.force_acceptance)
 
-    def _drawn(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetLogits, first: int) -> Verdict:
+    def _drawn(self, tree: TokenTree, q: Items[np.ndarray], logits: TargetLogits, first: int) -> Verdict:
         """Acceptance and residual of a chain that was drawn from `q`."""
         return verify_sampled(
-            tree, lambda node: self._compared(tree, q, rows, first, node), q, self._uniforms(tree)
+            tree, lambda node: self._compared(tree, q, logits, first, node), q, self._uniforms(tree)
         )
 
-    def _matched(self, tree: TokenTree, q: Items[np.ndarray], rows: TargetLogits, first: int) -> Verdict:
+    def _matched(self, tree: TokenTree, q: Items[np.ndarray], logits: TargetLogits, first: int) -> Verdict:
         """Draw-and-match of a chain that could have been drawn from `q`."""
 
         def choose(node: int, depth: int) -> int:
-            p = self._compared(tree, q, rows, first, node)
+            p = self._compared(tree, q, logits, first, node)
             return draw(p, self.sampling.uniform(len(self.tokens) + depth))
 
         return verify_draws(tree, choose)
 
     def _compared(
-        self, tree: TokenTree, q: Items[np.ndarray], rows: TargetLogits, first: int, node: int
+        self, tree: TokenTree, q: Items[np.ndarray], logits: TargetLogits, first: int, node: int
     ) -> np.ndarray:
         """p after a node of a chain, noted beside the `q` of the same token."""
-        p = self.distribution(rows, first + node, tree.tokens[1 : node + 1])
+        p = self.distribution(logits, first + node, tree.tokens[1 : node + 1])
         if self.drawing is not None and node < len(q):
             self.drawing.compare(p, q[node])
         return p
 
-    def distribution(self, rows: TargetLogits, row: int, after: Items[int]) -> np.ndarray:
+    def distribution(self, logits: TargetLogits, logits_index: int, after: Items[int]) -> np.ndarray:
         """p of the token after the emitted ones and `after`: float64 [V], from the logits of `row`.
 
         Raises `NumericsError` for logits that are not finite.
         """
-        return self.sampling.probabilities(self._logits(rows, row, after))
+        return self.sampling.probabilities(self._logits(logits, logits_index, after))
 
-    def _logits(self, rows: TargetLogits, row: int, after: Items[int]) -> np.ndarray:
+    def _logits(self, target_logits: TargetLogits, logits_index: int, after: Items[int]) -> np.ndarray:
         """Logits [V] behind the emitted tokens and `after`, as the processors leave them."""
-        rows.check(row)
-        logits = rows.logits(row)
+        target_logits.check(logits_index)
+        logits = target_logits.logits(logits_index)
         return logits if self.processors is None else self.processors.apply(logits, after)
 
     def _uniforms(self, tree: TokenTree) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ from vlmexport.runtime.engines import tensorrt_library
 from vlmexport.runtime.engines.base import DTYPES
 from vlmexport.runtime.engines.cuda import Cuda
 from vlmexport.runtime.engines.device import DeviceEngine
-from vlmexport.runtime.engines.kv_append import append_rows, split_mask
+from vlmexport.runtime.engines.kv_append import append_kv, split_mask
 from vlmexport.runtime.engines.kv_append_kernels import Appending
 from vlmexport.runtime.hardware.devices import RTX_TARGETS
 from vlmexport.runtime.measure.pass_costs import runnable
@@ -115,7 +115,7 @@ def test_the_kernels_do_what_numpy_does(device: Any, dtype: str) -> None:
     views = [held(cache) for cache in caches]
     appending.append([(held(one), view) for one, view in zip(rows, views, strict=True)], at).run()
     for one, cache, view in zip(rows, caches, views, strict=True):
-        append_rows(cache, one, starts)
+        append_kv(cache, one, starts)
         assert np.array_equal(device.read(view), cache)
 
 

@@ -51,7 +51,7 @@ def heads_read_the_root(patch: Patch) -> None:
 
 def heads_read_the_first_prompt_row(patch: Patch) -> None:
     """Medusa keeps the first row of a prompt in place of the last."""
-    keep, on_rows = Medusa._keep, Medusa.on_rows
+    keep, on_rows = Medusa._keep, Medusa.on_hidden_states
 
     def wrong(self: Any, sequence: Any, slot: int, rows: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
@@ -344,7 +344,7 @@ def new_rows_seen_by_all(patch: Patch) -> None:
 
 def rows_appended_too_late(patch: Patch) -> None:
     """Rows are appended one slot behind their place, as far as there is one."""
-    append = kv_append.append_rows
+    append = kv_append.append_kv
 
     def wrong(cache: np.ndarray, rows: np.ndarray, starts: Any) -> None:
         append(cache, rows, [min(start + 1, cache.shape[2] - rows.shape[2]) for start in starts])

@@ -81,7 +81,7 @@ def test_text_stands_behind_its_pictures(tiny: TinyBundle, processor: Any, count
     if count:
         same_pictures(prepared, inputs)
     else:
-        assert prepared.row_slots is None
+        assert prepared.image_positions is None
 
 
 def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: Any) -> None:
@@ -89,8 +89,8 @@ def test_a_conversation_has_pictures_in_any_turn(tiny: TinyBundle, processor: An
     inputs = made(processor, PICTURES, TALK)
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
     same_pictures(prepared, inputs)
-    assert prepared.row_slots is not None
-    assert (np.diff(prepared.row_slots) > 1).sum() == 2, "two gaps between three pictures"
+    assert prepared.image_positions is not None
+    assert (np.diff(prepared.image_positions) > 1).sum() == 2, "two gaps between three pictures"
     assert len({len(vision["row_index"]) for vision in prepared.vision}) == 3
     assert len({len(vision["pixel_values"]) for vision in prepared.vision}) > 1
 
@@ -102,7 +102,9 @@ def test_a_raw_prompt_says_where_its_pictures_are(tiny: TinyBundle, processor: A
     assert prepared.token_ids.tolist() == inputs["input_ids"][0].tolist()
     same_pictures(prepared, inputs)
     first = get_family("llava-next").prepare(tiny.bundle, PICTURES[:1], RawPrompt("the cup"))
-    assert first.row_slots is not None and first.row_slots[0] < 3, "without a mark the pictures come first"
+    assert first.image_positions is not None and first.image_positions[0] < 3, (
+        "without a mark the pictures come first"
+    )
 
 
 def test_a_bundle_without_a_template_puts_pictures_first(

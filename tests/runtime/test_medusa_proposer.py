@@ -99,7 +99,9 @@ def test_places_are_given_back(tiny_bundle: Callable) -> None:
         together = session.generate_batch(requests)
         assert [r.tokens for r in together] == [session.generate(**r).tokens for r in requests]
         proposer = session.proposer("medusa")
-        assert isinstance(proposer, Medusa) and sorted(proposer._free) == [0, 1] and not proposer._places
+        assert (
+            isinstance(proposer, Medusa) and sorted(proposer._free) == [0, 1] and not proposer._batch_indices
+        )
 
 
 def test_a_manifest_that_lies_is_refused_in_one_line(tiny_bundle: Callable) -> None:

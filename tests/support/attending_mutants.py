@@ -23,7 +23,7 @@ def prompt_rows_missing(patch: Patch) -> None:
 
 def prompt_one_slot_late(patch: Patch) -> None:
     """Rows of a prompt lie one slot behind their own."""
-    on_rows = Attending.on_rows
+    on_rows = Attending.on_hidden_states
 
     def wrong(self: Any, sequence: Any, slot: int, rows: Any) -> None:
         on_rows(self, sequence, slot + 1, rows)

@@ -38,7 +38,11 @@ class Watched(AdversarialProposer):
     def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
         request, tokens = self.requests[sequence], (*sequence.tokens, *after)
         want = says(self._rig, self._network, request, tokens)
-        close(rows.logits(row)[None], want, f"draft of sequence {sequence.row} behind {len(tokens)} tokens")
+        close(
+            rows.logits(row)[None],
+            want,
+            f"draft of sequence {sequence.batch_index} behind {len(tokens)} tokens",
+        )
         self.compared += 1
         token = self._rig.oracle.greedy(request, 60)[len(tokens)]
         return wrong_token(token) if len(tokens) % 5 == 3 else token

@@ -39,14 +39,16 @@ class PassLogits:
         """The largest |difference| by kind of pass, over the largest |logit| where that is above 1: prefill, one token at
         a time, many in one pass, a tree. `inputs`: the model's, of the prompt alone; what follows it is drawn."""
         decoder = self.decoder
-        marks = set(prepared.token_ids[[] if prepared.row_slots is None else prepared.row_slots].tolist())
+        marks = set(
+            prepared.token_ids[[] if prepared.image_positions is None else prepared.image_positions].tolist()
+        )
         tokens = draw.sample([i for i in self.ordinary if i not in marks], STEPS + WIDE + len(PARENTS))
         path, nodes = tokens[: STEPS + WIDE], tokens[STEPS + WIDE :]
         want = self._forward(inputs, path)
 
         decoder.reset(0)
         images = image_embeds_of(decoder, prepared.views) if prepared.views else None
-        rows = decoder.embed(prepared.token_ids, images, prepared.row_slots)
+        rows = decoder.embed(prepared.token_ids, images, prepared.image_positions)
         first = decoder.prefill(rows, decoder.add(), prepared.positions).logits(0)[None].copy()
         found = {"prefill": _far(first, want[:1])}
         steps = [self._full(TokenTree.chain([token])) for token in path[:STEPS]]

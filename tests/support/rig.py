@@ -166,7 +166,7 @@ class Rig:
 
     def pictures(self, request: Request) -> np.ndarray | None:
         """Rows [n, E] of the picture in front of the prompt."""
-        return None if request.pixels is None else self.decoder.image_rows([self.vision(request)])
+        return None if request.pixels is None else self.decoder.image_embeds([self.vision(request)])
 
     def source(self, request: Request) -> np.ndarray:
         """Prompt rows [n, E] with the image rows in their place."""

@@ -109,8 +109,8 @@ def prefill(rig_for: RigFor, family: str) -> None:
         )
     if rig.manifest.image is not None:
         images = [rig.vision(rig.request(seed)) for seed in (1, 2)]
-        alone = [rig.decoder.image_rows([image]) for image in images]
-        assert np.array_equal(rig.decoder.image_rows(images), np.concatenate(alone))
+        alone = [rig.decoder.image_embeds([image]) for image in images]
+        assert np.array_equal(rig.decoder.image_embeds(images), np.concatenate(alone))
 
 
 @row
@@ -226,7 +226,7 @@ def medusa(rig_for: RigFor, family: str) -> None:
         rig.full(*trees)
         for i, sequence in enumerate(sequences):
             token = want[i][len(sequence.tokens) + len(paths[i])]
-            rows = rig.decoder.verified_rows(i, len(trees[i]))
+            rows = rig.decoder.verified_hidden(i, len(trees[i]))
             proposer.advance(sequence, trees[i], Verdict(paths[i], token, len(paths[i])), rows)
             sequence.tokens += [*(trees[i].tokens[node] for node in paths[i]), token]
         rig.decoder.accept_all(trees, paths)
@@ -268,7 +268,7 @@ def draft_and_verify(rig_for: RigFor, family: str) -> None:
     rig.decoder.reset(0)
     for row, (request, sequence) in enumerate(zip(requests, sequences, strict=True)):
         rig.join(request, sequence)
-        sequence.row = row
+        sequence.batch_index = row
         sequence.tokens.append(want[row][0])
     for keep, lengths in ((0, (3, 4, 2)), (3, (0, 5, 1)), (4, (6, 0, 0)), (1, (2, 3, 4))):
         drafting = [(sequence, length) for sequence, length in zip(sequences, lengths, strict=True) if length]
@@ -280,11 +280,11 @@ def draft_and_verify(rig_for: RigFor, family: str) -> None:
             behind = drafted(
                 rig.oracle,
                 asked.skipped,
-                requests[sequence.row],
-                want[sequence.row][: len(sequence.tokens)],
+                requests[sequence.batch_index],
+                want[sequence.batch_index][: len(sequence.tokens)],
                 length,
             )
-            assert tree.tokens == [sequence.tokens[-1], *behind], f"sequence {sequence.row}"
+            assert tree.tokens == [sequence.tokens[-1], *behind], f"sequence {sequence.batch_index}"
         trees, paths = verified(rig, requests, want, sequences, keep)
         for i, sequence in enumerate(sequences):
             sequence.tokens += want[i][len(sequence.tokens) :][: len(paths[i]) + 1]
@@ -368,7 +368,7 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
         trees, paths = verified(rig, requests, want, sequences, keep)
         for i, sequence in enumerate(sequences):
             token = want[i][len(sequence.tokens) + len(paths[i])]
-            rows = rig.decoder.verified_rows(i, len(trees[i]))
+            rows = rig.decoder.verified_hidden(i, len(trees[i]))
             proposer.advance(sequence, trees[i], Verdict(paths[i], token, len(paths[i])), rows)
             sequence.tokens += [*(trees[i].tokens[node] for node in paths[i]), token]
         rig.decoder.accept_all(trees, paths)
@@ -381,7 +381,7 @@ def goes_on(rig: Rig, kind: str, oracle: Callable[..., Growing]) -> None:
         path = list(range(1, 8))
         for i, sequence in enumerate(sequences):
             done = len(sequence.tokens)
-            rows = rig.decoder.verified_rows(i, 8)
+            rows = rig.decoder.verified_hidden(i, 8)
             proposer.advance(sequence, trees[i], Verdict(path, want[i][done + 7], 7), rows)
             sequence.tokens += want[i][done : done + 8]
         rig.decoder.accept_all(trees, [path] * 3)

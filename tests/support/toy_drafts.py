@@ -224,7 +224,7 @@ class Toy:
             SequenceLimits(self.limit, self.eos), proposer, case.policy(), sampling=sampling or self.sampling,
             processors=self.processors(), **case.options(),
         )  # fmt: skip
-        if proposer.needs_prompt_rows:
+        if proposer.needs_prompt_hidden:
             begin_with(proposer, decoder, request)  # type: ignore[arg-type]
         else:
             proposer.begin(request)

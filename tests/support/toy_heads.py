@@ -111,5 +111,5 @@ def medusa(decoder: ToyWithHeads, heads: int, ranks: int, tree: list[int] | None
 
 def begin_with(proposer: Medusa, decoder: ToyWithHeads, request: Request) -> None:
     """What prefilling tells the proposer."""
-    proposer.on_rows(request, 0, decoder.rows_of([PROMPT]))
+    proposer.on_hidden_states(request, 0, decoder.rows_of([PROMPT]))
     proposer.begin(request)

@@ -52,7 +52,7 @@ class Watched:
         text = rig.oracle.text
         embed, table = text.get_input_embeddings(), text.lm_head.weight
         rows = [
-            self.session.decoder.image_rows(view.runs) if view.encoded is None else view.encoded
+            self.session.decoder.image_embeds(view.runs) if view.encoded is None else view.encoded
             for view in prepared.views
         ]
         for tokens, budget, tree in proposals:
@@ -60,16 +60,16 @@ class Watched:
             with torch.inference_mode():
                 entering = embed(torch.tensor([ids[:-1]])).clone()
                 if rows:
-                    entering[0, prepared.row_slots] = torch.from_numpy(np.concatenate(rows))
+                    entering[0, prepared.image_positions] = torch.from_numpy(np.concatenate(rows))
                 features = rig.oracle.stack(inputs_embeds=entering, **_positions(prepared, len(ids) - 1))[0][
                     0
                 ]
             pictures, done = [], 0
             for view, own in zip(prepared.views, rows, strict=True):
-                assert prepared.row_slots is not None
+                assert prepared.image_positions is not None
                 frames = torch.from_numpy(own).reshape(view.frames, -1, own.shape[-1])
-                pictures.append((int(prepared.row_slots[done]), list(frames)))
-                done += view.rows
+                pictures.append((int(prepared.image_positions[done]), list(frames)))
+                done += view.num_embeds
             layer = VispecOracle(network, embed, table, features, ids, pictures)
             assert paths_of(tree) == layer.paths(budget, draft.ranks), f"behind {tokens}"
         count = len(proposals)

@@ -64,8 +64,11 @@ class CachedParity:
             self.past[number], self.off[number] = own, own_error
 
 
-def side_by_side(rows: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+def side_by_side(hidden_states: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
     """Rows [B, T, E] and all keys and values [B, heads, S, D] as [B, S, E + 2 · heads · D], the rows last: one run of the
     reference gives all three."""
     flat = [each.transpose(1, 2).flatten(2) for each in cache]
-    return torch.cat([torch.nn.functional.pad(rows, (0, 0, flat[0].shape[1] - rows.shape[1], 0)), *flat], -1)
+    return torch.cat(
+        [torch.nn.functional.pad(hidden_states, (0, 0, flat[0].shape[1] - hidden_states.shape[1], 0)), *flat],
+        -1,
+    )

@@ -86,10 +86,10 @@ class Eagle3Draft(LayerDraft):
         rows = [TraceInput("embedded", shape), TraceInput("features", shape)]
         return traced_layer(self.network, lambda net: net, rows, Eagle3Network.joined)
 
-    def features_of(self, graph: Composer, rows: ir.Value, family: Family) -> ir.Value:
-        return rows  # those of the target are joined already
+    def features_of(self, graph: Composer, hidden_states: ir.Value, family: Family) -> ir.Value:
+        return hidden_states  # those of the target are joined already
 
-    def before_head(self, graph: Composer, rows: ir.Value, name: Any) -> ir.Value:
+    def before_head(self, graph: Composer, hidden_states: ir.Value, name: Any) -> ir.Value:
         from transformers.models.llama import modeling_llama
 
         from ...graphs.hooks import export_hooks
@@ -103,7 +103,7 @@ class Eagle3Draft(LayerDraft):
                 [TraceInput("rows", shape)],
                 ("normed",),
             )
-        return graph.call(norm, "norm", {"rows": rows}, name)["normed"]
+        return graph.call(norm, "norm", {"rows": hidden_states}, name)["normed"]
 
     def _fusion(self, store: WeightStore) -> GraphSpec:
         """The graph `fusion`; its tensor came to `store` with the layer's."""
@@ -133,7 +133,7 @@ class Eagle3Draft(LayerDraft):
             else:
                 yield from self.layer_parity(run, captured)
 
-    def parity_rows(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
+    def parity_hidden(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
         with torch.no_grad():
             rows = self.network.fused(*map(torch.from_numpy, self._taps(captured)))
         return rows.numpy(), rows, None

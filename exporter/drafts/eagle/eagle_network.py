@@ -171,19 +171,23 @@ class EagleNetwork(nn.Module):
         return self.attended(self.joined(embedded, features), positions, mask, past)
 
     def attended(
-        self, rows: Tensor, positions: Tensor, mask: Tensor, past: tuple[Tensor, Tensor] | None = None
+        self,
+        hidden_states: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The layer alone over `rows` [B, T, E] that enter it; as `forward`."""
         cos, sin = (torch.cat([half, half], -1) for half in self.angles(positions))
         cache = Joined(past)
         out = self.layers[0](
-            rows,
+            hidden_states,
             attention_mask=mask,
-            position_embeddings=(cos.to(rows.dtype), sin.to(rows.dtype)),
+            position_embeddings=(cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)),
             past_key_values=cache,
         )
-        assert cache.rows is not None
-        return out, cache.rows
+        assert cache.hidden_states is not None
+        return out, cache.hidden_states
 
     def logits(self, features: Tensor, lm_head: Tensor) -> Tensor:
         """Logits [.., proposed] of features [.., E]; `lm_head` [V, E] is the target's, read where it is shared."""

@@ -110,7 +110,7 @@ class LayerDraft(TrainedDraft):
         """The graph of the layer; `beside` makes what its template takes beside embeddings, features and what every
         segment takes. The draft's tensors are added to `store`."""
         from ...families.common.base import GraphSpec
-        from ...families.common.decoder_graphs import embedded_rows
+        from ...families.common.decoder_graphs import embeddings
         from ...graphs.composer import Composer
         from ...graphs.weights import WeightRef
 
@@ -127,7 +127,7 @@ class LayerDraft(TrainedDraft):
         }
         hidden, source = (graph.input(name) for name in ("hidden", "feature_index"))
         features = self.features_of(graph, graph.node("Gather", [hidden, source], "rows", axis=0), family)
-        given |= {"embedded": embedded_rows(graph, "next_ids"), "features": features}
+        given |= {"embedded": embeddings(graph, "next_ids"), "features": features}
         made = graph.call(layer, "layer.0", given, tensors.prefix.__add__)
         for name, value in made.items():
             if name != "features_out":
@@ -149,17 +149,19 @@ class LayerDraft(TrainedDraft):
             graph.output(name, value)
         return GraphSpec(self.role, self.role, graph.model())
 
-    def features_of(self, graph: Composer, rows: ir.Value, family: Family) -> ir.Value:
+    def features_of(self, graph: Composer, hidden_states: ir.Value, family: Family) -> ir.Value:
         """Features of `rows`: the target's pass its final norm, those that the layer gave are some already."""
         with family.language.hooks():
             norm = family.language.final_norm
-        return graph.node("Where", [graph.input("drafted"), rows, norm.applied(graph, rows)], "features")
+        return graph.node(
+            "Where", [graph.input("drafted"), hidden_states, norm.applied(graph, hidden_states)], "features"
+        )
 
-    def before_head(self, graph: Composer, rows: ir.Value, name: Callable[[str], str]) -> ir.Value:
+    def before_head(self, graph: Composer, hidden_states: ir.Value, name: Callable[[str], str]) -> ir.Value:
         """What the LM head reads of `rows` [rows, E] that the layer gave; `name` maps its parameters to stored tensors."""
-        return rows
+        return hidden_states
 
-    def parity_rows(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
+    def parity_hidden(self, captured: Captured) -> tuple[np.ndarray, torch.Tensor, torch.Tensor | None]:
         """(rows [B, N, E] as the graph takes them, the features that they mean, how far those are from float64)."""
         hidden = captured.residuals[max(captured.residuals)]
         features, differs = captured.final(np.arange(hidden.shape[0] * hidden.shape[1], dtype=np.int64))
@@ -177,7 +179,7 @@ class LayerDraft(TrainedDraft):
         from ...common.float64 import with_error
 
         network, config = self.network, self.drafter.config
-        hidden, features, differs = self.parity_rows(captured)
+        hidden, features, differs = self.parity_hidden(captured)
         batch, count, width = hidden.shape
         first = count // 2
         embedded = torch.from_numpy(captured.embedded)
@@ -228,7 +230,7 @@ def cache_entry(num_kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
 def traced_layer(
     network: nn.Module,
     drafter: Callable[[Any], EagleNetwork],
-    rows: Sequence[TraceInput],
+    hidden_states: Sequence[TraceInput],
     enter: Callable[..., torch.Tensor],
 ) -> Template:
     """The layer `drafter(network)` over what `enter(network, *rows)` makes of its inputs `rows`, with its cache."""
@@ -245,14 +247,14 @@ def traced_layer(
 
     config, attention = drafter(network).config, drafter(network).layers[0].self_attn
     shape = config.num_kv_heads, config.head_dim
-    return traced_with_cache(network, attention, shape, rows, run, "features_out")
+    return traced_with_cache(network, attention, shape, hidden_states, run, "features_out")
 
 
 def traced_with_cache(
     network: nn.Module,
     attention: Any,
     cache_shape: tuple[int, int],
-    rows: Sequence[TraceInput],
+    hidden_states: Sequence[TraceInput],
     function: Callable[..., torch.Tensor],
     output: str,
 ) -> Template:
@@ -277,7 +279,7 @@ def traced_with_cache(
         return function(net, *given, positions, mask, kept), kept.keys, kept.values
 
     inputs = [
-        *rows,
+        *hidden_states,
         TraceInput("positions", ("batch", "width"), torch.int64),
         TraceInput("write_indices", ("batch",), torch.int64),
         TraceInput("attn_mask", ("batch", 1, "width", "cache"), torch.bool),

@@ -103,7 +103,7 @@ class VispecDraft(LayerDraft):
     def _adaptor_parity(self, run: Run, captured: Captured) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
         from ...common.float64 import with_error
 
-        rows = captured.image_rows
+        rows = captured.image_embeds
         width = self.network.config.hidden_size
         if rows is None:  # text alone
             rows = np.random.default_rng(7).standard_normal((UNSEEN_ROWS, width), np.float32)

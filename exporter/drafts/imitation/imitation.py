@@ -115,8 +115,8 @@ class ImitationDraft(TrainedDraft, SelfDraft):
         config, (batch, count, width) = self.network.config, hidden.shape
         kept = CachedParity(batch, count, config.attention_heads, config.head_dim)
 
-        def layer(net: Any, rows: Any, keys: Any, values: Any) -> torch.Tensor:
-            return side_by_side(*net.behind(rows, None if keys is None else (keys, values)))
+        def layer(net: Any, hidden_states: Any, keys: Any, values: Any) -> torch.Tensor:
+            return side_by_side(*net.behind(hidden_states, None if keys is None else (keys, values)))
 
         for start, end in ((0, count // 2), (count // 2, count)):
             part = hidden[:, start:end].copy()

@@ -193,8 +193,8 @@ class ImitationNetwork(nn.Module):
         cos, sin = (torch.cat([half, half], -1) for half in self.attention.angles(positions[None]))
         cache = Joined(past)
         rows = self.attention(hidden, mask, (cos.to(hidden.dtype), sin.to(hidden.dtype)), cache)
-        assert cache.rows is not None
-        return self.mapped(rows), cache.rows
+        assert cache.hidden_states is not None
+        return self.mapped(rows), cache.hidden_states
 
 
 def norm_named(name: str, width: int) -> nn.Module:

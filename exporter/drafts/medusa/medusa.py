@@ -109,7 +109,7 @@ class MedusaDraft(TrainedDraft):
                 ("hidden_out",),
             )
         graph = Composer(ROLE, store, ROLE)
-        rows, found = norm.rows(graph), []
+        rows, found = norm.hidden_states(graph), []
         axis = graph.constant(np.array([1], np.int64))
         for k in range(config.heads):
             named = f"{tensors.prefix}{k}."

@@ -91,7 +91,7 @@ class Parts:
     logit_scale: float = 1.0
     encoder: nn.Module | None = None
     vision_output: nn.Module | None = None
-    image_rows: Callable[[Any], torch.Tensor] | None = None
+    image_embeds: Callable[[Any], torch.Tensor] | None = None
     rotary: nn.Module | None = None
 
 
@@ -181,9 +181,9 @@ class Family:
         return self.language.encoder()
 
     @property
-    def needed_rows(self) -> int:
+    def needed_embeds(self) -> int:
         """Positions of a prompt that a picture of an ordinary size takes; 0 where it stands in no prompt."""
-        return 0 if self.vision is None or self.decoder.cross_attention else self.vision.needed_rows
+        return 0 if self.vision is None or self.decoder.cross_attention else self.vision.needed_embeds
 
     def image(self) -> dict[str, Any] | None:
         """The manifest's `image`."""
@@ -196,13 +196,13 @@ class Family:
         """
         if not self.decoder.cross_attention:
             return None
-        return asked if self.vision is None or self.encoder() is not None else self.vision.rows
+        return asked if self.vision is None or self.encoder() is not None else self.vision.num_embeds
 
     def text(self) -> dict[str, Any]:
         """The family's part of the manifest's `text` (image token and rows, decoder start)."""
         return {
             "image_token_id": self.image_token_id,
-            "image_rows": None if self.vision is None else self.vision.rows,
+            "image_rows": None if self.vision is None else self.vision.num_embeds,
             "decoder_start_token_id": self.decoder_start,
         }
 
@@ -243,7 +243,7 @@ class Family:
         found = self.language.parts(model)
         if self.vision is None:
             return found
-        return replace(found, vision_output=self.vision.output(model), image_rows=self.vision.read_rows)
+        return replace(found, vision_output=self.vision.output(model), image_rows=self.vision.read_embeds)
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """A picture (PIL, RGB, or None), of models that read several a list of them, of those with a `video_token_id` also a

@@ -138,11 +138,11 @@ def build_cross_kv(
 def build_embed(store: WeightStore) -> GraphSpec:
     """The `embed` graph; the table is an input as it is stored, bound from the weights file."""
     graph = Composer("embed", store, "embed")
-    graph.output("hidden", embedded_rows(graph))
+    graph.output("hidden", embeddings(graph))
     return GraphSpec("embed", "embed", graph.model())
 
 
-def embedded_rows(graph: Composer, ids: str = "token_ids") -> ir.Value:
+def embeddings(graph: Composer, ids: str = "token_ids") -> ir.Value:
     """Declares the inputs `ids` and `embedding_table`; the rows [batch, width, E] of the ids."""
     tokens, table = graph.input(ids), graph.input("embedding_table")
     rows = graph.node("Gather", [table, tokens], "gather", axis=0)
@@ -162,15 +162,15 @@ class FinalNorm:
     width: int
     scale: float = 1.0
 
-    def rows(self, graph: Composer) -> ir.Value:
+    def hidden_states(self, graph: Composer) -> ir.Value:
         """Declares the inputs `hidden` and `row_index`; the rows that those select, [rows, width], normalised."""
         hidden, index = graph.input("hidden"), graph.input("row_index")
         flat = graph.node("Reshape", [hidden, graph.constant(np.array([-1, self.width], np.int64))], "flat")
         return self.applied(graph, graph.node("Gather", [flat, index], "rows", axis=0))
 
-    def applied(self, graph: Composer, rows: ir.Value) -> ir.Value:
+    def applied(self, graph: Composer, hidden_states: ir.Value) -> ir.Value:
         """`rows` [.., width], normalised and scaled."""
-        normed = graph.call(self.template, "norm", {"hidden": rows}, self.names)["hidden_out"]
+        normed = graph.call(self.template, "norm", {"hidden": hidden_states}, self.names)["hidden_out"]
         if self.scale == 1.0:
             return normed
         return graph.node("Mul", [normed, graph.constant(np.array(self.scale, np.float32))], "scale")
@@ -179,6 +179,6 @@ class FinalNorm:
 def build_head(store: WeightStore, norm: FinalNorm, table: WeightRef) -> GraphSpec:
     """The `head` graph: rows are selected, normalised, perhaps scaled, and multiplied by the table [V, E]."""
     graph = Composer("head", store, "head")
-    logits = graph.node("Gemm", [norm.rows(graph), graph.weight(table)], "logits_gemm", transB=1)
+    logits = graph.node("Gemm", [norm.hidden_states(graph), graph.weight(table)], "logits_gemm", transB=1)
     graph.output("logits", logits)
     return GraphSpec("head", "head", graph.model())

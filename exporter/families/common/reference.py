@@ -55,19 +55,21 @@ def pad_id(family: Family) -> int:
     return 0
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(
+    length: Sequence[Sequence[int]], pad: int, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), both int64 [B, longest]."""
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), pad, dtype=torch.long)
+    width = max(map(len, length))
+    ids = torch.full((len(length), width), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for b, row in enumerate(rows):
+    for b, row in enumerate(length):
         place = slice(width - len(row), width) if left else slice(0, len(row))
         ids[b, place] = torch.tensor(row, dtype=torch.long)
         mask[b, place] = 1
     return ids, mask
 
 
-def random_inputs(family: Family, seed: int, rows: int, pictures: bool = True) -> dict[str, torch.Tensor]:
+def random_inputs(family: Family, seed: int, length: int, pictures: bool = True) -> dict[str, torch.Tensor]:
     """See `Family.reference_inputs`."""
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor(_ordinary(family, range(family.language.embedding.shape[0])))
@@ -82,23 +84,23 @@ def random_inputs(family: Family, seed: int, rows: int, pictures: bool = True) -
         vision, image_rows = drawn or (None, 0)
         slots = () if family.image_token_id is None else (family.image_token_id,) * image_rows
         if not crossing:
-            prompts.append(ReferencePrompt((*slots, *draw(_limit(family, rows, len(slots)))), vision))
+            prompts.append(ReferencePrompt((*slots, *draw(_limit(family, length, len(slots)))), vision))
             continue
-        ids = (*slots, *draw(rows - short)) if family.encoder() is not None else ()
+        ids = (*slots, *draw(length - short)) if family.encoder() is not None else ()
         prompts.append(ReferencePrompt(ids, vision, (family.decoder_start or 0,)))
-    texts = [draw(_limit(family, rows, 1) - 1) if crossing else () for _ in prompts]
+    texts = [draw(_limit(family, length, 1) - 1) if crossing else () for _ in prompts]
     return collate(family, prompts, texts)
 
 
-def realistic_inputs(family: Family, seed: int, rows: int) -> dict[str, torch.Tensor]:
+def realistic_inputs(family: Family, seed: int, length: int) -> dict[str, torch.Tensor]:
     """See `Family.reference_inputs`."""
     image = None if family.vision is None else odd_picture(seed)
     words = SENTENCE.split()
     prompt = family.reference_prompt(image, " ".join(words[:6]))
-    written = f"{' '.join(words[6:])} {SENTENCE * (1 + rows // 8)}"
+    written = f"{' '.join(words[6:])} {SENTENCE * (1 + length // 8)}"
     ids = _ordinary(family, family.checkpoint.tokenizer(written, add_special_tokens=False)["input_ids"])
     used = len(decoder_prefix(prompt))
-    count = _limit(family, used + rows - 1, 0) - used
+    count = _limit(family, used + length - 1, 0) - used
     if len(ids) < count:
         raise ExportError(
             f"the tokenizer of {family.checkpoint.folder} turns a sentence into {len(ids)} tokens; is it the model's own?"
@@ -106,10 +108,10 @@ def realistic_inputs(family: Family, seed: int, rows: int) -> dict[str, torch.Te
     return collate(family, [prompt], [ids[:count]])
 
 
-def _limit(family: Family, rows: int, before: int) -> int:
+def _limit(family: Family, length: int, before: int) -> int:
     """`rows`, or as many as a table of positions has left behind `before` others."""
     most = family.decoder.max_positions
-    return rows if most is None else min(rows, most - before)
+    return length if most is None else min(length, most - before)
 
 
 def _ordinary(family: Family, ids: Any) -> list[int]:

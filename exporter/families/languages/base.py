@@ -75,7 +75,7 @@ class Language:
     """Of what attends over a source, what makes its keys and values, once in a request."""
     mlp_path: ClassVar[str] = "mlp"
     """In a decoder layer, what gives the MLP's part of the rows."""
-    reads_image_rows: ClassVar[bool] = False
+    reads_image_embeds: ClassVar[bool] = False
     """Whether the rows of a picture may stand in its prompt (BLIP-2)."""
     decoder: DecoderShape
     max_positions: int | None = None
@@ -221,11 +221,11 @@ class Language:
     @functools.cached_property
     def final_norm(self) -> FinalNorm:
         """What the LM head, and a draft's own heads, read rows through; ask for it inside `hooks`."""
-        template = self.trace_rows(self.model.get_submodule(self.norm_path), ("rows",))
+        template = self.trace_hidden(self.model.get_submodule(self.norm_path), ("rows",))
         names = self.named(f"{self.norm_path}.")
         return FinalNorm(template, names, self.decoder.hidden_size, self.logit_scale)
 
-    def trace_rows(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
+    def trace_hidden(self, module: nn.Module, dims: tuple[str, ...]) -> Template:
         """A module that maps rows [*dims, E] to rows."""
         inputs = [TraceInput("hidden", (*dims, self.decoder.hidden_size))]
         return trace(module, lambda m, hidden: (m(hidden),), inputs, ("hidden_out",))

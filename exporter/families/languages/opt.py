@@ -31,7 +31,7 @@ class OPTLanguage(Language):
     norm_path: ClassVar[str] = "model.decoder.final_layer_norm"
     embed_path: ClassVar[str] = "model.decoder.embed_tokens"
     mlp_path: ClassVar[str] = "fc2"
-    reads_image_rows: ClassVar[bool] = True
+    reads_image_embeds: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint, config: Any, prefix: str) -> None:
         super().__init__(checkpoint, config, prefix)

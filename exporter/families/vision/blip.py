@@ -45,7 +45,7 @@ class BlipVision(Vision):
                 f"{checkpoint.architecture}: use_qformer_text_input=true is not supported"
             )
         self.side = pair(config.vision_config.image_size)
-        self.rows, self.width = config.num_query_tokens, width
+        self.num_embeds, self.width = config.num_query_tokens, width
 
     def compose(self, calls: Calls, pixels: ir.Value) -> ir.Value:
         """Patches, layers, norm, queries, Q-Former, projection."""

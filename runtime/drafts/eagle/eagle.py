@@ -62,8 +62,8 @@ class Eagle(Proposer):
     that error.
     """
 
-    needs_prompt_rows: ClassVar[bool] = True
-    needs_rows: ClassVar[bool] = True
+    needs_prompt_hidden: ClassVar[bool] = True
+    needs_hidden: ClassVar[bool] = True
     role: ClassVar[str] = "eagle"
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
@@ -87,10 +87,10 @@ class Eagle(Proposer):
         )
         self._arena = self._pass.arena
         # Rows of the target that wait for the next pass: [places, slots, E].
-        self._rows = self._engine.allocate(
+        self._hidden_states = self._engine.allocate(
             f"{draft.name}.rows", batch * self._slots * self._size * DTYPES[self._dtype].itemsize, zeroed=True
         )
-        self._all_rows = self._rows.view((batch * self._slots, self._size), self._dtype)
+        self._all_hidden = self._hidden_states.view((batch * self._slots, self._size), self._dtype)
         self._open: list[Sequence] = []
         """In the order of their places."""
         self._waiting: list[int] = []
@@ -121,7 +121,7 @@ class Eagle(Proposer):
         """How many pairs of a prompt and its answer before `position` the layer runs."""
         return position
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         """Run the pairs of a chunk; the last row of a prompt waits for the first token."""
         if sequence not in self._open and self._ended is not None:
             if self._resumed:
@@ -134,7 +134,7 @@ class Eagle(Proposer):
             self._open.append(sequence)
             self._waiting.append(0)
             self._next.append(0)
-        place, count = self._open.index(sequence), rows.shape[1]
+        place, count = self._open.index(sequence), hidden_states.shape[1]
         assert self._next[place] == slot, "a prompt whose first rows this draft has not seen"
         ends = slot + count == len(sequence.prompt_ids)
         behind = slot + count - ends
@@ -143,17 +143,17 @@ class Eagle(Proposer):
             ahead = self._arena.capacity - self._arena.lengths[place]
             width = min(-(-len(kept) // PREFILL_STEP) * PREFILL_STEP, self._widest, ahead)
             self._arena.reserve(width, place)
-            features = rows.buffer.view((count, self._size), self._dtype, rows.offset)
+            features = hidden_states.buffer.view((count, self._size), self._dtype, hidden_states.offset)
             self._run_pairs([sequence], place, width, [(kept, kept - slot)], features)
         self._next[place] = behind
         if ends:
-            self._keep(place, rows, [count - 1])
+            self._keep(place, hidden_states, [count - 1])
 
     def _kept(self, sequence: Sequence, first: int, end: int) -> np.ndarray:
         """Positions, of pairs first..end − 1 of a prompt, of those that the layer runs: int64 [n], rising."""
         return np.arange(first, end)
 
-    def _mark(self, sequence: Sequence, row: int, positions: np.ndarray) -> None:
+    def _mark(self, sequence: Sequence, batch_index: int, positions: np.ndarray) -> None:
         """Write what the graph of this kind takes beside the pairs of the prompt at `positions`, in row `row` of the pass
         that begins."""
 
@@ -192,20 +192,22 @@ class Eagle(Proposer):
         self._next[0], self._waiting[0] = first + waiting, 0
 
         def bind(given: Mapping[str, View], keep: Keep) -> list[Call]:
-            return self._pass.chain(self._all_rows, width, count, given, keep)
+            return self._pass.chain(self._all_hidden, width, count, given, keep)
 
-        return DeviceChain((self._all_rows.address, width, count, arena.rows), count, sent, bind)
+        return DeviceChain((self._all_hidden.address, width, count, arena.rows), count, sent, bind)
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+    def advance(
+        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
+    ) -> None:
         """Keep the rows of the root and of the accepted nodes: their pairs are known now."""
-        assert rows is not None
+        assert hidden_states is not None
         place, nodes = self._open.index(sequence), [0, *verdict.path]
         if self._waiting[place] + len(nodes) > self._slots:  # nothing was proposed for a while
             waiting = self._waiting[place]
             self._arena.reserve(waiting, place)
-            self._run_pairs([sequence], place, waiting, [self._waiting_pairs(place)], self._all_rows)
+            self._run_pairs([sequence], place, waiting, [self._waiting_pairs(place)], self._all_hidden)
             self._waiting[place] = 0
-        self._keep(place, rows, nodes)
+        self._keep(place, hidden_states, nodes)
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence; the last one takes its place. One that was alone may be gone on with."""
@@ -226,7 +228,7 @@ class Eagle(Proposer):
         self._arena.remove(place)
         if place != last:
             moved = self._waiting[last]
-            self._copy(place * self._slots, self._rows_of(last, moved))
+            self._copy(place * self._slots, self._hidden_of(last, moved))
         for known in (self._open, self._waiting, self._next):
             known[place] = known[last]  # type: ignore[call-overload]
             known.pop()
@@ -246,27 +248,27 @@ class Eagle(Proposer):
         )
         arena.reserve(min(needed, arena.capacity) - arena.length)
         rows = [self._waiting_pairs(place) for place in range(len(waiting))]
-        ids, scores = self._run_pairs(self._open, 0, width, rows, self._all_rows)
+        ids, scores = self._run_pairs(self._open, 0, width, rows, self._all_hidden)
         self._waiting = [0] * len(waiting)
         return ids, scores, width
 
-    def _waiting_pairs(self, place: int) -> _Pairs:
+    def _waiting_pairs(self, batch_index: int) -> _Pairs:
         """Of the rows of a place that wait."""
-        count = np.arange(self._waiting[place])
-        return self._next[place] + count, place * self._slots + count
+        count = np.arange(self._waiting[batch_index])
+        return self._next[batch_index] + count, batch_index * self._slots + count
 
     def _run_pairs(
-        self, sequences: Items[Sequence], place: int, width: int, pairs: Items[_Pairs], features: View
+        self, sequences: Items[Sequence], batch_index: int, width: int, pairs: Items[_Pairs], features: View
     ) -> tuple[np.ndarray, np.ndarray]:
         """Run the next pairs of sequences in places place..: at these positions, the features of these rows of `features`
         [n, E], each with the token that follows. The proposals after each sequence's last pair."""
-        sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width, place)
+        sources, tokens, positions, starts, mask = self._pass.begin(len(sequences), width, batch_index)
         slots, asked = np.arange(mask.shape[-1]), np.empty(len(sequences), np.int64)
         for row, (sequence, (where, mine)) in enumerate(zip(sequences, pairs, strict=True)):
-            start, count = self._arena.lengths[place + row], len(mine)
+            start, count = self._arena.lengths[batch_index + row], len(mine)
             # Rows beyond the pairs repeat a feature of their own sequence.
-            sources[row], tokens[row] = mine[0] if count else (place + row) * self._slots, 0
-            positions[row] = self._next[place + row]
+            sources[row], tokens[row] = mine[0] if count else (batch_index + row) * self._slots, 0
+            positions[row] = self._next[batch_index + row]
             sources[row, :count], positions[row, :count] = mine, where
             tokens[row, :count] = _tokens(sequence, where)
             starts[row] = start
@@ -274,11 +276,11 @@ class Eagle(Proposer):
             asked[row] = row * width + max(count - 1, 0)
             if count and where[0] < len(sequence.prompt_ids) - 1:
                 self._mark(sequence, row, where)
-        found = self._pass.run(features, asked, place)
+        found = self._pass.run(features, asked, batch_index)
         for row, (where, mine) in enumerate(pairs):
-            self._arena.advance(len(mine), place + row)
+            self._arena.advance(len(mine), batch_index + row)
             if len(mine):
-                self._next[place + row] = int(where[-1]) + 1
+                self._next[batch_index + row] = int(where[-1]) + 1
         return found
 
     # --- growth ---
@@ -346,22 +348,27 @@ class Eagle(Proposer):
 
     # --- rows of the target ---
 
-    def _keep(self, place: int, rows: View, nodes: Items[int]) -> None:
+    def _keep(self, batch_index: int, hidden_states: View, nodes: Items[int]) -> None:
         """Let these rows of `rows` [1, n, E] wait, in one copy where they lie one behind the other."""
-        target, size = place * self._slots + self._waiting[place], self._size
-        self._waiting[place] += len(nodes)
+        target, size = batch_index * self._slots + self._waiting[batch_index], self._size
+        self._waiting[batch_index] += len(nodes)
         together = nodes[-1] - nodes[0] == len(nodes) - 1
         for first, count in [(nodes[0], len(nodes))] if together else [(node, 1) for node in nodes]:
-            self._copy(target, rows.buffer.view((count, size), self._dtype, rows.offset + first * size))
+            self._copy(
+                target,
+                hidden_states.buffer.view((count, size), self._dtype, hidden_states.offset + first * size),
+            )
             target += count
 
-    def _rows_of(self, place: int, count: int) -> View:
-        return self._rows.view((count, self._size), self._dtype, place * self._slots * self._size)
+    def _hidden_of(self, batch_index: int, count: int) -> View:
+        return self._hidden_states.view(
+            (count, self._size), self._dtype, batch_index * self._slots * self._size
+        )
 
     def _copy(self, first: int, source: View) -> None:
         """Copy `source` [n, E] to the rows from `first` on that wait; where the buffers are."""
         if source.shape[0]:
-            target = self._rows.view(source.shape, self._dtype, first * self._size)
+            target = self._hidden_states.view(source.shape, self._dtype, first * self._size)
             self._engine.copy(target, source).run()
 
 

@@ -41,14 +41,16 @@ class Eagle3(Eagle):
         self._joins: dict[tuple[int, ...], Call] = {}
         self._number = -1
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
-        super().on_rows(sequence, slot, self._join(rows))
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
+        super().on_hidden_states(sequence, slot, self._join(hidden_states))
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
-        assert rows is not None
-        super().advance(sequence, tree, verdict, self._join(rows))
+    def advance(
+        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
+    ) -> None:
+        assert hidden_states is not None
+        super().advance(sequence, tree, verdict, self._join(hidden_states))
 
-    def _join(self, rows: View) -> View:
+    def _join(self, hidden_states: View) -> View:
         """What the graph `fusion` makes of the rows where `rows` of the last pass stand; it runs once per pass."""
         decoder = self._decoder
         if self._number != decoder.pass_number:
@@ -62,4 +64,4 @@ class Eagle3(Eagle):
                 call = self._joins[shape] = self._engine.bind(self._fusion, taps, {"hidden_out": joined})
             call.run()
             self._number = decoder.pass_number
-        return self._joined.view(rows.shape, self._dtype, decoder.place_of(rows))
+        return self._joined.view(hidden_states.shape, self._dtype, decoder.offset_of(hidden_states))

@@ -26,7 +26,7 @@ Proposals = tuple[np.ndarray, np.ndarray]
 class Beside(Protocol):
     """Inputs of a layer's graph beside those that every such graph has."""
 
-    def begin(self, batch: int, width: int, row: int) -> None:
+    def begin(self, batch: int, width: int, batch_index: int) -> None:
         """A pass over [batch, width] rows of sequences in places row.. begins."""
         ...
 
@@ -57,7 +57,7 @@ class EaglePass:
         decoder: Decoder,
         cache: DraftCache,
         ranks: int,
-        most_rows: int,
+        max_hidden: int,
         beside: Beside | None = None,
     ):
         """`most_rows`: of a pass over one prompt's rows."""
@@ -71,7 +71,7 @@ class EaglePass:
             static=engine.static_cache, prefix=f"{name}.",
         )  # fmt: skip
         self.arena.reset(0)
-        rows = max(most_rows, batch * decoder.max_width)
+        rows = max(max_hidden, batch * decoder.max_width)
 
         def host(what: str, size: int, dtype: str = "int64") -> HostBuffer:
             return HostBuffer(engine, f"{name}.{what}", size, dtype)
@@ -105,24 +105,24 @@ class EaglePass:
         self._table = decoder.embedding.constant
         self._marks_drafted = any(value.name == "drafted" for value in engine.interface(graph).inputs)
         self._calls: dict[tuple[object, ...], tuple[Call, View, View]] = {}
-        self._rows = self._bound_rows = 0
+        self._cache_len = self._cache_len = 0
         self._shape = (0, 0)
 
     def begin(
-        self, batch: int, width: int, row: int = 0
+        self, batch: int, width: int, batch_index: int = 0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """What the next pass over [batch, width] rows of sequences row.. reads, to be written: rows of its features, ids of
         the tokens that follow, positions (all int64 [batch, width]), first slots int64 [batch], and what each row sees,
         bool [batch, width, slots]."""
         self._shape = shape = batch, width
         if self._beside is not None:
-            self._beside.begin(batch, width, row)
+            self._beside.begin(batch, width, batch_index)
         mask = self._mask.host((batch, 1, width, self.arena.rows))[:, 0]
         buffers = self._sources, self._next, self._positions
         sources, tokens, positions = (buffer.host(shape) for buffer in buffers)
         return sources, tokens, positions, self._indices.host((batch,)), mask
 
-    def run(self, features: View | None, asked: np.ndarray, row: int = 0) -> Proposals:
+    def run(self, features: View | None, asked: np.ndarray, batch_index: int = 0) -> Proposals:
         """Run it for sequences row..: the proposals after the rows `asked` int64 of [batch × width].
 
         `features` [n, E] are the target's rows before its final norm; None: what the pass before gave.
@@ -138,26 +138,28 @@ class EaglePass:
             self._beside.push(shape)
         drafted = features is None
         if features is None:
-            features = self._features[self._turn].view((self._rows, self._size), self._dtype)
+            features = self._features[self._turn].view((self._cache_len, self._size), self._dtype)
             self._turn = 1 - self._turn
-        call, ids, scores = self._bound(features, drafted, row, len(asked))
+        call, ids, scores = self._bound(features, drafted, batch_index, len(asked))
         call.run()
-        self._rows = shape[0] * shape[1]
+        self._cache_len = shape[0] * shape[1]
         # The waiting read first: on a device the second one finds everything there.
         return self._engine.read(ids), self._engine.read(scores)
 
     # --- chains of one sequence that a device drafts by itself ---
 
     def chain_inputs(
-        self, width: int, count: int, start: int, position: int, rows: np.ndarray, tokens: Items[int]
+        self, width: int, count: int, start: int, position: int, row_index: np.ndarray, tokens: Items[int]
     ) -> Sent:
         """What `chain` is sent for pairs of features `rows` int64 [n] with the `tokens` that follow, n ≤ width, the first in
         slot `start` at `position`; and for each of the passes behind it."""
-        pairs, rows_of_cache = len(rows), self.arena.rows
+        pairs, rows_of_cache = len(row_index), self.arena.rows
         ids = np.zeros((1, width), np.int64)
         ids[0, :pairs] = tokens
-        sources = np.full((1, width), rows[0])  # rows beyond the pairs repeat a feature of their own sequence
-        sources[0, :pairs] = rows
+        sources = np.full(
+            (1, width), row_index[0]
+        )  # rows beyond the pairs repeat a feature of their own sequence
+        sources[0, :pairs] = row_index
         places = np.arange(width)
         once = {
             "feature_index": sources,
@@ -224,14 +226,14 @@ class EaglePass:
             del inputs["drafted"]
         return self._engine.bind(self._graph, inputs, outputs)
 
-    def _bound(self, features: View, drafted: bool, row: int, asked: int) -> tuple[Call, View, View]:
+    def _bound(self, features: View, drafted: bool, batch_index: int, asked: int) -> tuple[Call, View, View]:
         batch, width = self._shape
         rows = self.arena.rows
-        key = (features.address, features.shape, drafted, self._turn, self._shape, rows, row, asked)
+        key = (features.address, features.shape, drafted, self._turn, self._shape, rows, batch_index, asked)
         found = self._calls.get(key)
         if found is not None:
             return found
-        keys, values = self.arena.view(0, row, batch)
+        keys, values = self.arena.view(0, batch_index, batch)
         shape, ranked = (batch, width), (asked, self._ranks)
         ids, scores = self._ids.view(ranked, "int64"), self._scores.view(ranked, "float32")
         inputs = {
@@ -252,8 +254,8 @@ class EaglePass:
             "log_probabilities": scores,
         }
         bound = self._call(inputs, outputs, keys, values)
-        if rows != self._bound_rows:  # the views of shorter or longer caches are gone
+        if rows != self._cache_len:  # the views of shorter or longer caches are gone
             self._calls.clear()
-            self._bound_rows = rows
+            self._cache_len = rows
         found = self._calls[key] = bound, ids, scores
         return found

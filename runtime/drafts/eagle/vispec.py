@@ -55,10 +55,10 @@ class Vispec(Eagle):
         before = self._pictures[self._ended] if self._resumed and self._ended is not None else []
         self._pictures[sequence] = before + [seen for picture in pictures for seen in self._read(picture)]
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         """As `Eagle`; what the sequence knows of pictures is that of its last one."""
         before = self._ended
-        super().on_rows(sequence, slot, rows)
+        super().on_hidden_states(sequence, slot, hidden_states)
         if before is not None and before is not self._ended:
             self._pictures.pop(before, None)
         pictures = self._pictures.get(sequence)
@@ -86,9 +86,9 @@ class Vispec(Eagle):
 
     def _read(self, picture: Picture) -> list[Seen]:
         """One picture, or the frames of a video, in order."""
-        made = [self._adaptor.run([{"image_rows": frame}]) for frame in picture.rows]
+        made = [self._adaptor.run([{"image_rows": frame}]) for frame in picture.image_embeds]
         feature = np.stack([rows[-1] for rows in made]).mean(0, np.float32)
-        count = picture.rows.shape[1]
+        count = picture.image_embeds.shape[1]
         starts = range(picture.start, picture.start + count * len(made), count)
         return [
             Seen(start, start + count, rows[:-1], feature) for start, rows in zip(starts, made, strict=True)
@@ -100,5 +100,5 @@ class Vispec(Eagle):
     def _kept(self, sequence: Sequence, first: int, end: int) -> np.ndarray:
         return np.array([pair.position for pair in self._pairs(sequence, first, end)], np.int64)
 
-    def _mark(self, sequence: Sequence, row: int, positions: np.ndarray) -> None:
-        self._visual.mark(row, self._pairs(sequence, int(positions[0]), int(positions[-1]) + 1))
+    def _mark(self, sequence: Sequence, batch_index: int, positions: np.ndarray) -> None:
+        self._visual.mark(batch_index, self._pairs(sequence, int(positions[0]), int(positions[-1]) + 1))

@@ -44,7 +44,7 @@ class SelfDraft(Proposer):
     def cut(self) -> int:
         return self._cut
 
-    def rows(self, step: int) -> TargetLogits:
+    def step_logits(self, step: int) -> TargetLogits:
         """Draft logits after the exit rows of `step`; row b is of sequence b."""
         arena = self._arena
         call, head = self._steps.get((arena.batch, step)) or self._bind(arena.batch, step)
@@ -52,10 +52,10 @@ class SelfDraft(Proposer):
             call.run()
         return head.run()
 
-    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The token of the draft logits; at a temperature drawn, with the target's uniform or from q
         (`Sequence.propose`)."""
-        return sequence.propose(rows, row, after)
+        return sequence.propose(logits, logits_index, after)
 
     def draft_step(
         self, hidden: View, outputs: dict[str, View], number: int, sent: Mapping[str, View]
@@ -67,7 +67,7 @@ class SelfDraft(Proposer):
 
     def _bind(self, batch: int, step: int) -> tuple[Call | None, TargetLogits]:
         decoder = self._decoder
-        call, hidden = self._corrected(decoder.exit_rows(self._cut, step), batch)
+        call, hidden = self._corrected(decoder.exit_hidden(self._cut, step), batch)
         head = decoder.bind_head(hidden, self._index.view((batch,)), batch, "draft.", self.draft_graph)
         found = self._steps[batch, step] = (call, head)
         return found

@@ -35,7 +35,7 @@ class Attending(SelfDraft):
     """An imitation network with attention. It runs over every row that leaves the target's layer n: of prompts (`on_rows`),
     of steps on the trunk (`rows`, `passed`), and of passes in which it drafted nothing (`on_pass`)."""
 
-    needs_prompt_rows: ClassVar[bool] = True
+    needs_prompt_hidden: ClassVar[bool] = True
     needs_passes: ClassVar[bool] = True
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
@@ -50,7 +50,7 @@ class Attending(SelfDraft):
         self._causal = CausalMask(capacity, 1, np.dtype(np.bool_))
         self._alone: dict[tuple[object, ...], Call] = {}
         """The network for its keys and values only, by the rows that it reads and the sequences they are of."""
-        self._bound_rows = 0
+        self._cache_len = 0
         self._open: list[Sequence] = []
         """Whose exit rows all passed."""
         self._drafted = False
@@ -61,23 +61,23 @@ class Attending(SelfDraft):
         """All rows that the decoder holds of a request that this draft served have passed the network."""
         return self._arena.lengths[0]
 
-    def rows(self, step: int) -> TargetLogits:
+    def step_logits(self, step: int) -> TargetLogits:
         self._drafted = True
         self._place_step(step)
-        return super().rows(step)
+        return super().step_logits(step)
 
     def passed(self, step: int) -> None:
         self._place_step(step)
-        self._run_alone(self._decoder.exit_rows(self._cut, step), 0)
+        self._run_alone(self._decoder.exit_hidden(self._cut, step), 0)
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         """The exit rows of a chunk, those that pad it too: theirs are overwritten, as in the target's layers."""
         hidden = self._decoder.hidden_after(self._after)
         self._drafted = False
         if sequence not in self._open:
             self._open.append(sequence)
         self._place([slot], hidden.shape[1], {0})
-        self._run_alone(hidden, self._decoder.last_place)
+        self._run_alone(hidden, self._decoder.last_batch_index)
 
     def end(self, sequence: Sequence) -> None:
         if sequence in self._open:
@@ -102,7 +102,7 @@ class Attending(SelfDraft):
         )
 
     def _corrected_in_cycle(self, hidden: View, number: int, sent: Mapping[str, View]) -> tuple[Call, View]:
-        return self._with_rows(hidden, self._sent(number, sent))
+        return self._with_hidden(hidden, self._sent(number, sent))
 
     def last_step(self, hidden: View, number: int, sent: Mapping[str, View]) -> list[Call]:
         return [self._bound(hidden, self._sent(number, sent), 0)]
@@ -124,16 +124,16 @@ class Attending(SelfDraft):
         self._place(starts, 1, self._own_places())
 
     def _own_places(self) -> set[int]:
-        return {sequence.row for sequence in self._open}
+        return {sequence.batch_index for sequence in self._open}
 
     def _place(self, starts: Items[int], width: int, own: Collection[int]) -> None:
         """The next run is over rows in slots start.. of sequences; position is slot, and each row sees all before it. Of
         sequences that are not at the places `own` no earlier row passed: theirs see themselves."""
         batch, rows = len(starts), self._arena.rows
-        if rows != self._bound_rows:  # the views of shorter or longer caches are gone
+        if rows != self._cache_len:  # the views of shorter or longer caches are gone
             self._alone.clear()
             self._steps.clear()
-            self._bound_rows = rows
+            self._cache_len = rows
         shape, mask_shape = (batch, width), (batch, 1, width, rows)
         positions, mask = self._positions.host(shape), self._mask.host(mask_shape)
         indices = self._indices.host((batch,))
@@ -149,18 +149,18 @@ class Attending(SelfDraft):
         self._mask.push(mask_shape)
         self._indices.push((batch,))
 
-    def _run_alone(self, hidden: View, row: int) -> None:
+    def _run_alone(self, hidden: View, batch_index: int) -> None:
         """Run the network over placed rows [batch, width, E] of sequences row.., for their keys and values."""
-        key = hidden.address, hidden.shape, row
+        key = hidden.address, hidden.shape, batch_index
         call = self._alone.get(key)
         if call is None:
-            call = self._alone[key] = self._bound(hidden, self._placed(hidden.shape), row)
+            call = self._alone[key] = self._bound(hidden, self._placed(hidden.shape), batch_index)
         call.run()
 
     def _corrected(self, hidden: View, batch: int) -> tuple[Call, View]:
-        return self._with_rows(hidden, self._placed(hidden.shape))
+        return self._with_hidden(hidden, self._placed(hidden.shape))
 
-    def _with_rows(self, hidden: View, placed: Mapping[str, View]) -> tuple[Call, View]:
+    def _with_hidden(self, hidden: View, placed: Mapping[str, View]) -> tuple[Call, View]:
         """The network over placed exit rows [batch, 1, E] for the rows that the head reads, too."""
         assert self._out is not None
         out = self._out.view(hidden.shape, self._decoder.dtype)
@@ -175,9 +175,11 @@ class Attending(SelfDraft):
             "attn_mask": self._mask.view((batch, 1, width, self._arena.rows)),
         }
 
-    def _bound(self, hidden: View, placed: Mapping[str, View], row: int, out: View | None = None) -> Call:
+    def _bound(
+        self, hidden: View, placed: Mapping[str, View], batch_index: int, out: View | None = None
+    ) -> Call:
         assert self._graph is not None
-        keys, values = self._arena.view(self._layer, row, hidden.shape[0])
+        keys, values = self._arena.view(self._layer, batch_index, hidden.shape[0])
         inputs = {"hidden": hidden, **placed, "key_cache.0": keys, "value_cache.0": values}
         outputs = {"updated_key_cache.0": keys, "updated_value_cache.0": values}
         if out is not None:

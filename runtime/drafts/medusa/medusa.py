@@ -53,8 +53,8 @@ class Medusa(Proposer):
     Raises `BundleError` for a draft without its graph. A sequence whose heads give no numbers ends with that error.
     """
 
-    needs_prompt_rows: ClassVar[bool] = True
-    needs_rows: ClassVar[bool] = True
+    needs_prompt_hidden: ClassVar[bool] = True
+    needs_hidden: ClassVar[bool] = True
 
     def __init__(self, draft: DraftInfo, decoder: Decoder):
         graph = draft.graphs.get("medusa")
@@ -73,7 +73,7 @@ class Medusa(Proposer):
                 )
         self._engine, batch = decoder.engine, decoder.arena.max_batch
         self._size, self._dtype, self._batch = decoder.manifest.decoder.hidden_size, decoder.dtype, batch
-        self._rows = self._engine.allocate(
+        self._hidden_states = self._engine.allocate(
             f"{draft.name}.rows", batch * self._size * DTYPES[self._dtype].itemsize, zeroed=True
         )
         self._index = HostBuffer(self._engine, f"{draft.name}.row_index", batch, "int64")
@@ -83,21 +83,21 @@ class Medusa(Proposer):
             f"{draft.name}.log_probabilities", found * DTYPES["float32"].itemsize
         )
         self._shapes: dict[Budget, tuple[TokenTree, _Places]] = {}
-        self._places: dict[Sequence, int] = {}
+        self._batch_indices: dict[Sequence, int] = {}
         self._free = list(range(batch))
         self._calls: dict[int, tuple[Call, View, View]] = {}
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         """Keep the last row of a chunk; that of the last chunk is the one the first token is chosen from."""
-        if sequence not in self._places:
-            self._places[sequence] = self._free.pop()
-        self._keep(sequence, rows, rows.shape[1] - 1)
+        if sequence not in self._batch_indices:
+            self._batch_indices[sequence] = self._free.pop()
+        self._keep(sequence, hidden_states, hidden_states.shape[1] - 1)
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """Chains and trees of the heads' best tokens, no deeper than there are heads."""
         count = len(sequences)
         call, token_ids, log_probabilities = self._calls.get(count) or self._bind(count)
-        self._index.host((count,))[:] = [self._places[sequence] for sequence in sequences]
+        self._index.host((count,))[:] = [self._batch_indices[sequence] for sequence in sequences]
         self._index.push((count,))
         call.run()
         scores, tokens = self._engine.read(log_probabilities), self._engine.read(token_ids)
@@ -126,7 +126,7 @@ class Medusa(Proposer):
         if budget.nodes > budget.depth or (policy is not None and policy.needs_confidence):
             return super().propose_on_device(sequence, budget)
         count = min(budget.nodes, self._heads)
-        index = np.array([self._places[sequence]], np.int64)
+        index = np.array([self._batch_indices[sequence]], np.int64)
 
         def bind(sent: Mapping[str, View], keep: Keep) -> list[Call]:
             call, tokens, scores = self._bound(sent["row_index"])
@@ -135,16 +135,18 @@ class Medusa(Proposer):
                 *(each for k in range(count) for each in keep(k, _best(tokens, k), _best(scores, k))),
             ]
 
-        return DeviceChain((self._rows.address, count), count, Sent({"row_index": index}, {}), bind)
+        return DeviceChain((self._hidden_states.address, count), count, Sent({"row_index": index}, {}), bind)
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+    def advance(
+        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
+    ) -> None:
         """Keep the row of the last accepted node."""
-        assert rows is not None
-        self._keep(sequence, rows, verdict.path[-1] if verdict.path else 0)
+        assert hidden_states is not None
+        self._keep(sequence, hidden_states, verdict.path[-1] if verdict.path else 0)
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""
-        place = self._places.pop(sequence, None)
+        place = self._batch_indices.pop(sequence, None)
         if place is not None:
             self._free.append(place)
 
@@ -188,11 +190,11 @@ class Medusa(Proposer):
             tree.unused_draft_probs = q
         return tree
 
-    def _keep(self, sequence: Sequence, rows: View, row: int) -> None:
+    def _keep(self, sequence: Sequence, hidden_states: View, index: int) -> None:
         """Copy `row` of `rows` [1, n, E] to the sequence's place; where the buffers are."""
         size = self._size
-        source = rows.buffer.view((1, 1, size), self._dtype, rows.offset + row * size)
-        target = self._rows.view((1, 1, size), self._dtype, self._places[sequence] * size)
+        source = hidden_states.buffer.view((1, 1, size), self._dtype, hidden_states.offset + index * size)
+        target = self._hidden_states.view((1, 1, size), self._dtype, self._batch_indices[sequence] * size)
         self._engine.copy(target, source).run()
 
     def _bind(self, count: int) -> tuple[Call, View, View]:
@@ -203,7 +205,10 @@ class Medusa(Proposer):
         """The heads on kept rows `index` [n], and where their best tokens and log-probabilities [n, heads, ranks] will be."""
         shape = (index.shape[0], self._heads, self._ranks)
         tokens, scores = self._tokens.view(shape, "int64"), self._scores.view(shape, "float32")
-        inputs = {"hidden": self._rows.view((self._batch, 1, self._size), self._dtype), "row_index": index}
+        inputs = {
+            "hidden": self._hidden_states.view((self._batch, 1, self._size), self._dtype),
+            "row_index": index,
+        }
         call = self._engine.bind(self._graph, inputs, {"token_ids": tokens, "log_probabilities": scores})
         return call, tokens, scores
 

@@ -51,7 +51,7 @@ class PromptLookup(Proposer):
             return TokenTree.chain([root, *tokens])
         return TokenTree([root, *tokens], [-1, *(parent + 1 for parent in parents)])
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Any, rows: Any = None) -> None:
+    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Any, hidden_states: Any = None) -> None:
         """Index what has been emitted; tokens that are appended after this call are read by the next proposal."""
         self._read(sequence)
 

@@ -112,4 +112,4 @@ def _picture(bundle: Bundle) -> tuple[Mapping[str, np.ndarray], int]:
     assert manifest.image is not None
     picture = synthetic_image(manifest.image.height or SIDE, manifest.image.width or SIDE)
     view = get_family(manifest.model.family).view(bundle, picture)
-    return view.runs[0], view.rows
+    return view.runs[0], view.num_embeds

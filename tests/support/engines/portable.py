@@ -103,4 +103,4 @@ class _Appending:
             )
         self._call.run()
         for cache, rows in self._rows:
-            kv_append.append_rows(memory.array(cache), memory.array(rows), starts)
+            kv_append.append_kv(memory.array(cache), memory.array(rows), starts)
