@@ -40,7 +40,7 @@ def checked(
     from vlmexport.runtime.decoder.logits import TargetLogits
 
     made = TargetLogits.__new__(TargetLogits)
-    made._rows, made._small = list(rows), {}
+    made._logits_by_row, made._small = list(rows), {}
 
     def unchecked(self: Any, row: int) -> int:
         """`TargetLogits.best` up to the check."""

@@ -59,11 +59,11 @@ class ArgmaxResult:
     def __init__(self, best: np.ndarray, finite: np.ndarray):
         self._best, self._finite = best.tolist(), finite
 
-    def best(self, row: int) -> int:
+    def best(self, logits_index: int) -> int:
         """The most likely token after `row`. Raises `NumericsError` for logits that are not finite."""
-        if not self._finite[row]:
+        if not self._finite[logits_index]:
             raise not_finite("head", float("nan"))
-        return self._best[row]
+        return self._best[logits_index]
 
 
 @dataclass

@@ -49,7 +49,7 @@ def chain_step(
 
     def step(tokens: Sequence[int] | None, start: int) -> None:
         if encoder is not None and run.sources != encoder.version:
-            run.sources = encoder.write_mask(width, run.row, 1)
+            run.sources = encoder.write_mask(width, run.batch_index, 1)
         if tokens is not None:
             fill(tokens)  # type: ignore[misc]
         indices[0] = start

@@ -53,6 +53,7 @@ class ForwardPass:
 
     __slots__ = (
         "batch",
+        "batch_index",
         "calls",
         "embedded",
         "heads",
@@ -62,15 +63,14 @@ class ForwardPass:
         "positions",
         "pushes",
         "result",
-        "row",
         "shape",
         "sources",
         "step",
         "width",
     )
 
-    def __init__(self, batch: int, width: int, row: int):
-        self.batch, self.width, self.row = batch, width, row
+    def __init__(self, batch: int, width: int, batch_index: int):
+        self.batch, self.width, self.batch_index = batch, width, batch_index
         self.sources = -1
         """The encoder's `version` for which the cross-attention mask was written."""
         self.calls: list[Call] = []
@@ -617,7 +617,12 @@ class Decoder:
     def _keep(self, key: tuple[object, ...], run: ForwardPass, result: View) -> ForwardPass:
         """A pass that is whole, to be found again by `key`."""
         run.result = result
-        if self._direct and run.row == 0 and run.batch == self.arena.batch == 1 and self.embedding.lookup:
+        if (
+            self._direct
+            and run.batch_index == 0
+            and run.batch == self.arena.batch == 1
+            and self.embedding.lookup
+        ):
             run.step = self._chain_step(run)
         self._passes[key] = run
         return run
@@ -839,7 +844,7 @@ class Decoder:
     @property
     def last_batch_index(self) -> int:
         """The first sequence of the last pass."""
-        return self._last.row
+        return self._last.batch_index
 
     def draft_layer_index(self, draft: str) -> int:
         """The layer of the arena where a draft that attends keeps its keys and values."""
@@ -860,7 +865,7 @@ class Decoder:
     def refresh(self, run: ForwardPass) -> None:
         """Show a pass what cross-attention may see now."""
         if self._encoder is not None and run.sources != self._encoder.version:
-            run.sources = self._encoder.write_mask(run.width, run.row, run.batch)
+            run.sources = self._encoder.write_mask(run.width, run.batch_index, run.batch)
 
     def set_last_pass(self, run: ForwardPass) -> None:
         """`run` was the last pass."""

@@ -20,7 +20,17 @@ class TargetLogits:
     lie in one buffer, so that one read, which is one wait, brings both.
     """
 
-    __slots__ = ("_answers", "_call", "_engine", "_graph", "_host", "_logits", "_rows", "_small", "_whole")
+    __slots__ = (
+        "_answers",
+        "_call",
+        "_engine",
+        "_graph",
+        "_host",
+        "_logits",
+        "_logits_by_row",
+        "_small",
+        "_whole",
+    )
 
     def __init__(self, engine: Engine, call: Call, outputs: Mapping[str, View], graph: str = "head"):
         """`outputs` of `call`: `logits` float32 [rows, V], and `best` and `finite` in one buffer where the engine has
@@ -34,7 +44,7 @@ class TargetLogits:
             end = max(view.address + view.nbytes for view in self._small.values()) - buffer.address
             assert all(view.buffer is buffer for view in self._small.values()), "one read brings all of them"
             self._whole = buffer.view((end,), "uint8")
-        self._rows: list[np.ndarray] | None = list(engine.read(self._logits)) if self._host else None
+        self._logits_by_row: list[np.ndarray] | None = list(engine.read(self._logits)) if self._host else None
         """Logits [V] by row, once they are read."""
         self._answers: dict[str, np.ndarray] | None = None
         """What else the head offers, once it is read."""
@@ -43,44 +53,44 @@ class TargetLogits:
         """Run the head over what the rows hold now, and forget what was read. Returns itself."""
         self._call.run()
         if not self._host:
-            self._rows = self._answers = None
+            self._logits_by_row = self._answers = None
         return self
 
-    def best(self, row: int) -> int:
+    def best(self, logits_index: int) -> int:
         """The most likely token after `row`, the lowest id among equals. Raises `NumericsError` for NaN or infinity."""
-        rows = self._rows
+        rows = self._logits_by_row
         if rows is None:
             if "best" in self._small:
-                self.check(row)
-                return int(self._read_small("best")[row])
+                self.check(logits_index)
+                return int(self._read_small("best")[logits_index])
             rows = self._read()
-        values = rows[row]
+        values = rows[logits_index]
         token = values.argmax().item()
         # NaN and +inf win every comparison, and −inf wins only where nothing else is: one value tells.
         if not isfinite(values.item(token)):
             raise self._not_finite(values.item(token))
         return token
 
-    def logits(self, row: int) -> np.ndarray:
+    def logits(self, logits_index: int) -> np.ndarray:
         """Logits [V] after `row`, float32; not to be written."""
-        return self._read()[row]
+        return self._read()[logits_index]
 
-    def finite(self, row: int) -> bool:
+    def finite(self, logits_index: int) -> bool:
         """Whether the row has a best token: no NaN, no +inf, not −inf everywhere."""
-        if self._rows is None and "finite" in self._small:
-            return bool(self._read_small("finite")[row])
-        values = self.logits(row)
+        if self._logits_by_row is None and "finite" in self._small:
+            return bool(self._read_small("finite")[logits_index])
+        values = self.logits(logits_index)
         return isfinite(values.item(int(values.argmax())))
 
-    def check(self, row: int) -> None:
+    def check(self, logits_index: int) -> None:
         """Raise `NumericsError` unless `finite(row)`."""
-        if not self.finite(row):
+        if not self.finite(logits_index):
             raise self._not_finite(nan)
 
     def _read(self) -> list[np.ndarray]:
-        if self._rows is None:
-            self._rows = list(self._engine.read(self._logits))
-        return self._rows
+        if self._logits_by_row is None:
+            self._logits_by_row = list(self._engine.read(self._logits))
+        return self._logits_by_row
 
     def _read_small(self, name: str) -> np.ndarray:
         if self._answers is None:

@@ -28,20 +28,20 @@ class AdversarialProposer(Proposer):
     def cut(self) -> int | None:
         return self._inner.cut
 
-    def rows(self, step: int) -> TargetLogits:
+    def step_logits(self, step: int) -> TargetLogits:
         """As the inner proposer's."""
         return self._inner.rows(step)
 
-    def choose(self, sequence: Sequence, rows: TargetLogits, row: int, after: list[int]) -> int:
+    def choose(self, sequence: Sequence, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The least likely token."""
-        return int(rows.logits(row).argmin())
+        return int(logits.logits(logits_index).argmin())
 
     @property
-    def needs_prompt_rows(self) -> bool:  # type: ignore[override]
+    def needs_prompt_hidden(self) -> bool:  # type: ignore[override]
         return self._inner.needs_prompt_rows
 
     @property
-    def needs_rows(self) -> bool:  # type: ignore[override]
+    def needs_hidden(self) -> bool:  # type: ignore[override]
         return self._inner.needs_rows
 
     @property
@@ -58,8 +58,8 @@ class AdversarialProposer(Proposer):
     def on_pictures(self, sequence: Sequence, pictures: Items[Picture]) -> None:
         self._inner.on_pictures(sequence, pictures)
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: Any) -> None:
-        self._inner.on_rows(sequence, slot, rows)
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: Any) -> None:
+        self._inner.on_rows(sequence, slot, hidden_states)
 
     def passed(self, step: int) -> None:
         self._inner.passed(step)
@@ -83,8 +83,8 @@ class AdversarialProposer(Proposer):
             for tree in trees
         ]
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: Any) -> None:
-        self._inner.advance(sequence, tree, verdict, rows)
+    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: Any) -> None:
+        self._inner.advance(sequence, tree, verdict, hidden_states)
 
     def end(self, sequence: Sequence) -> None:
         self._inner.end(sequence)

@@ -31,7 +31,7 @@ class FallbackProposer(Proposer):
         self.draft_graph = second.draft_graph
 
     @property
-    def needs_prompt_rows(self) -> bool:  # type: ignore[override]
+    def needs_prompt_hidden(self) -> bool:  # type: ignore[override]
         return any(each.needs_prompt_hidden for each in self._both)
 
     @property
@@ -39,7 +39,7 @@ class FallbackProposer(Proposer):
         return any(each.needs_pictures for each in self._both)
 
     @property
-    def needs_rows(self) -> bool:  # type: ignore[override]
+    def needs_hidden(self) -> bool:  # type: ignore[override]
         return any(each.needs_hidden for each in self._both)
 
     @property
@@ -59,10 +59,10 @@ class FallbackProposer(Proposer):
             if each.needs_pictures:
                 each.on_pictures(sequence, pictures)
 
-    def on_rows(self, sequence: Sequence, slot: int, rows: View) -> None:
+    def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: View) -> None:
         for each in self._both:
             if each.needs_prompt_hidden:
-                each.on_hidden_states(sequence, slot, rows)
+                each.on_hidden_states(sequence, slot, hidden_states)
 
     def propose(self, sequences: Items[Sequence], budgets: Items[Budget]) -> list[TokenTree]:
         """One call of `second` for all sequences that are new to `first`, none where there are none."""
@@ -80,9 +80,11 @@ class FallbackProposer(Proposer):
             return self._second.propose_on_device(sequence, budget)
         return tree
 
-    def advance(self, sequence: Sequence, tree: TokenTree, verdict: Verdict, rows: View | None) -> None:
+    def advance(
+        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, hidden_states: View | None
+    ) -> None:
         for each in self._both:
-            each.advance(sequence, tree, verdict, rows if each.needs_hidden else None)
+            each.advance(sequence, tree, verdict, hidden_states if each.needs_hidden else None)
 
     def end(self, sequence: Sequence) -> None:
         for each in self._both:

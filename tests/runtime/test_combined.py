@@ -81,11 +81,11 @@ def test_both_are_told_everything_that_they_ask_for() -> None:
     first, second = Told("a", {}, resumable=5), Told("b", {}, rows=True, resumable=3)
     combined = FallbackProposer("a+b", first, second)
     assert (combined.cut, combined.resumable) == (None, 3)
-    assert combined.needs_rows and combined.needs_prompt_rows and combined.needs_pictures
+    assert combined.needs_hidden and combined.needs_prompt_hidden and combined.needs_pictures
     sequence, tree, verdict = of("x"), TokenTree.chain([1, 2]), Verdict([1], 3, 1)
     combined.resume(2)
     combined.on_pictures(sequence, [])
-    combined.on_rows(sequence, 0, "chunk")  # type: ignore[arg-type]
+    combined.on_hidden_states(sequence, 0, "chunk")  # type: ignore[arg-type]
     combined.begin(sequence)
     combined.advance(sequence, tree, verdict, "rows")  # type: ignore[arg-type]
     combined.end(sequence)
@@ -97,7 +97,7 @@ def test_both_are_told_everything_that_they_ask_for() -> None:
         ("advance", "x", [1, 2], "rows"), ("end", sequence),
     ]  # fmt: skip
     plain = FallbackProposer("a+a", Told("a", {}), Told("a", {}))
-    assert not (plain.needs_rows or plain.needs_prompt_rows or plain.needs_pictures)
+    assert not (plain.needs_hidden or plain.needs_prompt_hidden or plain.needs_pictures)
 
 
 def manifest() -> Manifest:

@@ -85,9 +85,9 @@ class DeviceLogitsProcessors:
         """The cycle that brought the tokens has run: the text has them."""
         self._known = changes, len(changes.history)
 
-    def raw(self, rows: int) -> View:
+    def raw(self, num_logits: int) -> View:
         """Where a head leaves logits [rows, V] for a graph."""
-        return self._raw.buffer.view((rows, self._vocabulary), "float32")
+        return self._raw.buffer.view((num_logits, self._vocabulary), "float32")
 
     def call(self, graph: str, sent: Mapping[str, View], nodes: Mapping[str, View], best: View) -> Call:
         """Logits of `raw` → `best` int64 [rows] after the changes. `nodes`: `depths` int64 [rows], `tokens` and `token_depths`
