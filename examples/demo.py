@@ -1,4 +1,4 @@
-"""The whole product in one minute: build the bundled model, caption a picture, show the speed-up.
+"""The whole product in one minute: build a tiny model, caption a picture, show the speed-up.
 
 `make demo` runs this. Every step prints the command that a user would type.
 """

@@ -28,7 +28,11 @@ PROGRAMS = sorted(
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_project_imports_exist(program):
     for node in ast.walk(ast.parse(program.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vlmexport"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith(("vlmexport", "recipes"))
+        ):
             module = importlib.import_module(node.module)
             for name in node.names:
                 assert hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}")
