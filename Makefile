@@ -12,6 +12,7 @@ MINUTES ?= 5
 SEED ?= 0
 FIRST ?= 0
 REQUESTS ?= 4000
+TESTS ?= tests
 POINTS ?= 200
 
 .PHONY: install demo test test-all test-gpu bench-gpu lint format clean fuzz soak kill
@@ -34,7 +35,7 @@ demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py --output $(DEMO)
 
 test: install
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(TESTS)
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -58,7 +58,7 @@ def heads_read_the_first_prompt_row(patch: Patch) -> None:
             inner.setattr(Medusa, "_keep", lambda self, sequence, rows, row: keep(self, sequence, rows, 0))
             on_rows(self, sequence, slot, rows)
 
-    patch.setattr(Medusa, "on_rows", wrong)
+    patch.setattr(Medusa, "on_hidden_states", wrong)
 
 
 def heads_of_another_sequence(patch: Patch) -> None:
@@ -349,7 +349,7 @@ def rows_appended_too_late(patch: Patch) -> None:
     def wrong(cache: np.ndarray, rows: np.ndarray, starts: Any) -> None:
         append(cache, rows, [min(start + 1, cache.shape[2] - rows.shape[2]) for start in starts])
 
-    patch.setattr(kv_append, "append_rows", wrong)
+    patch.setattr(kv_append, "append_kv", wrong)
 
 
 Guard = Callable[[Callable, str], None]

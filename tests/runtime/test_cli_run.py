@@ -549,7 +549,7 @@ def test_table_plot_report_and_demo_say_the_same_speed_up(
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
     draw = plot.draw_benchmark
-    monkeypatch.setattr(plot, "drawn", lambda report: drawn.append(draw(report)) or drawn[0])
+    monkeypatch.setattr(plot, "draw_benchmark", lambda report: drawn.append(draw(report)) or drawn[0])
     files = ["--plot", tmp_path / "bench.png", "--report", tmp_path / "bench.json"]
     assert main("bench", tiny_bundle("llama").path, *BENCH, *files) == 0
     shown = capsys.readouterr().out

@@ -18,7 +18,7 @@ Patch = pytest.MonkeyPatch
 
 def prompt_rows_missing(patch: Patch) -> None:
     """Nothing of a prompt passes the network."""
-    patch.setattr(Attending, "on_rows", lambda self, sequence, slot, rows: None)
+    patch.setattr(Attending, "on_hidden_states", lambda self, sequence, slot, rows: None)
 
 
 def prompt_one_slot_late(patch: Patch) -> None:
@@ -28,7 +28,7 @@ def prompt_one_slot_late(patch: Patch) -> None:
     def wrong(self: Any, sequence: Any, slot: int, rows: Any) -> None:
         on_rows(self, sequence, slot + 1, rows)
 
-    patch.setattr(Attending, "on_rows", wrong)
+    patch.setattr(Attending, "on_hidden_states", wrong)
 
 
 def last_draft_missing(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def one_position_late(patch: Patch) -> None:
 
 def keys_of_the_first_sequence(patch: Patch) -> None:
     """Prompts leave their keys and values in the first place of the batch."""
-    patch.setattr(Decoder, "last_place", property(lambda self: 0))
+    patch.setattr(Decoder, "last_batch_index", property(lambda self: 0))
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def rows_of_the_pass_before(patch: Patch) -> None:
         self._due = None
         return tapped(self, layer)
 
-    patch.setattr(Decoder, "tapped", wrong)
+    patch.setattr(Decoder, "hidden_after", wrong)
 
 
 def slots_of_the_first_step(patch: Patch) -> None:

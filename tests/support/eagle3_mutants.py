@@ -27,7 +27,7 @@ def rows_of_the_pass_before(patch: Patch) -> None:
     join = Eagle3._join
 
     def wrong(self: Any, rows: Any) -> Any:
-        shape = self._decoder.tapped(self._layers[0]).shape
+        shape = self._decoder.hidden_after(self._layers[0]).shape
         if shape in self._joins:
             self._number = self._decoder.pass_number
         return join(self, rows)
@@ -37,7 +37,7 @@ def rows_of_the_pass_before(patch: Patch) -> None:
 
 def first_rows_of_a_pass(patch: Patch) -> None:
     """Whatever rows are asked for, the first ones of the pass are taken: another sequence's."""
-    patch.setattr(Decoder, "place_of", lambda self, rows: 0)
+    patch.setattr(Decoder, "offset_of", lambda self, rows: 0)
 
 
 def last_rows_alone(patch: Patch) -> None:
@@ -59,4 +59,4 @@ def trunk_rows_of_the_last_pass(patch: Patch) -> None:
             self.engine.write(view, before)
         return view
 
-    patch.setattr(Decoder, "tapped", wrong)
+    patch.setattr(Decoder, "hidden_after", wrong)

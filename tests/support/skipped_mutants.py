@@ -34,10 +34,10 @@ def drafted_rows_kept(patch: Patch) -> None:
 def drafts_one_slot_late(patch: Patch) -> None:
     """A drafted token takes the slot behind its own, and looks at what lies before it."""
     ahead = Decoder.run_partial
-    patch.setattr(Decoder, "ahead", lambda self, run, tokens, step: ahead(self, run, tokens, step + 1))
+    patch.setattr(Decoder, "run_partial", lambda self, run, tokens, step: ahead(self, run, tokens, step + 1))
 
 
 def every_step_in_the_first_slot(patch: Patch) -> None:
     """Drafted tokens take the pending token's slot, and look at none but themselves behind the text."""
     ahead = Decoder.run_partial
-    patch.setattr(Decoder, "ahead", lambda self, run, tokens, step: ahead(self, run, tokens, 0))
+    patch.setattr(Decoder, "run_partial", lambda self, run, tokens, step: ahead(self, run, tokens, 0))

@@ -243,7 +243,7 @@ class Family:
         found = self.language.parts(model)
         if self.vision is None:
             return found
-        return replace(found, vision_output=self.vision.output(model), image_rows=self.vision.read_embeds)
+        return replace(found, vision_output=self.vision.output(model), image_embeds=self.vision.read_embeds)
 
     def reference_prompt(self, image: Any, prompt: Any) -> ReferencePrompt:
         """A picture (PIL, RGB, or None), of models that read several a list of them, of those with a `video_token_id` also a
