@@ -30,7 +30,7 @@ class AdversarialProposer(Proposer):
 
     def step_logits(self, step: int) -> TargetLogits:
         """As the inner proposer's."""
-        return self._inner.rows(step)
+        return self._inner.step_logits(step)
 
     def choose(self, sequence: Sequence, logits: TargetLogits, logits_index: int, after: list[int]) -> int:
         """The least likely token."""
@@ -38,11 +38,11 @@ class AdversarialProposer(Proposer):
 
     @property
     def needs_prompt_hidden(self) -> bool:  # type: ignore[override]
-        return self._inner.needs_prompt_rows
+        return self._inner.needs_prompt_hidden
 
     @property
     def needs_hidden(self) -> bool:  # type: ignore[override]
-        return self._inner.needs_rows
+        return self._inner.needs_hidden
 
     @property
     def resumable(self) -> int:
@@ -59,7 +59,7 @@ class AdversarialProposer(Proposer):
         self._inner.on_pictures(sequence, pictures)
 
     def on_hidden_states(self, sequence: Sequence, slot: int, hidden_states: Any) -> None:
-        self._inner.on_rows(sequence, slot, hidden_states)
+        self._inner.on_hidden_states(sequence, slot, hidden_states)
 
     def passed(self, step: int) -> None:
         self._inner.passed(step)

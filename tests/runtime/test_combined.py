@@ -33,11 +33,11 @@ class Told(Proposer):
         self.rows, self._resumable = rows, resumable
 
     @property
-    def needs_rows(self) -> bool:  # type: ignore[override]
+    def needs_hidden(self) -> bool:  # type: ignore[override]
         return self.rows
 
     @property
-    def needs_prompt_rows(self) -> bool:  # type: ignore[override]
+    def needs_prompt_hidden(self) -> bool:  # type: ignore[override]
         return self.rows
 
     @property
@@ -49,7 +49,7 @@ class Told(Proposer):
         return self._resumable
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("resume", "begin", "on_pictures", "on_rows", "end"):
+        if name in ("resume", "begin", "on_pictures", "on_hidden_states", "end"):
             return lambda *given: self.calls.append((name, *given))
         return super().__getattribute__(name)
 
@@ -93,7 +93,7 @@ def test_both_are_told_everything_that_they_ask_for() -> None:
         ("resume", 2), ("begin", sequence), ("advance", "x", [1, 2], None), ("end", sequence),
     ]  # fmt: skip
     assert second.calls == [
-        ("resume", 2), ("on_pictures", sequence, []), ("on_rows", sequence, 0, "chunk"), ("begin", sequence),
+        ("resume", 2), ("on_pictures", sequence, []), ("on_hidden_states", sequence, 0, "chunk"), ("begin", sequence),
         ("advance", "x", [1, 2], "rows"), ("end", sequence),
     ]  # fmt: skip
     plain = FallbackProposer("a+a", Told("a", {}), Told("a", {}))

@@ -65,7 +65,7 @@ class OracleTrunk(OracleTree):
     def cut(self) -> int:
         return 1
 
-    def rows(self, step: int) -> None:
+    def step_logits(self, step: int) -> None:
         """Draft logits, which `choose` does without."""
 
     def choose(self, sequence: Request, rows: None, row: int, after: list[int]) -> int:

@@ -69,7 +69,7 @@ def same_pictures(found: Any, inputs: Any) -> None:
         count = len(vision["pixel_values"])
         np.testing.assert_allclose(vision["pixel_values"], pixels[:count], atol=1e-5)
         assert not pixels[count:].any()
-    assert len(found.row_slots) == sum(len(vision["row_index"]) for vision in found.vision)
+    assert len(found.image_positions) == sum(len(vision["row_index"]) for vision in found.vision)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])

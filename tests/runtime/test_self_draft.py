@@ -37,7 +37,7 @@ class Drafts(Proposer):
 
     cut = 1
 
-    def rows(self, step: int) -> ToyRows:
+    def step_logits(self, step: int) -> ToyRows:
         return ToyRows(np.stack([LOGITS[step], LOGITS[3 - step]]))
 
     def choose(self, sequence: Request, rows: ToyRows, row: int, after: list[int]) -> int:

@@ -47,10 +47,10 @@ class Scripted(Proposer):
     def cut(self) -> int | None:
         return self._cut
 
-    def rows(self, step: int) -> Any:
+    def step_logits(self, step: int) -> Any:
         """The trunk's rows; the script does not look at them."""
         assert self._inner is not None
-        return self._inner.rows(step)
+        return self._inner.step_logits(step)
 
     def choose(self, sequence: Sequence, rows: Any, row: int, after: list[int]) -> int:
         """What the script says."""

@@ -196,8 +196,8 @@ class Rig:
     def join(self, request: Request, sequence: Any = None) -> TargetLogits:
         """Prefill a further sequence of the batch; its proposer sees the prompt's rows if it wants them."""
         decoder, on_rows = self.decoder, None
-        if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_prompt_rows:
-            on_rows = lambda slot, rows: sequence.proposer.on_rows(sequence, slot, rows)  # noqa: E731
+        if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_prompt_hidden:
+            on_rows = lambda slot, rows: sequence.proposer.on_hidden_states(sequence, slot, rows)  # noqa: E731
         if sequence is not None and sequence.proposer is not None and sequence.proposer.needs_pictures:
             image = self.pictures(request)
             sequence.proposer.on_pictures(sequence, [] if image is None else [Picture(0, image[None])])

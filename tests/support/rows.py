@@ -182,7 +182,7 @@ def drafts(rig_for: RigFor, family: str) -> None:
         for kind, rows in (("early-exit", hidden), ("imitation", network(hidden))):
             with torch.inference_mode():
                 want = rig.oracle.judge(rows)
-            close(drafts[kind].rows(index).logits(0)[None], want, f"draft {kind} at {index}")
+            close(drafts[kind].step_logits(index).logits(0)[None], want, f"draft {kind} at {index}")
 
 
 def heads_say(rig: Rig, request: Request, tokens: Items[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -84,7 +84,7 @@ class OnTrunk(Likeliest):
     def cut(self) -> int:
         return 1
 
-    def rows(self, step: int) -> ToyRows:
+    def step_logits(self, step: int) -> ToyRows:
         drafted = zip(*self._decoder.exit[: step + 1], strict=True)
         return ToyRows(
             [self.law([*cache, *rows]) for cache, rows in zip(self._decoder.caches, drafted, strict=True)]

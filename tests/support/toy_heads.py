@@ -83,7 +83,7 @@ class ToyWithHeads(ToyDecoder):
         self.engine.write(view, np.array([[list(prefix)[-2:] for prefix in prefixes]], np.float32))
         return view
 
-    def verified_rows(self, row: int, nodes: int) -> View:
+    def verified_hidden(self, row: int, nodes: int) -> View:
         tree: TokenTree = self._trees[row]
         # `accept_all` has lengthened the cache already: the prefix is what stood before the root.
         before = self._before[row]
