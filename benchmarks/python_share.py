@@ -147,10 +147,10 @@ def places() -> list[tuple[Any, str, str]]:
     return [
         (cycle.Cycle, "_propose", "proposing"),
         (cycle, "draft_on_trunk", "proposing"),
-        (SelfDraft, "rows", "proposing"),
+        (SelfDraft, "step_logits", "proposing"),
         *((Decoder, name, "passes and their lookup") for name in ("begin_cycle", "trunk", "tail", "full", "head_of")),
         (TargetLogits, "run", "passes and their lookup"),
-        (Decoder, "_place", "masks, positions, write indices"),
+        (Decoder, "_write_positions", "masks, positions, write indices"),
         (Decoder, "_embed_tokens", "embedding"),
         (Sequence, "choose", "choosing drafts"),
         (Sequence, "judge", "accepting"),

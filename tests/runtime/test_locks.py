@@ -125,8 +125,8 @@ def test_writers_at_once_have_scratch_files_of_their_own(tmp_path: Path) -> None
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "report[1].json"
     code = (
-        "import os, sys; from pathlib import Path; from vlmexport.runtime.common.atomic_files import replacing\n"
-        "with replacing(Path(sys.argv[1])) as out: out.write(b'half'); os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from vlmexport.runtime.common.atomic_files import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1])) as out: out.write(b'half'); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     (left,) = names(tmp_path)
