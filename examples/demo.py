@@ -51,7 +51,11 @@ def main() -> None:
     print(f"\nThe same scene in one author's words: {tell(scene).text}")
     plot, report = options.output / "bench.png", options.output / "bench.json"
     command("bench", str(bundle), "--image", str(picture), "--plot", str(plot), "--report", str(report))
-    why = " (its wording is open on purpose: docs/tiny-models.md)" if options.model == BUNDLED else ""
+    why = (
+        " (its wording is open on purpose: docs/results/tiny-models/scenes.md)"
+        if options.model == BUNDLED
+        else ""
+    )
     print(f"\n{summary(json.loads(report.read_text('utf-8')), why)}\nLook at {picture} and {plot}.")
 
 

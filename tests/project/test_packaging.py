@@ -68,8 +68,8 @@ def test_linters_read_every_file_once():
 
 @pytest.mark.parametrize(
     "page",
-    sorted([*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").glob("*.md")]),
-    ids=lambda p: p.name,
+    sorted([*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")]),
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):

@@ -19,7 +19,7 @@ from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import MOUNTED_COMMANDS, RUNTIME_COMMANDS, build_app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 NOT_RUN = {
     "make demo": "installs packages",
@@ -177,7 +177,7 @@ def known_options(command: str) -> set[str]:
     return {name for parameter in found.params for name in [*parameter.opts, *parameter.secondary_opts]}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_their_options_exist(page: Path) -> None:
     text = "".join(block.text for block in blocks(page)) + "\n".join(
         re.findall(r"`(vlmexport [^`]*)`", page.read_text())
