@@ -15,7 +15,7 @@ REQUESTS ?= 4000
 TESTS ?= tests
 POINTS ?= 200
 
-.PHONY: install demo test test-all test-gpu bench-gpu lint format clean fuzz soak kill
+.PHONY: install demo test test-all test-gpu bench-gpu docs serve-docs lint lint-docs format clean fuzz soak kill
 
 install: $(STAMP)
 
@@ -60,7 +60,18 @@ soak: install
 kill: install
 	$(BIN)/python -m tests.kill.campaign --points $(POINTS) $(if $(SAVE),--save $(SAVE))
 
-lint: install
+# The site, into site/. The reference is made from the code; a broken link is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+serve-docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# Prose of README, docs and help.
+lint-docs: install
+	$(BIN)/python -m docs.prose
+
+lint: install lint-docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -70,4 +81,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(DEMO) build dist models/build .pytest_cache .ruff_cache
+	rm -rf $(DEMO) build dist site models/build .pytest_cache .ruff_cache

@@ -52,7 +52,7 @@ KINDS = {
     "medusa-1-long": Kind("Medusa-1, ten times the steps", Rates(3e-2), factor=10),
     "medusa-2": Kind("Medusa-2", Rates(3e-2, 5e-4)),
 }
-"""Heads learn at the rate that was the best of `SWEPT` on validation scenes; that of the target is a trade (docs/papers.md)."""
+"""Heads learn at the rate that was the best of `SWEPT` on validation scenes; that of the target is a trade (docs/results/papers/medusa-captioning.md)."""
 SWEPT = {
     "medusa-1": [Rates(rate) for rate in (2e-3, 7e-3, 2e-2, 3e-2, 6e-2)],
     "medusa-2": [Rates(*rates) for rates in itertools.product((2e-3, 1e-2, 3e-2), (2e-4, 5e-4, 2e-3))],

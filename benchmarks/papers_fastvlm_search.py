@@ -4,7 +4,7 @@
 
 What `vlmexport train --search` does, once a seed, on the answers that the recipe of the shipped drafts lets the target give
 (recipes/tiny_drafts.py, whose folder --work may be). As many trials as there are shapes: every seed tries
-all of them. The front is that of the mean agreements; its shapes, that which docs/papers.md compares elsewhere and the default of `train` are then
+all of them. The front is that of the mean agreements; its shapes, that which docs/results/papers/fastvlm.md compares elsewhere and the default of `train` are then
 trained with --full-steps of 64 records at each of --rates, and measured on held-out answers in chains of 5. Counts only, no
 clock. Writes
 results/papers-fastvlm-search-tiny-blip2-flant5.json.
@@ -28,7 +28,7 @@ from recipes.tiny_drafts import MODEL
 from recipes.workshop import SHAPE, Workshop
 
 FIXED = {"attention_heads": 0}
-"""The table in docs/papers.md is of the shapes without attention; it has one of its own."""
+"""The table in docs/results/papers/fastvlm.md is of the shapes without attention; it has one of its own."""
 LOSSES: dict[str, Any] = dict(ImitationOptions.presets["our"])
 
 

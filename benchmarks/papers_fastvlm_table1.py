@@ -76,7 +76,7 @@ def main() -> None:
         "--shape",
         choices=("compared", "default"),
         default="compared",
-        help="of the network, and its learning rate: those of docs/papers.md's tables, or the defaults of vlmexport train",
+        help="of the network, and its learning rate: those of docs/results/papers/fastvlm.md's tables, or the defaults of vlmexport train",
     )
     parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all that were prepared")
     parser.add_argument("--steps", type=int, default=300)

@@ -196,7 +196,7 @@ def order(found: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """For docs/papers.md."""
+    """For docs/results/papers/vispec.md."""
     keys = list(rows[0]["tau"])
     lines = [
         "| draft | parameters | " + " | ".join(f"tau, {key}" for key in keys) + " | texts that differ |",

@@ -26,7 +26,7 @@ from vlmexport.exporter.drafts.imitation.imitation import ImitationDraft
 from vlmexport.exporter.drafts.medusa.medusa import MedusaDraft
 
 SHAPE = {"num_linear": 2, "activation": "gelu", "norm": "layer_norm", "residual": True, "attention_heads": 0}
-"""Of the imitation networks that docs/papers.md compares with each other, and of SmolLM2's. What ships has all defaults of
+"""Of the imitation networks that docs/results/papers/fastvlm.md compares with each other, and of SmolLM2's. What ships has all defaults of
 `vlmexport train`; that a network without a residual learns better was found later."""
 COMPARED = {"ce": 1.0, "cosine": 1.0, "kd": 1.0, "kd_distance": "forward", **SHAPE}
 DRAFT_LENGTH = 5

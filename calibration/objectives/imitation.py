@@ -103,7 +103,7 @@ class ImitationObjective(Objective):
         return means["agreement"] + 1e-3 * means["overlap"]
 
     def learning_rate(self, hidden_size: int) -> float:
-        """The best of those that were tried at widths 128 and 576 (docs/training.md)."""
+        """The best of those that were tried at widths 128 and 576 (docs/how-to/training-runs.md)."""
         return 1e-2
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> ImitationDraft:

@@ -65,7 +65,7 @@ class LayerObjective(Objective):
         return means["hit1"]
 
     def learning_rate(self, hidden_size: int) -> float:
-        """1e-2 at a width of 128, the best of those that were tried there (docs/training.md), and in inverse proportion to the width:
+        """1e-2 at a width of 128, the best of those that were tried there (docs/how-to/training-runs.md), and in inverse proportion to the width:
         3e-4 at 4,096, what a Llama of that width is pretrained with. The published 3e-5 is for hundreds of thousands of steps. ViSpec's
         authors give one rate for both of its stages."""
         return min(1e-2, 1e-2 * 128 / hidden_size)

@@ -89,7 +89,7 @@ class MedusaObjective(Objective):
     def learning_rate(self, hidden_size: int) -> float:
         """The published one of frozen targets, 1e-3, is for a width of 4,096; in inverse proportion to the width, 3e-2 at most:
         the best of those that were tried at 128, beside a target that learns the highest of them, and better than 1e-3 at 576
-        (docs/training.md)."""
+        (docs/how-to/training-runs.md)."""
         return min(3e-2, max(1e-3, 1e-3 * 4096 / hidden_size))
 
     def draft(self, provenance: Mapping[str, Any], evaluation: Mapping[str, Any]) -> MedusaDraft:

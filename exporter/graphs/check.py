@@ -1,4 +1,4 @@
-"""Rules that every graph of a bundle obeys (docs/architecture.md, rule 5)."""
+"""Rules that every graph of a bundle obeys (docs/contributing/rooms-and-rules.md, rule 5)."""
 
 from __future__ import annotations
 

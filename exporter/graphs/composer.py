@@ -16,7 +16,7 @@ from .weights import WeightRef, WeightStore
 
 INLINE_BYTES = 1024  # constants below this stay inside the graph
 
-# Names of the axes in `docs/architecture.md`
+# Names of the axes in `docs/reference/graph-interfaces.md`
 Dims = Sequence[str | int]
 
 

@@ -1,4 +1,4 @@
-"""What a bundle says of itself, as the runtime's own dataclasses (docs/architecture.md)."""
+"""What a bundle says of itself, as the runtime's own dataclasses (docs/reference/bundle.md)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `Manifest.from_dict` trusts nothing: every field has a type and a range, every name that points to something
 else is looked up, and the first violation raises `BundleError` naming the field and the value. Fields that
 this version does not know are kept in `extra` and written back by `to_dict` (later schema versions only add
-optional fields). The format is described in docs/architecture.md.
+optional fields). The format is described in docs/reference/bundle.md.
 """
 
 # ruff: noqa: RUF009 - `checked` returns a dataclass field

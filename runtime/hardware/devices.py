@@ -102,7 +102,7 @@ def _letters(text: str) -> str:
 
 
 def lowerings(device: Device) -> dict[str, str]:
-    """Lowering of a plan (docs/tensorrt.md) → the oldest software of the device that runs it, by its makers' tables.
+    """Lowering of a plan (docs/explanation/tensorrt-plans.md) → the oldest software of the device that runs it, by its makers' tables.
 
     JetPack 7.0 and 7.1 are for Thor alone, 6.2 for Orin alone; 7.2 brings a TensorRT with the in-place cache update to both.
     """

@@ -160,10 +160,10 @@ class Session:
         process's one thread pool, by default all cores, for small models only the caller's. `check`: "size" compares
         the manifest and small files with their checksums, "sha256" every byte, "once" every byte that was not compared
         before, which it remembers in the user's cache folder (`Bundle.open`). `device`: "cpu"; on a GPU "cuda",
-        ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/tensorrt.md). `kernel_cache`: a
+        ONNX Runtime's provider, or "tensorrt", the plans that the bundle has for it (docs/how-to/tensorrt.md). `kernel_cache`: a
         folder of yours where "tensorrt" keeps what TensorRT-RTX compiles, for the next process. `verify_width`: rows of
         every pass, plain ones too, for kernels that give other bits at other widths; at most the bundle's max_width, 0
-        for as many rows as are verified. Default: the bundle's (docs/architecture.md).
+        for as many rows as are verified. Default: the bundle's (docs/explanation/verify-width.md).
 
         Raises `BundleError`, `OptionError`, and `DeviceError` without the GPU or the library that is asked for.
         """
@@ -236,7 +236,7 @@ class Session:
         reads several. What `encode` gave is served as what it is, a picture or a video, under either name. `video`: a video file, a folder of pictures, or a `Video` of frames with their rate, for models
         that read videos. `prompt`: text, chat messages, or None for the bundle's default. `images` and `messages` are
         other words for a list of `image` and a `prompt` of messages, whose parts may hold their pictures themselves; what
-        the template would drop of them is refused (docs/models.md). `draft`: a draft of the bundle, by name or kind, or
+        the template would drop of them is refused (docs/how-to/pictures-and-turns.md). `draft`: a draft of the bundle, by name or kind, or
         "none"; default: the bundle's policy.
         Without `draft_length` a controller drafts as much as pays on this machine, `adaptive` to what the session has
         seen ("session"), to this request alone ("request": its passes are then a function of the request), not at all
@@ -254,7 +254,7 @@ class Session:
         greedy decoding. `reuse_prompt`: what the request before left in the cache is not computed again where this prompt
         begins with it (the prompt, pictures and answer of an earlier turn; both must ask for it); `chat` does.
         `plain_text`: nothing that the prompt or a message says becomes a special token; without it, special tokens that
-        are typed (`<|im_end|>`) are read as such, as in transformers (docs/models.md).
+        are typed (`<|im_end|>`) are read as such, as in transformers (docs/how-to/pictures-and-turns.md).
         `draft_sampling`, above temperature 0: "match" gives the text of plain decoding with the same seed,
         whatever drafts; "drawn" draws chains from the draft's own distribution, which more of them survive, and gives a
         text of the same distribution; "auto" whichever accepts more. Default: "match" with a `seed`, else "auto".
@@ -345,7 +345,7 @@ class Session:
         Each request is what `generate` takes, by name: `dict(image=…, prompt=…, max_new_tokens=…, draft=…, …)`, without
         `on_text`. A finished request makes room for a waiting one at once. Every option is checked before any work;
         a deadline counts from this call. The tokens are those of single requests, but for near-ties of float32 where
-        another width adds up in another order (docs/architecture.md, rule 1).
+        another width adds up in another order (docs/contributing/rooms-and-rules.md, rule 1).
         Raises `InputError`, `NumericsError` and `OptionError` with the number of the request; `OptionError` for what is no
         list of them.
         """

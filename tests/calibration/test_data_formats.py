@@ -777,7 +777,7 @@ def test_every_form_has_a_usage_and_a_line_in_the_docs(name: str):
     form = open_format(name)
     with pytest.raises(OptionError, match=re.escape(f"give {name}:{form.USAGE}")):
         load_records(f"{name}:")
-    assert f"`{name}:" in (ROOT / "docs" / "training.md").read_text("utf-8")
+    assert f"`{name}:" in (ROOT / "docs" / "how-to" / "data.md").read_text("utf-8")
 
 
 def test_a_form_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ from tests.support.tiny_bundles import BUNDLES, TinyBundle
 pytest.importorskip("tensorrt_rtx_libs")
 
 LAYER_BYTES, PLAN_BYTES = 9_000_000, 4_000_000
-"""What kernels take: of a decoder's layer with its three profiles, and of any other plan (docs/tensorrt.md, measured)."""
+"""What kernels take: of a decoder's layer with its three profiles, and of any other plan (docs/explanation/tensorrt-plans.md, measured)."""
 
 TARGETS, PRECISIONS = ("sm86", "sm89"), ("fp16", "bf16")
 STORED = {"float16": "fp16", "bfloat16": "bf16"}

@@ -5,8 +5,8 @@
 | family of the exporter | a checkpoint in the parity table, a line in the docs |
 | family of the runtime | an exporter, a bundle in the contract table, a target in the training table |
 | draft kind of the exporter | a proposer of the runtime, a row in the contract table, a line in the docs |
-| draft kind that is trained | an objective, a row in the training table, a line in docs/training.md |
-| draft kind that is searched | a search, a line in docs/training.md |
+| draft kind that is trained | an objective, a row in the training table, a line in docs/how-to |
+| draft kind that is searched | a search, a line in docs/how-to |
 | engine | a column of the contract table |
 """
 
@@ -29,6 +29,7 @@ from tests.support import lossless, rig, tiny_bundles, tiny_models, training_tar
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
+HOW_TO = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "how-to").glob("*.md"))
 Tables = Mapping[str, Callable[[], Collection[str]]]
 
 
@@ -92,7 +93,7 @@ def _engine_columns() -> set[str]:
 
 EXPORTED: Tables = {
     "the parity table (tests/exporter/test_parity.py)": lambda: _families_named_in("exporter/test_parity.py"),
-    "the docs (README.md, docs/architecture.md)": lambda: _words("README.md", "docs/architecture.md"),
+    "the docs (docs/reference/models.md)": lambda: _words("docs/reference/models.md"),
 }
 RUN: Tables = {
     "the exporter": _exported_families,
@@ -106,16 +107,16 @@ RUN: Tables = {
 DRAFTED: Tables = {
     "the runtime's proposers": lambda: proposers.KINDS,
     "the contract table (tests/support/lossless.py)": lambda: lossless.DRAFTS,
-    "the docs (README.md)": lambda: _words("README.md"),
+    "the docs (docs/how-to)": lambda: _words(*HOW_TO),
 }
 TRAINED: Tables = {
     "the trainer (objectives.KINDS)": lambda: objectives.KINDS,
     "the training table (tests/support/training_targets.py)": lambda: training_targets.TRAINED,
-    "docs/training.md": lambda: _words("docs/training.md"),
+    "the docs (docs/how-to)": lambda: _words(*HOW_TO),
 }
 SEARCHED: Tables = {
     "the searches (search.KINDS)": lambda: search.KINDS,
-    "docs/training.md": lambda: _words("docs/training.md"),
+    "the docs (docs/how-to)": lambda: _words(*HOW_TO),
 }
 ENGINES: Tables = {"the contract table (tests/support/rig.py)": _engine_columns}
 

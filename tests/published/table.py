@@ -1,4 +1,4 @@
-"""Writes what the library holds into docs/models.md: `python -m tests.published.table`; `--check` only compares.
+"""Writes what the library holds into docs/reference/models.md: `python -m tests.published.table`; `--check` only compares.
 
 The text between the two marks is this script's.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.published.layouts import Layout, layouts
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- published layouts: begin -->", "<!-- published layouts: end -->"
 
 

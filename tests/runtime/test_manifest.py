@@ -14,7 +14,7 @@ from vlmexport.runtime.common.errors import BundleError, OptionError
 
 from tests.support import handmade_bundle
 
-ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+BUNDLE_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "bundle.md"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_round_trip_keeps_everything(valid: dict[str, Any]) -> None:
 
 
 def test_documented_example_is_the_format() -> None:
-    example = json.loads(re.search(r"```json\n(.*?)```", ARCHITECTURE.read_text(), re.S).group(1))
+    example = json.loads(re.search(r"```json\n(.*?)```", BUNDLE_PAGE.read_text(), re.S).group(1))
     # The page shows one of the graphs; everything before the look-up of the others must be accepted.
     with pytest.raises(BundleError, match=r"graphs\.segment\.1' is missing"):
         Manifest.from_dict(example)

@@ -349,7 +349,7 @@ def consume(sequence: Sequence, ask: Ask, tokens: list[int]) -> None:
 
 
 def check_stats(stats: Stats, tokens: Items[int], length: int) -> None:
-    """The identities of docs/architecture.md, rule 8, from outside."""
+    """The identities of docs/contributing/rooms-and-rules.md, rule 8, from outside."""
     assert stats.tokens == len(tokens) == 1 + stats.accepted + stats.cycles - stats.discarded, stats
     assert 0 <= stats.accepted <= stats.evaluated <= stats.proposed <= stats.cycles * max(length, 0), stats
     if stats.cycles:

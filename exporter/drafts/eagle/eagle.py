@@ -2,7 +2,7 @@
 arXiv 2401.15077; its dynamic trees: EAGLE-2, arXiv 2406.16858).
 
 In a bundle it is the graph `eagle`, which reads the target's embedding table, final norm and, with `shared`, its LM head
-as weights that are stored once: see `docs/architecture.md` for its inputs and outputs. Features that come from the
+as weights that are stored once: see `docs/reference/graph-interfaces.md` for its inputs and outputs. Features that come from the
 target pass the final norm in the graph; those that the layer gave itself (`drafted`) are features already.
 """
 

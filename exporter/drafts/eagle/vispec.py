@@ -2,7 +2,7 @@
 2509.15235).
 
 In a bundle it is two graphs. `adaptor` reads a picture's rows once; `vispec` is the graph of an EAGLE layer with what the
-adaptor gave as further rows to choose from: see `docs/architecture.md`.
+adaptor gave as further rows to choose from: see `docs/reference/graph-interfaces.md`.
 """
 
 from __future__ import annotations

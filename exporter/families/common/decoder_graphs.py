@@ -1,4 +1,4 @@
-"""The frames of decoder graphs: the same inputs and outputs for every language model (docs/architecture.md)."""
+"""The frames of decoder graphs: the same inputs and outputs for every language model (docs/reference/graph-interfaces.md)."""
 
 from __future__ import annotations
 
