@@ -11,7 +11,7 @@ import onnx
 import pytest
 from vlmexport.exporter.cli.fit import rough
 from vlmexport.exporter.common.aliases import ALIASES
-from vlmexport.exporter.common.published_shapes import cut, planned, published
+from vlmexport.exporter.common.published_shapes import FOLDER, cut, planned, published
 from vlmexport.exporter.pipeline import BuildRequest, build_bundle
 from vlmexport.runtime.bundle.folder import Bundle
 from vlmexport.runtime.cli import main
@@ -185,9 +185,7 @@ def test_published_models_are_known_without_their_files(
 
 def test_other_names_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert published("tiny-vit-gpt2") is None and published("../tiny-vit-gpt2") is None
-    assert {
-        path.stem for path in (Path(published.__code__.co_filename).parent / "published_shapes").iterdir()
-    } == {alias.name for alias in PUBLISHED}
+    assert {path.stem for path in FOLDER.iterdir()} == {alias.name for alias in PUBLISHED}
 
 
 def test_a_cut_is_that_of_a_build(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
