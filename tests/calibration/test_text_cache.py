@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -98,9 +99,8 @@ def test_a_cache_is_made_where_there_are_no_locks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
+    # Not a function of this module, whose exception would be the program's own.
+    refuse = Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
     monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", refuse)
     assert (build(target, told, TAPS, tmp_path, "float32") / "cache.json").exists()
 
