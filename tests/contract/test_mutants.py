@@ -66,12 +66,12 @@ def heads_of_another_sequence(patch: Patch) -> None:
     propose = Medusa.propose
 
     def wrong(self: Any, sequences: Any, budgets: Any) -> Any:
-        places = dict(self._places)
-        self._places.update({sequence: number for number, sequence in enumerate(sequences)})
+        places = dict(self._batch_indices)
+        self._batch_indices.update({sequence: number for number, sequence in enumerate(sequences)})
         try:
             return propose(self, sequences, budgets)
         finally:
-            self._places.update(places)
+            self._batch_indices.update(places)
 
     patch.setattr(Medusa, "propose", wrong)
 

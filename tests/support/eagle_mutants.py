@@ -115,7 +115,7 @@ def rows_of_who_left_kept(patch: Patch) -> None:
     copy = Eagle._copy
 
     def wrong(self: Any, first: int, source: Any) -> None:
-        if source.buffer is not self._rows.view((1, self._size), self._dtype).buffer:
+        if source.buffer is not self._hidden_states.view((1, self._size), self._dtype).buffer:
             copy(self, first, source)
 
     patch.setattr(Eagle, "_copy", wrong)

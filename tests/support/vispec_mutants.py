@@ -126,7 +126,7 @@ def frames_not_averaged(patch: Patch) -> None:
     read = Vispec._read
 
     def wrong(self: Any, picture: Any) -> Any:
-        (last,) = read(self, replace(picture, rows=picture.rows[-1:]))
+        (last,) = read(self, replace(picture, image_embeds=picture.image_embeds[-1:]))
         return [replace(seen, feature=last.feature) for seen in read(self, picture)]
 
     patch.setattr(Vispec, "_read", wrong)
